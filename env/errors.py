@@ -1,0 +1,13 @@
+"""The errors a user can meet; whatever is raised from here is printed as one message, never as a traceback."""
+
+
+class IpexAssistError(Exception):
+    """Something failed. The message says what happened, with the numbers, then what to type."""
+
+    exit_code = 1
+
+
+class UsageError(IpexAssistError):
+    """The request itself cannot be met: a flag, a value, or a combination of them."""
+
+    exit_code = 2

