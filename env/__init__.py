@@ -1,0 +1,1 @@
+"""What this machine is, and which variables suit it. Never imports torch."""

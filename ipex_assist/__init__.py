@@ -1,0 +1,1 @@
+"""Assisted generation for Hugging Face LLMs on Intel Xeon."""

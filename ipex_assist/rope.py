@@ -1,0 +1,115 @@
+"""Rotary position angles, with the rules by which models stretch their context."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ipex_assist.spec import DecoderSpec
+
+
+class RotaryTable:
+    """cos and sin of every position, computed once.
+
+    Source of the rules: transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla;
+    yarn: Peng et al. 2023, arXiv:2309.00071; llama3: Llama 3.1's reference code).
+    """
+
+    def __init__(self, spec: DecoderSpec, length: int, dtype: torch.dtype) -> None:
+        assert spec.rope is not None
+        self.rope, self.dtype = spec.rope, dtype
+        self.dim = spec.head_dim
+        self.trained_length = spec.max_position_embeddings
+        self.attention_factor = 1.0
+        inv_freq = self._inverse_frequencies()
+        positions = torch.arange(length, dtype=torch.float32)
+        angles = positions[:, None] * inv_freq[None, :]
+        if self.rope.kind == "dynamic" and length > self.trained_length:
+            # A decode step at position p sees a sequence of p + 1 tokens, and its base grows with that length.
+            beyond = positions[self.trained_length :]
+            angles[self.trained_length :] = beyond[:, None] * self._dynamic(beyond + 1)
+        self.cos, self.sin = self._tables(angles)
+
+    def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin) of positions start…start+count-1, each (count, 1, head_dim), for `rotate`.
+
+        `prompt_length` is the length of the prompt these rows belong to, None for decode steps: under the dynamic rule
+        every row of a prompt longer than the trained length turns by the frequencies of the whole prompt.
+        """
+        if self.rope.kind == "dynamic" and prompt_length is not None and prompt_length > self.trained_length:
+            inv_freq = self._dynamic(torch.tensor([float(prompt_length)]))
+            positions = torch.arange(start, start + count, dtype=torch.float32)
+            return self._tables(positions[:, None] * inv_freq)
+        return self.cos[start : start + count], self.sin[start : start + count]
+
+    def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        # The sign of rotate_half sits in the table, so that a rotation is x·cos + roll(x)·sin.
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos[:, None, :].to(self.dtype), sin[:, None, :].to(self.dtype)
+
+    def _exponents(self) -> torch.Tensor:
+        return torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
+
+    def _inverse_frequencies(self) -> torch.Tensor:
+        plain = 1.0 / (self.rope.theta ** self._exponents())
+        if self.rope.kind == "linear":
+            return plain / self.rope.scaling["factor"]
+        if self.rope.kind == "llama3":
+            return self._llama3(plain)
+        if self.rope.kind == "yarn":
+            return self._yarn(plain)
+        return plain
+
+    def _dynamic(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Inverse frequencies for sequences of `lengths` tokens: (len(lengths), head_dim / 2)."""
+        factor = self.rope.scaling["factor"]
+        stretch = (factor * lengths / self.trained_length) - (factor - 1)
+        bases = self.rope.theta * stretch ** (self.dim / (self.dim - 2))
+        return 1.0 / (bases[:, None] ** self._exponents())
+
+    def _llama3(self, plain: torch.Tensor) -> torch.Tensor:
+        scaling = self.rope.scaling
+        factor, trained = scaling["factor"], scaling["original_max_position_embeddings"]
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        wavelength = 2 * math.pi / plain
+        smooth = (trained / wavelength - low) / (high - low)
+        blended = (1 - smooth) * plain / factor + smooth * plain
+        scaled = torch.where(wavelength > trained / low, plain / factor, plain)
+        between = (wavelength >= trained / high) & (wavelength <= trained / low)
+        return torch.where(between, blended, scaled)
+
+    def _yarn(self, plain: torch.Tensor) -> torch.Tensor:
+        scaling = self.rope.scaling
+        trained = scaling.get("original_max_position_embeddings") or self.trained_length
+        factor = scaling["factor"]
+        self.attention_factor = _yarn_attention_factor(scaling, factor)
+
+        def dimension(rotations: float) -> float:
+            return self.dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(self.rope.theta))
+
+        low = dimension(scaling.get("beta_fast") or 32)
+        high = dimension(scaling.get("beta_slow") or 1)
+        if scaling.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        ramp = (torch.arange(self.dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+        interpolated = ramp.clamp(0, 1)
+        return plain / factor * interpolated + plain * (1 - interpolated)
+
+
+def _yarn_attention_factor(scaling: dict[str, float], factor: float) -> float:
+    def mscale(weight: float = 1.0) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return mscale()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does."""
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)
