@@ -1,0 +1,79 @@
+"""PyTorch `.bin` checkpoints: `torch.load` of weights only, mapped, and handed out tensor by tensor."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.safetensors_file import refuse_lfs_pointer
+
+if TYPE_CHECKING:
+    import torch
+
+# Mapped pages count into resident memory once touched; the file is mapped anew after this many bytes.
+MAPPED_BYTES = 256 << 20
+
+
+def read_shapes(path: Path) -> dict[str, torch.Tensor]:
+    """The file's tensors on the `meta` device: names, shapes and dtypes, no data."""
+    return _load(path, device="meta")
+
+
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Read the file's tensors (those in `names`, in that order), each into memory of its own."""
+    mapped = _load(path)
+    touched = 0
+    for name in list(mapped) if names is None else names:
+        if touched > MAPPED_BYTES:
+            mapped = {}  # unmaps
+            mapped = _load(path)
+            touched = 0
+        tensor = mapped[name].clone()
+        touched += tensor.nbytes
+        yield name, tensor
+
+
+def _load(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+    import torch
+
+    refuse_lfs_pointer(path)
+    try:
+        # Files of torch < 1.6 are no zip archives and cannot be mapped.
+        state = torch.load(path, map_location=device, weights_only=True, mmap=_is_zip(path))
+    except pickle.UnpicklingError as error:
+        if "Unsupported" in str(error):
+            raise IpexAssistError(_refusal(path, error)) from error
+        raise _corrupt(path, error) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError) as error:
+        raise _corrupt(path, error) from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise IpexAssistError(
+            f"{path} holds no plain mapping of names to tensors, so it is not a Hugging Face checkpoint. "
+            "Save the model with save_pretrained()."
+        )
+    return state
+
+
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _refusal(path: Path, error: Exception) -> str:
+    reason = next((line.strip() for line in str(error).splitlines() if "Unsupported" in line), str(error))
+    return (
+        f"{path} was refused: unpickling it would run code of the file's choosing ({reason}). "
+        "Only tensors are read from .bin files. Convert it to safetensors where you trust it, with "
+        "model.save_pretrained(folder, safe_serialization=True), and pass that folder."
+    )
+
+
+def _corrupt(path: Path, error: Exception) -> IpexAssistError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    missing = "; the zip directory that should end it is missing" if _is_zip(path) and "central" in lines[0] else ""
+    return IpexAssistError(
+        f"{path} is truncated or corrupt: {path.stat().st_size:,} bytes{missing} ({lines[0]}). Download it again."
+    )

@@ -1,0 +1,252 @@
+"""GGUF architectures in Hugging Face terms: the config, the tensor names, and the row order of q and k."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.gguf_file import GgufHeader, GgufTensor, StringArray
+
+if TYPE_CHECKING:
+    import torch
+
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_LLAMA_LAYER = (*_ATTENTION, *_MLP, "input_layernorm", "post_attention_layernorm")
+_LLAMA = (
+    "model.embed_tokens",
+    "model.norm",
+    "lm_head",
+    *(f"model.layers.{{bid}}.{module}" for module in _LLAMA_LAYER),
+)
+_QWEN3 = (*_LLAMA, "model.layers.{bid}.self_attn.q_norm", "model.layers.{bid}.self_attn.k_norm")
+_GPT_BIGCODE = (
+    "transformer.wte",
+    "transformer.wpe",
+    "transformer.ln_f",
+    "lm_head",
+    *(f"transformer.h.{{bid}}.{m}" for m in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")),
+)
+
+# general.architecture -> (architectures[0], model_type, Hugging Face modules). Mistral's files say "llama".
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama", _LLAMA),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", _LLAMA),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", _QWEN3),
+    "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", _GPT_BIGCODE),
+}
+
+# Rotary frequency divisors of Llama 3.x, which config.json has as numbers and GGUF as this tensor.
+ROPE_FACTORS = "rope_freqs.weight"
+
+# Names of tokens that end a turn, as llama.cpp takes them for end of generation whatever eos_token_id says.
+_END_OF_TURN = {
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+}
+
+
+def config_from(header: GgufHeader) -> dict[str, Any]:
+    """The file's hyperparameters under the keys of a Hugging Face config.json.
+
+    Raises:
+        IpexAssistError: an architecture, a rope scaling or a required key this reader does not know.
+    """
+    arch = str(header.get("general.architecture"))
+    if arch not in ARCHITECTURES:
+        raise IpexAssistError(
+            f"{header.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}. "
+            "Pass the model's Hugging Face id or folder instead of the GGUF file."
+        )
+    architecture, model_type, _ = ARCHITECTURES[arch]
+    vocab_size, hidden_size = _embedding_shape(header)
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": vocab_size,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": header.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": header.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": header.get("tokenizer.ggml.padding_token_id"),
+    }
+    return config | (_gpt_bigcode(header, hidden_size) if arch == "starcoder" else _llama(header, hidden_size, arch))
+
+
+def generation_config_from(header: GgufHeader) -> dict[str, Any]:
+    """What generation_config.json would say: every token that ends a turn, and bos."""
+    ids = {
+        header.get(f"tokenizer.ggml.{kind}_token_id")
+        for kind in ("eos", "eot", "eom")
+        if header.get(f"tokenizer.ggml.{kind}_token_id") is not None
+    }
+    kinds = header.get("tokenizer.ggml.token_type", [])
+    controls = [index for index, kind in enumerate(kinds) if kind == 3]
+    if controls:
+        tokens = header.strings("tokenizer.ggml.tokens")
+        ids |= {index for index in controls if tokens[index] in _END_OF_TURN}
+    return {"bos_token_id": header.get("tokenizer.ggml.bos_token_id"), "eos_token_id": sorted(ids)}
+
+
+def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
+    """Hugging Face names to the file's tensors, in the file's order."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = header.get("general.architecture")
+    layers = header.get("{arch}.block_count")
+    key = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
+    name_map = get_tensor_name_map(key, layers)
+    modules = {
+        name_map.get_name(module.format(bid=layer)): module.format(bid=layer)
+        for module in ARCHITECTURES[arch][2]
+        for layer in (range(layers) if "{bid}" in module else range(1))
+    }
+    result: dict[str, GgufTensor] = {}
+    unknown: list[str] = []
+    for name, tensor in header.tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if module in modules:
+            result[f"{modules[module]}.{suffix}"] = tensor
+        elif name != ROPE_FACTORS and not name.endswith("attn_rot_embd.weight"):
+            unknown.append(name)
+    if unknown:
+        raise IpexAssistError(
+            f"{header.path}: {len(unknown)} tensors do not belong to a dense {arch} model, the first is {unknown[0]}. "
+            "Pass the model's Hugging Face id or folder instead of the GGUF file."
+        )
+    return result
+
+
+def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """Put q and k rows of a "llama" file into Hugging Face order; other tensors pass through.
+
+    The converter interleaves the two halves of every head, (heads, 2, head_dim/2) -> (heads, head_dim/2, 2), because
+    ggml rotates neighbouring pairs where Hugging Face rotates halves (LlamaModel.permute in llama.cpp's converter).
+    """
+    if config["model_type"] != "llama" or not (".q_proj." in name or ".k_proj." in name):
+        return tensor
+    heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+    rows = tensor.shape[0]
+    return tensor.reshape(heads, rows // heads // 2, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _required(header: GgufHeader, key: str) -> Any:
+    value = header.get(f"{{arch}}.{key}")
+    if value is None:
+        arch = header.get("general.architecture")
+        raise IpexAssistError(f"{header.path}: the metadata lacks {arch}.{key}. Convert the model again.")
+    return value
+
+
+def _embedding_shape(header: GgufHeader) -> tuple[int, int]:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise IpexAssistError(f"{header.path}: no tensor token_embd.weight; it holds a vocabulary only, or an adapter.")
+    return embedding.shape[0], embedding.shape[1]
+
+
+def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
+    heads = _required(header, "attention.head_count")
+    key_value_heads = header.get("{arch}.attention.head_count_kv", heads)
+    if isinstance(heads, list) or isinstance(key_value_heads, list):
+        raise IpexAssistError(f"{header.path}: heads that differ by layer are not supported for GGUF files.")
+    config = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": _required(header, "block_count"),
+        "intermediate_size": _required(header, "feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "head_dim": header.get("{arch}.attention.key_length") or hidden_size // heads,
+        "max_position_embeddings": _required(header, "context_length"),
+        "rms_norm_eps": _rounded(_required(header, "attention.layer_norm_rms_epsilon")),
+        "rope_theta": _rounded(header.get("{arch}.rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(header),
+        "hidden_act": "silu",
+    }
+    if arch == "llama":
+        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
+    return config
+
+
+def _gpt_bigcode(header: GgufHeader, hidden_size: int) -> dict[str, Any]:
+    heads = _required(header, "attention.head_count")
+    return {
+        "n_embd": hidden_size,
+        "n_layer": _required(header, "block_count"),
+        "n_inner": header.get("{arch}.feed_forward_length", 4 * hidden_size),
+        "n_head": heads,
+        "n_positions": _required(header, "context_length"),
+        "layer_norm_epsilon": _rounded(_required(header, "attention.layer_norm_epsilon")),
+        "multi_query": header.get("{arch}.attention.head_count_kv", 1) == 1 and heads > 1,
+        "activation_function": "gelu_pytorch_tanh",
+        "scale_attn_weights": True,
+        "attention_softmax_in_fp32": True,
+        "scale_attention_softmax_in_fp32": True,
+    }
+
+
+def _rope_scaling(header: GgufHeader) -> dict[str, Any] | None:
+    if ROPE_FACTORS in header.tensors:
+        return _llama3_scaling(header)
+    kind = header.get("{arch}.rope.scaling.type") or ("linear" if header.get("{arch}.rope.scale_linear") else "none")
+    factor = header.get("{arch}.rope.scaling.factor") or header.get("{arch}.rope.scale_linear") or 1.0
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        original = header.get("{arch}.rope.scaling.original_context_length")
+        return {"rope_type": "yarn", "factor": factor} | (
+            {"original_max_position_embeddings": original} if original else {}
+        )
+    raise IpexAssistError(
+        f"{header.path}: rope scaling {kind!r} is not supported for GGUF files; none, linear, yarn and llama3 are. "
+        "Pass the model's Hugging Face id or folder instead."
+    )
+
+
+def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
+    """The four numbers behind the stored divisors: all Llama 3.x models differ in `factor` alone.
+
+    The divisors are computed again from the numbers (Hugging Face's `_compute_llama3_parameters`) and must agree.
+    """
+    from ipex_assist.gguf_file import read_tensors
+
+    tensor = header.tensors[ROPE_FACTORS]
+    stored = next(read_tensors([(ROPE_FACTORS, tensor)]))[1].float().reshape(-1).tolist()
+    theta = float(header.get("{arch}.rope.freq_base", 10000.0))
+    low, high, original, factor = 1.0, 4.0, 8192, max(stored)
+    computed = []
+    for index in range(len(stored)):
+        wavelength = 2 * math.pi * theta ** (index / len(stored))
+        smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
+        computed.append(1 / ((1 - smooth) / factor + smooth))
+    if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(stored, computed, strict=True)):
+        raise IpexAssistError(
+            f"{header.path}: its rotary frequency factors are not those of Llama 3.x with factor {factor:g}. "
+            "Pass the model's Hugging Face id or folder instead."
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _rounded(value: float) -> float:
+    """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{value:.7g}")
+
+
+def token_count(header: GgufHeader) -> int:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, StringArray) else 0

@@ -1,0 +1,163 @@
+"""The tokenizer inside a GGUF file, built for the `tokenizers` library from the file's metadata.
+
+Byte-level BPE ("gpt2" models) takes its splitting rule from tokenizer.ggml.pre; SentencePiece ("llama" models) is BPE
+whose merges follow from the token scores. Nothing but what the metadata say is added: no second BOS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.gguf_file import GgufHeader
+
+if TYPE_CHECKING:
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type; 1 is normal, 6 a byte
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD_START = r"[^\r\n\p{L}\p{N}]?"
+# Splitting rules as the models' tokenizer.json have them; None is the byte-level step's own (GPT-2's) rule.
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD_START}\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORD_START}\p{{L}}+|\p{{N}}|{_TAIL}"
+_TEKKEN = (
+    rf"{_WORD_START}{_UPPER}*{_LOWER}+|{_WORD_START}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DIGITS = r"\p{N}"
+
+# tokenizer.ggml.pre -> rule; _DIGITS: digits apart, then GPT-2's rule.
+PRE_TOKENIZERS: dict[str, str | None] = (
+    dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo", "jais", "phi-2", "trillion"), None)
+    | dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "granite-docling"), _DIGITS)
+    | dict.fromkeys(("qwen2", "qwen3", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2)
+    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3)
+    | {"tekken": _TEKKEN}
+)
+# These take a whole word from the vocabulary before they merge ("ignore_merges" in their tokenizer.json).
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+
+
+def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
+    """The file's tokenizer with its special tokens and chat template.
+
+    Raises:
+        IpexAssistError: the file holds no tokenizer, or one of an unknown kind.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = header.strings("tokenizer.ggml.tokens")
+    model = header.get("tokenizer.ggml.model")
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if not tokens or model not in builders:
+        raise IpexAssistError(
+            f"{header.path}: tokenizer {model!r} with {len(tokens):,} tokens; supported are {', '.join(builders)}. "
+            "Pass the model's Hugging Face id or folder instead of the GGUF file."
+        )
+    kinds = header.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    # Unused tokens pad the embedding and stand for nothing.
+    vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != _UNUSED}
+    tokenizer = builders[model](header, tokens, vocabulary)
+    _add_special_tokens(tokenizer, tokens, kinds)
+    special = _special_tokens(header, tokens)
+    default_bos = model == "llama" or header.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3")
+    if header.get("tokenizer.ggml.add_bos_token", default_bos) and "bos_token" in special:
+        _prepend(tokenizer, special["bos_token"], vocabulary)
+    template = header.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, chat_template=template, **special
+    )
+
+
+def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    name = header.get("tokenizer.ggml.pre", "default")
+    if name not in PRE_TOKENIZERS:
+        raise IpexAssistError(
+            f"{header.path}: pre-tokenizer {name!r} is not supported; supported are {', '.join(PRE_TOKENIZERS)}. "
+            "Pass the model's Hugging Face id or folder instead of the GGUF file."
+        )
+    rule = PRE_TOKENIZERS[name]
+    merges: Any = [tuple(merge.split(" ", 1)) for merge in header.strings("tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=name in _WHOLE_WORDS))
+    split = [pre_tokenizers.Split(Regex(rule), "isolated")] if rule else []
+    own_rule = rule in (None, _DIGITS)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_rule)]
+    )
+    if rule == _QWEN2 and name != "stablelm2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = header.get("tokenizer.ggml.scores") or [-float(index) for index in range(len(tokens))]
+    kinds = header.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    mergeable = {
+        token: index for token, index in vocabulary.items() if kinds[index] not in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+    }
+    unknown = tokens[header.get("tokenizer.ggml.unknown_token_id", 0)]
+    merges: Any = _merges(mergeable, scores)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    # Text between special tokens starts with a space, as for llama.cpp and the original Llama tokenizer.
+    prefix = header.get("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(content=" ", left=1)] if prefix else []),
+        ]
+    )
+    return tokenizer
+
+
+def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union has the highest score; as a ranked list, best first.
+
+    A token can be split in several ways; all of them are merges of the same score.
+    """
+    ranked: list[tuple[float, int, str, str]] = []
+    for token, index in vocabulary.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                ranked.append((-scores[index], index, left, right))
+    ranked.sort(key=lambda merge: (merge[0], merge[1], vocabulary[merge[2]], vocabulary[merge[3]]))
+    return [(left, right) for _, _, left, right in ranked]
+
+
+def _add_special_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+    from tokenizers import AddedToken
+
+    control = [
+        AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL
+    ]
+    tokenizer.add_special_tokens(control)
+    users = [AddedToken(t, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED]
+    tokenizer.add_tokens(users)
+
+
+def _special_tokens(header: GgufHeader, tokens: list[str]) -> dict[str, str]:
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: header.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    return {name: tokens[index] for name, index in ids.items() if index is not None and index < len(tokens)}
+
+
+def _prepend(tokenizer: tokenizers.Tokenizer, token: str, vocabulary: dict[str, int]) -> None:
+    from tokenizers import processors
+
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[token, "$A"], pair=[token, "$A", token, "$B"], special_tokens=[(token, vocabulary[token])]
+    )

@@ -1,0 +1,161 @@
+"""Models on the Hugging Face hub: what is in the local cache, what it would cost, and fetching only what is needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.env.errors import IpexAssistError
+
+logger = logging.getLogger(__name__)
+
+_SMALL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.model",
+    "*.tiktoken",
+]
+# (what must be in the repository, what to fetch then), in order of preference.
+_WEIGHTS = [
+    ("model.safetensors", ["model.safetensors"]),
+    ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*-of-*.safetensors"]),
+    ("pytorch_model.bin", ["pytorch_model.bin"]),
+    ("pytorch_model.bin.index.json", ["pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]),
+]
+_TIMEOUT_S = 10.0
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether `source` has the form of a hub id, "name" or "owner/name"."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source) is not None and not source.endswith(".gguf")
+
+
+def offline_by_environment() -> bool:
+    return any(
+        os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def cache_folder() -> Path:
+    """The hub cache, by the rules of huggingface_hub, without importing it (the launcher has no time for that)."""
+    explicit = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if explicit:
+        return Path(explicit).expanduser()
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def cached_snapshot(source: str, revision: str | None = None) -> Path | None:
+    """The folder in the cache that holds this revision, or None."""
+    model = cache_folder() / f"models--{source.replace('/', '--')}"
+    revision = revision or "main"
+    reference = model / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    snapshot = model / "snapshots" / commit
+    return snapshot if snapshot.is_dir() else None
+
+
+def fetch(source: str, *, revision: str | None = None, offline: bool = False) -> Path:
+    """The local folder of a hub model, downloading config, tokenizer and one kind of weights if need be.
+
+    Raises:
+        IpexAssistError: the model or revision does not exist, is gated, holds no weights we read, or cannot be reached.
+    """
+    if offline or offline_by_environment():
+        snapshot = cached_snapshot(source, revision)
+        if snapshot is None:
+            raise IpexAssistError(f"{_not_cached(source, revision)} Run once without --offline (and HF_HUB_OFFLINE).")
+        return snapshot
+    try:
+        return _download(source, revision)
+    except IpexAssistError:
+        raise
+    except Exception as error:  # whatever the HTTP library of this huggingface_hub raises
+        failure = _explain(source, revision, error)
+        snapshot = cached_snapshot(source, revision)
+        if failure is None and snapshot is not None:
+            logger.warning("%s: the hub cannot be reached; using the copy in %s", source, snapshot)
+            return snapshot
+        raise failure or IpexAssistError(
+            f"{_not_cached(source, revision)} The hub at {_endpoint()} could not be reached either "
+            f"({type(error).__name__}: {_first_line(error)}). Check the network or the proxy; or copy the model here "
+            "and pass its folder; with --offline only the cache is searched."
+        ) from error
+
+
+def parameters_on_hub(source: str, revision: str | None = None) -> int | None:
+    """Number of parameters by the hub's own account, or None where it cannot be had quickly."""
+    try:
+        info = _model_info(source, revision)
+    except Exception:
+        return None
+    total = getattr(getattr(info, "safetensors", None), "total", None)
+    if total:
+        return int(total)
+    weights = [file for file in info.siblings if re.fullmatch(r"pytorch_model(-\d+-of-\d+)?\.bin", file.rfilename)]
+    size = sum(file.size or 0 for file in weights)
+    return size // 2 or None  # .bin files do not say; nearly all of those still in use are fp16
+
+
+def _model_info(source: str, revision: str | None) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().model_info(source, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+
+
+def _download(source: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    files = [file.rfilename for file in _model_info(source, revision).siblings]
+    patterns = next((wanted for key, wanted in _WEIGHTS if key in files), None)
+    if patterns is None:
+        shown = ", ".join(sorted(files)[:12])
+        raise IpexAssistError(
+            f"{source} has neither model.safetensors nor pytorch_model.bin on the hub; it holds {shown}. "
+            "Of a GGUF repository, download one file and pass its path."
+        )
+    return Path(snapshot_download(source, revision=revision, allow_patterns=_SMALL_FILES + patterns))
+
+
+def _explain(source: str, revision: str | None, error: Exception) -> IpexAssistError | None:
+    """The message for an answer of the hub, or None if there was no answer."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return IpexAssistError(
+            f"{source} is gated: its owner must grant you access. Ask for it at {_endpoint()}/{source}, then run "
+            "'hf auth login' (or set HF_TOKEN) and try again."
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return IpexAssistError(f"{source} has no revision {revision!r} at {_endpoint()}. Check --revision.")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return IpexAssistError(
+            f"{source}: no such model at {_endpoint()}, and no such folder here ({Path.cwd()}). Check the spelling; "
+            "a private model needs 'hf auth login' (or HF_TOKEN)."
+        )
+    if isinstance(error, errors.HFValidationError):
+        return IpexAssistError(f"{source}: neither a hub id nor a folder here ({_first_line(error)}).")
+    return None
+
+
+def _not_cached(source: str, revision: str | None) -> str:
+    at = f" at revision {revision}" if revision else ""
+    return f"{source}{at}: not a folder here ({Path.cwd()}), and not in the cache {cache_folder()}."
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,64 @@
+"""How much memory a model will take, before it is loaded: from headers, without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from ipex_assist import gguf_file, hub
+from ipex_assist.assistants import canonical_id
+from ipex_assist.checkpoint import FolderCheckpoint
+from ipex_assist.env.errors import IpexAssistError
+
+# Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
+# and one bf16 zero point per group of 128. Embeddings and norms are not quantised.
+LINEAR_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
+
+
+def estimate_bytes(source: str, precision: str, *, revision: str | None = None, offline: bool = False) -> int | None:
+    """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
+
+    Local sources (folder, GGUF, complete hub cache) take a few milliseconds; otherwise the hub is asked once, unless
+    offline. None where the size cannot be had; whether the checkpoint is any good is not this function's business.
+    """
+    source = canonical_id(source)
+    path = Path(source).expanduser()
+    try:
+        if path.is_file():
+            header = gguf_file.read_header(path)
+            return packed_bytes({name: tensor.shape for name, tensor in header.tensors.items()}, precision)
+        if not path.is_dir() and hub.is_hub_id(source):
+            snapshot = hub.cached_snapshot(source, revision)
+            if snapshot is not None:
+                path = snapshot
+        if path.is_dir():
+            return _folder_bytes(FolderCheckpoint(source, path), precision)
+    except (IpexAssistError, OSError):
+        if path.exists() and not hub.is_hub_id(source):
+            return None
+    if offline or hub.offline_by_environment() or not hub.is_hub_id(source):
+        return None
+    parameters = hub.parameters_on_hub(source, revision)
+    return None if parameters is None else math.ceil(parameters * LINEAR_BYTES[precision])
+
+
+def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str) -> int:
+    """Bytes of tensors of these shapes once packed: matrices that are no embeddings at `precision`, the rest unpacked."""
+    plain = 4 if precision == "fp32" else 2
+    total = 0.0
+    for name, shape in shapes.items():
+        quantised = len(shape) == 2 and not any(word in name for word in ("embed", "embd", "wte", "wpe"))
+        total += math.prod(shape) * (LINEAR_BYTES[precision] if quantised else plain)
+    return math.ceil(total)
+
+
+def _folder_bytes(checkpoint: FolderCheckpoint, precision: str) -> int:
+    if checkpoint.files[0].suffix == ".safetensors":
+        return packed_bytes(checkpoint.shapes(), precision)
+    # .bin headers need torch: file sizes and the embedding's shape by the config will do.
+    config = checkpoint.config
+    width = config.get("word_embed_proj_dim") or config.get("hidden_size") or config.get("n_embd") or 0
+    embedding = (config.get("vocab_size") or 0, width)
+    linear = (checkpoint.num_parameters - math.prod(embedding), 1)
+    return packed_bytes({"embed": embedding, "linear": linear}, precision)

@@ -1,0 +1,134 @@
+"""Safetensors files, read tensor by tensor with plain file reads.
+
+`safetensors.safe_open` maps the file, and every mapped page that was touched counts into this process's resident
+memory: loading through it costs the file beside the model. A plain read costs one tensor.
+Format: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, the data).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.env.errors import IpexAssistError
+
+if TYPE_CHECKING:
+    import torch
+
+# Format name -> (torch dtype name, bytes per element).
+DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies: its data are bytes [offset, offset + nbytes) of the file at `path`."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Names to places of all tensors of one file, in file order; reads the header only.
+
+    Raises:
+        IpexAssistError: the file is truncated, a Git LFS pointer, or no safetensors file.
+    """
+    refuse_lfs_pointer(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        if start > size:
+            raise _corrupt(path, f"its header should end at byte {start:,}, but the file has {size:,} bytes")
+        try:
+            entries = json.loads(file.read(start - 8))
+            tensors = {
+                name: _stored_tensor(path, entry, start) for name, entry in entries.items() if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _corrupt(path, f"its header cannot be read ({type(error).__name__}: {error})") from error
+    expected = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=start)
+    if expected > size:
+        raise _corrupt(path, f"expected {expected:,} bytes, found {size:,}")
+    return dict(sorted(tensors.items(), key=lambda item: item[1].offset))
+
+
+def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Read the given tensors in the given order, each into memory of its own."""
+    import torch
+
+    file = None
+    try:
+        for name, tensor in tensors:
+            if file is None or file.name != str(tensor.path):
+                if file is not None:
+                    file.close()
+                file = open(tensor.path, "rb", buffering=0)  # noqa: SIM115 - stays open for the file's next tensors
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            data = torch.empty(tensor.nbytes, dtype=torch.uint8)
+            read_into(file, tensor.offset, memoryview(data.numpy()))
+            yield name, data.view(getattr(torch, DTYPES[tensor.dtype][0])).reshape(tensor.shape)
+            del data
+    finally:
+        if file is not None:
+            file.close()
+
+
+def read_into(file: Any, offset: int, buffer: memoryview) -> None:
+    """Fill `buffer` from byte `offset` of an unbuffered file (one read call returns at most 2 GiB)."""
+    file.seek(offset)
+    filled = 0
+    while filled < len(buffer):
+        count = file.readinto(buffer[filled:])
+        if not count:
+            raise IpexAssistError(
+                f"{file.name}: the file ended at byte {offset + filled:,} while it was read; "
+                f"expected at least {offset + len(buffer):,} bytes. Was it replaced meanwhile? Try again."
+            )
+        filled += count
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise if `path` is what a `git clone` without Git LFS leaves in place of a large file."""
+    with path.open("rb") as file:
+        head = file.read(256)
+    if head.startswith(b"version https://git-lfs"):
+        size = next((line[5:].decode() for line in head.splitlines() if line.startswith(b"size ")), "?")
+        raise IpexAssistError(
+            f"{path} is a Git LFS pointer, not the file itself ({size} bytes are missing). "
+            f"Run 'git lfs pull' in {path.parent}."
+        )
+
+
+def _stored_tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(int(length) for length in entry["shape"])
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"unknown data type {entry['dtype']}")
+    if begin < 0 or end - begin != math.prod(shape) * DTYPES[entry["dtype"]][1]:
+        raise ValueError(f"offsets {begin}..{end} do not fit shape {list(shape)} of {entry['dtype']}")
+    return StoredTensor(path, entry["dtype"], shape, start + begin, end - begin)
+
+
+def _corrupt(path: Path, what: str) -> IpexAssistError:
+    return IpexAssistError(f"{path} is truncated or no safetensors file: {what}. Download it again.")

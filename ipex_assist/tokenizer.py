@@ -1,0 +1,65 @@
+"""Tokenizers of checkpoints, the token ids of a prompt, and the ids that end a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.checkpoint import Checkpoint, GgufCheckpoint
+from ipex_assist.env.errors import IpexAssistError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer; no code of the checkpoint is run.
+
+    Raises:
+        IpexAssistError: there is none, or transformers cannot load it.
+    """
+    if isinstance(checkpoint, GgufCheckpoint):
+        from ipex_assist.gguf_tokenizer import tokenizer_from
+
+        return tokenizer_from(checkpoint.header)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # anything from a missing file to a broken tokenizer.json
+        found = ", ".join(sorted(p.name for p in checkpoint.path.iterdir() if "token" in p.name or "vocab" in p.name))
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise IpexAssistError(
+            f"{checkpoint.path}: the tokenizer cannot be loaded ({type(error).__name__}: {reason}). Tokenizer files "
+            f"there: {found or 'none'}. Save it beside the model with tokenizer.save_pretrained()."
+        ) from error
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> list[int]:
+    """Token ids of a prompt: plain text with the tokenizer's special tokens, or one user turn of its chat template.
+
+    Raises:
+        UsageError: chat without a chat template, or a template that refuses the prompt.
+    """
+    if not chat:
+        return list(tokenizer(prompt)["input_ids"])
+    if not tokenizer.chat_template:
+        raise UsageError("This model has no chat template (a base model?). Leave out --chat.")
+    try:
+        text: Any = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
+    except Exception as error:  # jinja2 errors, and what templates raise themselves
+        raise UsageError(f"The model's chat template refuses this prompt: {error}. Leave out --chat.") from error
+    # The template writes all special tokens itself; a second BOS makes small models answer nonsense.
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """All token ids that end a text: of generation_config.json, else of config.json, and the tokenizer's own."""
+    ids: set[int] = set()
+    for config in (checkpoint.generation_config, checkpoint.config):
+        value = config.get("eos_token_id")
+        ids |= set(value) if isinstance(value, list) else {value} if value is not None else set()
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return ids
