@@ -33,7 +33,7 @@ def check_vocabulary(
         ours, theirs = target_tokens.get(index), assistant_tokens.get(index)
         if ours == theirs and index < min(target_vocab_size, assistant_vocab_size):
             continue
-        if ours is None and index < target_vocab_size or theirs is None and index < assistant_vocab_size:
+        if (ours is None and index < target_vocab_size) or (theirs is None and index < assistant_vocab_size):
             continue
         raise UsageError(
             "The assistant does not share the target's vocabulary: the target has "

@@ -17,6 +17,4 @@ ARCHITECTURE = "LlamaForCausalLM"
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """`attention_bias` puts a bias on all four projections of attention, `mlp_bias` on all three of the MLP."""
     bias = bool(config.get("attention_bias", False))
-    return llama_like(
-        "llama", config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias", False))
-    )
+    return llama_like("llama", config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias", False)))

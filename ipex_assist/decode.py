@@ -1,0 +1,82 @@
+"""The decode loop: prompt in, rounds out. Plain decoding is the same loop with nothing drafted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ipex_assist.draft import DraftSource, Proposal
+from ipex_assist.executors import Decoder
+from ipex_assist.sampling import Sampling
+from ipex_assist.verify import verify_greedy, verify_sampled
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one pass of the target brought: the accepted drafted tokens, then one of its own.
+
+    `prompt` marks the first round, the pass over the prompt. Times are in seconds.
+    """
+
+    tokens: list[int]
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    prompt: bool = False
+
+
+def decode(
+    target: Decoder,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    draft: DraftSource | None = None,
+    num_assistant_tokens: int = 0,
+) -> Iterator[Round]:
+    """Yield rounds until `max_new_tokens` tokens are out; the consumer stops earlier by no longer asking.
+
+    The target's cache holds all tokens but the last, which each round feeds first, followed by the drafted ones.
+    Source: Leviathan et al. 2023, algorithm 1, with the draft length fixed.
+    """
+    tokens = list(prompt)
+    target.truncate(0)
+    started = time.perf_counter()
+    logits = target.forward(tokens)
+    new, _ = _verify(logits, tokens, Proposal([]), sampling, generator)
+    tokens += new
+    yield Round(new, target_s=time.perf_counter() - started, prompt=True)
+
+    end = len(prompt) + max_new_tokens
+    while len(tokens) < end:
+        started = time.perf_counter()
+        # One token of every round is the target's own: drafting the last one would be in vain.
+        k = min(num_assistant_tokens, end - len(tokens) - 1)
+        proposal = draft.propose(tokens, k) if draft is not None and k > 0 else Proposal([])
+        drafted = time.perf_counter()
+        logits = target.forward([tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
+        new, accepted = _verify(logits, tokens, proposal, sampling, generator)
+        if draft is not None and proposal.tokens:
+            draft.accept(accepted)
+        tokens += new
+        target.truncate(len(tokens) - 1)
+        verified = time.perf_counter()
+        yield Round(new, len(proposal.tokens), accepted, drafted - started, verified - drafted)
+
+
+def _verify(
+    logits: torch.Tensor,
+    tokens: Sequence[int],
+    proposal: Proposal,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> tuple[list[int], int]:
+    logits = sampling.penalise(logits, tokens, proposal.tokens)
+    if not sampling.do_sample:
+        return verify_greedy(logits, proposal.tokens)
+    return verify_sampled(sampling.probabilities(logits), proposal.probabilities, proposal.tokens, generator)

@@ -1,0 +1,76 @@
+"""Draft sources: what guesses the next tokens, for the target to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ipex_assist.executors import Decoder
+from ipex_assist.sampling import Sampling, draw
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted tokens and, when sampling, the distributions (len(tokens), vocab) they were drawn from.
+
+    `probabilities` None means the source was certain of its tokens.
+    """
+
+    tokens: list[int]
+    probabilities: torch.Tensor | None = None
+
+
+class DraftSource(Protocol):
+    """Guesses tokens, and is told how many of them were right."""
+
+    def propose(self, tokens: Sequence[int], k: int) -> Proposal:
+        """At most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot."""
+        ...
+
+    def accept(self, count: int) -> None:
+        """`count` of the last proposal's tokens were kept; the rest never happened."""
+        ...
+
+
+class AssistantModel:
+    """A small model that decodes ahead of the target.
+
+    Its cache holds the text up to the last accepted token it has seen, so that a round feeds it one or two new tokens.
+    """
+
+    def __init__(self, decoder: Decoder, sampling: Sampling, generator: torch.Generator, vocab_size: int) -> None:
+        """`vocab_size` is the target's: probabilities are cut or padded to it, since only rows may differ in number."""
+        self.decoder, self.sampling, self.generator, self.vocab_size = decoder, sampling, generator, vocab_size
+        self._base = 0
+        decoder.truncate(0)
+
+    def propose(self, tokens: Sequence[int], k: int) -> Proposal:
+        """Decode `k` tokens, greedily or by `sampling`, whichever the target uses."""
+        k = min(k, self.decoder.spec.context_length - len(tokens))
+        if k <= 0:
+            return Proposal([])
+        self._base = len(tokens)
+        drafted: list[int] = []
+        rows: list[torch.Tensor] = []
+        pending = tokens[self.decoder.length :]
+        for _ in range(k):
+            logits = self.decoder.forward(pending)[:, : self.vocab_size]
+            logits = self.sampling.penalise(logits, [*tokens, *drafted])
+            if self.sampling.do_sample:
+                rows.append(self._padded(self.sampling.probabilities(logits)))
+                drafted.append(draw(rows[-1][0], self.generator))
+            else:
+                drafted.append(int(logits.argmax()))
+            pending = drafted[-1:]
+        return Proposal(drafted, torch.cat(rows) if rows else None)
+
+    def accept(self, count: int) -> None:
+        """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""
+        self.decoder.truncate(min(self._base + count, self.decoder.length))
+
+    def _padded(self, probabilities: torch.Tensor) -> torch.Tensor:
+        missing = self.vocab_size - probabilities.shape[-1]
+        return torch.nn.functional.pad(probabilities, (0, missing)) if missing else probabilities

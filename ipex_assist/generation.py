@@ -1,0 +1,157 @@
+"""One generation: rounds in, pieces of text out, and the result at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ipex_assist.decode import Round
+from ipex_assist.stats import Statistics
+from ipex_assist.text import Detokenizer, TextStream
+
+StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who generates: the names and precisions that every result repeats."""
+
+    target: str
+    assistant: str | None
+    precision: str
+    assistant_precision: str | None
+    executor: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Text that became certain with one round, and the tokens of that round that went into the result."""
+
+    text: str
+    tokens: list[int]
+    round: Round
+
+
+@dataclass
+class DraftResult:
+    """How the draft did: counts of tokens, and how many rounds accepted 0, 1, 2, … of them."""
+
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    acceptance_rate: float | None = None
+    tokens_per_pass: float | None = None
+    accepted_histogram: list[int] | None = None
+
+
+@dataclass
+class Result:
+    """What was generated, and at what speed. Times are in seconds, None where there is nothing to time."""
+
+    text: str
+    tokens: list[int]
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float | None
+    decode_s: float
+    tokens_per_s: float | None
+    assisted: bool
+    target: str
+    assistant: str | None
+    precision: str
+    assistant_precision: str | None
+    executor: str
+    stop_reason: StopReason
+    draft: DraftResult = field(default_factory=DraftResult)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields by name, nested ones too, as `--json` prints them."""
+        return asdict(self)
+
+
+class Generation(Iterator[Chunk]):
+    """Iterate for text as it is accepted; `result()` is the whole, or what there is so far."""
+
+    def __init__(
+        self,
+        rounds: Iterator[Round],
+        tokenizer: Detokenizer,
+        identity: Identity,
+        *,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        eos: frozenset[int] = frozenset(),
+        stop: Sequence[str] = (),
+        assisted: bool = False,
+        limit_is_context: bool = False,
+    ) -> None:
+        """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for."""
+        self.statistics = Statistics(prompt_tokens)
+        self._text = TextStream(tokenizer, stop)
+        self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
+        self._max_new_tokens = max_new_tokens
+        self._at_limit: StopReason = "context" if limit_is_context else "length"
+        self._stop_reason: StopReason | None = None
+        self._pieces: list[str] = []
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._stop_reason is not None:
+            raise StopIteration
+        round_ = next(self._rounds)
+        before, pieces = len(self._text.tokens), []
+        for token in round_.tokens:
+            pieces.append(self._text.push(token))
+            self._stop_reason = self._reason(token)
+            if self._stop_reason is not None:
+                pieces.append(self._text.finish())
+                break
+        kept = self._text.tokens[before:]
+        self._pieces += pieces
+        self.statistics.count(round_, len(kept))
+        return Chunk("".join(pieces), kept, round_)
+
+    def _reason(self, token: int) -> StopReason | None:
+        if token in self._eos:
+            return "eos"
+        if self._text.stopped:
+            return "stop"
+        return self._at_limit if len(self._text.tokens) >= self._max_new_tokens else None
+
+    def interrupt(self) -> str:
+        """End here, as Ctrl-C does; returns the text that was held back."""
+        if self._stop_reason is not None:
+            return ""
+        self._stop_reason = "interrupted"
+        self._pieces.append(self._text.finish())
+        return self._pieces[-1]
+
+    def result(self) -> Result:
+        """The result; before the end, that of the tokens so far."""
+        counts = self.statistics
+        draft = DraftResult()
+        if self._assisted:
+            draft = DraftResult(
+                rounds=counts.rounds,
+                drafted=counts.drafted,
+                accepted=counts.accepted,
+                acceptance_rate=counts.acceptance_rate,
+                tokens_per_pass=counts.tokens_per_pass,
+                accepted_histogram=counts.accepted_histogram,
+            )
+        return Result(
+            text="".join(self._pieces),
+            tokens=list(self._text.tokens),
+            prompt_tokens=counts.prompt_tokens,
+            new_tokens=counts.new_tokens,
+            ttft_s=counts.ttft_s,
+            decode_s=counts.decode_s,
+            tokens_per_s=counts.tokens_per_s,
+            assisted=self._assisted,
+            stop_reason=self._stop_reason or "interrupted",
+            draft=draft,
+            **asdict(self._identity),
+        )

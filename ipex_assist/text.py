@@ -1,0 +1,80 @@
+"""Tokens to text as they come: whole characters only, and nothing that a stop string may still take back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+
+
+class Detokenizer(Protocol):
+    """The part of a transformers tokenizer that is used here."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+
+class TextStream:
+    """Text of a growing list of tokens, released piece by piece.
+
+    Tokens are decoded together with the few before them, because a tokenizer may write a token differently at the
+    beginning of a text; a piece is held back while it ends inside a character or inside a possible stop string.
+    """
+
+    def __init__(self, tokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+        """`stop` strings are non-empty; the text ends before the first of them."""
+        self.tokenizer = tokenizer
+        self.stop = tuple(stop)
+        self.tokens: list[int] = []
+        self.stopped = False
+        self._decoded = ""  # all text of whole characters so far
+        self._released = 0  # how much of it was handed out
+        self._context = 0  # decoding starts at this token
+        self._done = 0  # tokens whose text is in _decoded
+
+    @property
+    def text(self) -> str:
+        """What was handed out so far."""
+        return self._decoded[: self._released]
+
+    def push(self, token: int) -> str:
+        """Add one token; returns the text that is now certain. Sets `stopped` when a stop string is complete."""
+        self.tokens.append(token)
+        before = self._decode(self.tokens[self._context : self._done])
+        after = self._decode(self.tokens[self._context :])
+        if len(after) > len(before) and not after.endswith(REPLACEMENT):
+            self._take(after[len(before) :])
+            self._context, self._done = self._done, len(self.tokens)
+        return self._release(hold=True)
+
+    def finish(self) -> str:
+        """The rest: half characters as replacement marks, and what was held back for a stop string."""
+        if not self.stopped:
+            before = self._decode(self.tokens[self._context : self._done])
+            self._take(self._decode(self.tokens[self._context :])[len(before) :])
+            self._done = len(self.tokens)
+        return self._release(hold=False)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _take(self, piece: str) -> None:
+        # A stop string may have begun in earlier text; nothing before _released can be part of one.
+        self._decoded += piece
+        found = [at for at in (self._decoded.find(stop, self._released) for stop in self.stop) if at >= 0]
+        if found:
+            self._decoded = self._decoded[: min(found)]
+            self.stopped = True
+
+    def _release(self, hold: bool) -> str:
+        end = len(self._decoded)
+        if hold and not self.stopped:
+            end -= max((_overlap(self._decoded, stop) for stop in self.stop), default=0)
+        piece = self._decoded[self._released : end]
+        self._released = max(self._released, end)
+        return piece
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
