@@ -1,0 +1,54 @@
+"""Attention of a few rows, or of a prompt, over the cache."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores (rows, length): 0 where row start+i may see a position, else the lowest finite number.
+
+    Finite, because a block of positions that are all masked with -inf would make a row's softmax 0 ÷ 0.
+    """
+    position = torch.arange(start, start + rows)[:, None]
+    key = torch.arange(length)[None, :]
+    hidden = key > position
+    if window is not None:
+        hidden |= key <= position - window
+    return torch.zeros(rows, length, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+def attend_rows(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of a decode step: query (rows, heads, head_dim) → (rows, heads · head_dim).
+
+    keys, values: (kv_heads, length, head_dim). The queries that share a key/value head are stacked into one block, so
+    that each key is read once for all of them; mask (1, 1, rows · queries per head, length) is stacked alike.
+    """
+    rows, heads, head_dim = query.shape
+    kv_heads = keys.shape[0]
+    stacked = query.view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
+    stacked = stacked.reshape(1, kv_heads, rows * (heads // kv_heads), head_dim)
+    out = scaled_dot_product_attention(stacked, keys[None], values[None], attn_mask=mask, scale=scale)
+    out = out.view(kv_heads, rows, heads // kv_heads, head_dim).transpose(0, 1)
+    return out.reshape(rows, heads * head_dim)
+
+
+def attend_prompt(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Attention of a stretch of a prompt: as `attend_rows`, mask (rows, length), or None for plain causal.
+
+    Queries that share a key/value head stand side by side as heads, over keys expanded without a copy.
+    """
+    rows, heads, head_dim = query.shape
+    kv_heads = keys.shape[0]
+    group = heads // kv_heads
+    grouped = query.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    keys, values = (t[:, None].expand(-1, group, -1, -1) for t in (keys, values))
+    out = scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    return out.permute(2, 0, 1, 3).reshape(rows, heads * head_dim)

@@ -1,0 +1,200 @@
+"""The transformer itself, over an executor's kernels: rows in, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from ipex_assist.cache import KVCache
+from ipex_assist.executors.attention import attend_prompt, attend_rows, causal_mask
+from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.rows import RowPlan
+from ipex_assist.executors.weights import Layer, Weights
+from ipex_assist.rope import RotaryTable, rotate
+from ipex_assist.spec import DecoderSpec
+
+PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
+
+_ACTIVATIONS = {
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+class TorchDecoder:
+    """A Decoder (see executors/__init__.py) of PyTorch operators.
+
+    Two paths lead through the same layers. A prompt passes in chunks. A decode step of up to 16 rows is padded to a
+    row count of the plan, and attends to a whole number of the plan's key blocks, so that each of its rows meets the
+    same sums whatever rows are beside it (rows.py).
+    """
+
+    def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, plan: RowPlan) -> None:
+        self.spec, self.weights, self.kernels, self.plan = spec, weights, kernels, plan
+        self.activation = _ACTIVATIONS[spec.activation]
+        self.cache = KVCache(spec, 0, kernels.dtype)
+        self.rotary: RotaryTable | None = None
+
+    @property
+    def length(self) -> int:
+        """Rows in the cache."""
+        return self.cache.length
+
+    @property
+    def exact_rows(self) -> int:
+        """Rows of the longest single pass of a decode step."""
+        return self.plan.sizes[-1]
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` tokens and for the padding rows behind them; empties the cache."""
+        capacity = self.plan.key_length(tokens + self.plan.sizes[-1])
+        if capacity > self.cache.capacity:
+            self.cache = KVCache(self.spec, capacity, self.kernels.dtype)
+            if self.spec.rope is not None:
+                self.rotary = RotaryTable(self.spec, capacity, self.kernels.dtype)
+        self.cache.length = 0
+
+    def truncate(self, length: int) -> None:
+        """Forget all rows from `length` on."""
+        self.cache.truncate(length)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
+        """Append `tokens`; logits (last, vocab) of the last `last`. Rows beyond `reserve` are our own bug."""
+        start, count = self.cache.length, len(tokens)
+        assert 0 < last <= count, f"{last} of {count} rows"
+        assert start + count <= self.cache.capacity, f"{start} + {count} rows in a cache of {self.cache.capacity}"
+        prompt_length = count if start == 0 else None
+        prompt = start == 0 and count > self.exact_rows
+        outputs = []
+        steps = self._chunks(count) if prompt else self.plan.split(count)
+        done = 0
+        for rows, padded in steps:
+            chunk = list(tokens[done : done + rows])
+            wanted = min(rows, max(0, last - (count - done - rows)))
+            hidden = self._pass(chunk, padded, prompt_length)
+            if wanted:
+                # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
+                hidden = hidden if padded else hidden[rows - wanted : rows]
+                logits = self._head(hidden)
+                outputs.append(logits[rows - wanted : rows] if padded else logits)
+            self.cache.length += rows
+            done += rows
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    @staticmethod
+    def _chunks(count: int) -> list[tuple[int, int]]:
+        return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
+
+    def _pass(self, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
+        """All layers over one stretch of rows; `padded` is the row count of a decode step, 0 in a prompt."""
+        start = self.cache.length
+        tokens = tokens + tokens[-1:] * (padded - len(tokens))
+        x = self._embed(torch.tensor(tokens), start)
+        rotary = self.rotary.rows(start, len(tokens), prompt_length) if self.rotary else None
+        masks: dict[int | None, torch.Tensor | None] = {}
+        for index, layer in enumerate(self.weights.layers):
+            window = self.spec.window(index)
+            if window not in masks:
+                masks[window] = self._mask(start, len(tokens), window, padded > 0)
+            x = self.layer(x, layer, index, self.cache, start, rotary, masks[window], padded > 0)
+        return x
+
+    def _embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
+        weights = self.weights
+        x = functional.embedding(tokens, weights.embed_tokens)
+        if weights.project_in is not None:
+            x = weights.project_in(x)
+        if weights.embed_positions is not None:
+            # Padding rows may lie beyond the table; which row they read does not matter.
+            table = weights.embed_positions
+            positions = torch.arange(start, start + len(tokens)) + self.spec.position_offset
+            x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
+        return x
+
+    def _mask(self, start: int, rows: int, window: int | None, step: bool) -> torch.Tensor | None:
+        if not step and start == 0 and (window is None or rows <= window):
+            return None  # causal from the first position on: the operator masks by itself
+        length = self.plan.key_length(start + rows) if step else start + rows
+        mask = causal_mask(start, rows, length, window, self.kernels.dtype)
+        if step:
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            mask = mask.repeat_interleave(group, 0)[None, None]
+        return mask
+
+    def layer(
+        self,
+        x: torch.Tensor,
+        layer: Layer,
+        index: int,
+        cache: KVCache,
+        start: int,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        mask: torch.Tensor | None,
+        step: bool,
+    ) -> torch.Tensor:
+        """One layer over rows x (rows, hidden) at positions from `start` on; writes their keys and values."""
+        post_norm = self.spec.post_norm
+        h = x if post_norm else self._norm(x, layer.attention_norm)
+        x = x + self._attention(h, layer, index, cache, start, rotary, mask, step)
+        if post_norm:
+            x = self._norm(x, layer.attention_norm)
+        h = x if post_norm else self._norm(x, layer.mlp_norm)
+        x = x + self._mlp(h, layer)
+        return self._norm(x, layer.mlp_norm) if post_norm else x
+
+    def _attention(
+        self,
+        x: torch.Tensor,
+        layer: Layer,
+        index: int,
+        cache: KVCache,
+        start: int,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        mask: torch.Tensor | None,
+        step: bool,
+    ) -> torch.Tensor:
+        spec = self.spec
+        heads = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
+        query_key, value = heads.split((spec.num_attention_heads + spec.num_key_value_heads, spec.num_key_value_heads), 1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = query_key.split((spec.num_attention_heads, spec.num_key_value_heads), 1)
+            query = self.kernels.rms_norm(query.contiguous(), layer.q_norm, spec.norm_eps)
+            key = self.kernels.rms_norm(key.contiguous(), layer.k_norm, spec.norm_eps)
+            query_key = torch.cat((query, key), 1)
+        if rotary is not None:
+            query_key = rotate(query_key, *rotary)
+        query, key = query_key.split((spec.num_attention_heads, spec.num_key_value_heads), 1)
+        cache.write(index, start, key, value)
+        length = mask.shape[-1] if mask is not None else start + x.shape[0]
+        keys, values = cache.keys[index][:, :length], cache.values[index][:, :length]
+        if step:
+            assert mask is not None
+            return layer.o_proj(attend_rows(query, keys, values, mask, spec.scale))
+        return layer.o_proj(attend_prompt(query, keys, values, mask, spec.scale))
+
+    def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
+        h = layer.up(x)
+        if self.spec.gated:
+            gate, up = h.chunk(2, -1)
+            return layer.down(self.activation(gate) * up)
+        return layer.down(self.activation(h))
+
+    def _norm(self, x: torch.Tensor, parts: tuple[torch.Tensor | None, torch.Tensor | None]) -> torch.Tensor:
+        weight, bias = parts
+        if self.spec.norm == "rms":
+            assert weight is not None
+            return self.kernels.rms_norm(x, weight, self.spec.norm_eps)
+        return self.kernels.layer_norm(x, weight, bias, self.spec.norm_eps)
+
+    def _head(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.weights
+        if self.spec.final_norm:
+            x = self._norm(x, weights.final_norm)
+        if weights.project_out is not None:
+            x = weights.project_out(x)
+        return weights.lm_head(x)

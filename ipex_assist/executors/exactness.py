@@ -1,0 +1,107 @@
+"""Find, by trying it on this machine, which row counts give a row the same bits.
+
+The first layer and the head are run over the same rows in passes of different sizes, with different neighbours, at
+different places in the pass and with different numbers of masked keys. All layers have the same shapes, so what holds
+for one holds for all. A difference in the order of sums shows at once: it changes the last bit of some of the
+thousands of values in between, and each of those changes many of the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ipex_assist.cache import KVCache
+from ipex_assist.executors.decoder import TorchDecoder
+from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.rows import RowPlan
+from ipex_assist.executors.weights import Weights
+from ipex_assist.rope import RotaryTable
+from ipex_assist.spec import DecoderSpec
+
+ROWS = 24
+OFFSETS = (0, 1, 3, 6)
+STARTS = (116, 500, 1012)  # 24 rows from here on cross the end of a block of 128 and of 512 keys
+ANCHORS = (8, 16, 4)  # the size the others are compared with: the first that agrees with itself
+
+# One row a pass, each with as many keys as its position asks for: exact by construction, and slow to verify with.
+ROW_BY_ROW = RowPlan((1,), 512)
+
+
+@torch.inference_mode()
+def find_plan(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> RowPlan:
+    """The plan with the most row counts whose results are equal, with the smaller block of keys where both serve."""
+    plans = [plan for plan in (_plan(spec, weights, kernels, block) for block in (128, 512)) if plan]
+    return max(plans, key=lambda plan: len(plan.sizes), default=ROW_BY_ROW)
+
+
+def unchecked_plan(kernels: Kernels) -> RowPlan:
+    """For a draft, whose every token is verified anyway."""
+    return RowPlan(kernels.row_sizes, 128)
+
+
+def _plan(spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int) -> RowPlan | None:
+    trial = _Trial(spec, weights, kernels, key_block)
+    for anchor in ANCHORS:
+        reference = trial.reference(anchor)
+        sizes = [size for size in kernels.row_sizes if trial.agrees(size, reference)]
+        if anchor in sizes:
+            return RowPlan(tuple(sizes), key_block)
+    return None
+
+
+class _Trial:
+    """The first layer and the head over ROWS fixed rows, at each of STARTS."""
+
+    def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int) -> None:
+        self.plan = RowPlan(kernels.row_sizes, key_block)
+        self.decoder = TorchDecoder(spec, weights, kernels, self.plan)
+        self.layer, self.dtype = weights.layers[0], kernels.dtype
+        random = torch.Generator().manual_seed(0)
+        capacity = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
+        self.cache = KVCache(spec, capacity, kernels.dtype, layers=1)
+        for tensor in (self.cache.keys[0], self.cache.values[0]):
+            tensor.copy_(torch.randn(tensor.shape, generator=random))
+        self.rotary = RotaryTable(spec, capacity, kernels.dtype) if spec.rope else None
+        tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
+        self.rows = self.decoder._embed(tokens, 0)
+
+    def reference(self, size: int) -> dict[int, torch.Tensor]:
+        """Outputs of all rows in passes of `size`, by start; -1 holds the head's."""
+        outputs = {start: self._in_passes(size, lambda r, o, s=start: self._layer(r, o, s)) for start in STARTS}
+        self.head_input = outputs[STARTS[0]]
+        outputs[-1] = self._in_passes(size, lambda rows, _: self.decoder._head(rows), self.head_input)
+        return outputs
+
+    def agrees(self, size: int, reference: dict[int, torch.Tensor]) -> bool:
+        """Whether passes of `size` rows give the reference's bits, wherever the pass begins."""
+        offsets = [offset for offset in OFFSETS if offset + size <= ROWS]
+        for offset in offsets:
+            here = slice(offset, offset + size)
+            if not torch.equal(self.decoder._head(self.head_input[here].contiguous()), reference[-1][here]):
+                return False
+            for start in STARTS:
+                if not torch.equal(self._layer(self.rows[here].contiguous(), offset, start), reference[start][here]):
+                    return False
+        return True
+
+    def _in_passes(
+        self,
+        size: int,
+        run: Callable[[torch.Tensor, int], torch.Tensor],
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = self.rows if rows is None else rows
+        outputs = []
+        for offset in range(0, ROWS, size):
+            chunk = rows[offset : offset + size]
+            chunk = torch.cat((chunk, chunk[-1:].expand(size - len(chunk), -1)))
+            outputs.append(run(chunk, offset))
+        return torch.cat(outputs)[:ROWS]
+
+    def _layer(self, rows: torch.Tensor, offset: int, start: int) -> torch.Tensor:
+        position = start + offset
+        rotary = self.rotary.rows(position, len(rows), None) if self.rotary else None
+        mask = self.decoder._mask(position, len(rows), self.decoder.spec.window(0), True)
+        return self.decoder.layer(rows, self.layer, 0, self.cache, position, rotary, mask, True)

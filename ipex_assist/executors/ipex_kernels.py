@@ -1,0 +1,70 @@
+"""Kernels of Intel Extension for PyTorch: prepacked linears, its norms, weight-only quantised linears."""
+
+from __future__ import annotations
+
+import intel_extension_for_pytorch as ipex
+import torch
+from intel_extension_for_pytorch.quantization import (
+    WoqActQuantMode,
+    WoqLowpMode,
+    WoqWeightDtype,
+    convert,
+    get_weight_only_quant_qconfig_mapping,
+    prepare,
+)
+
+from ipex_assist.executors.kernels import Linear, TorchKernels
+
+INT4_GROUP = 128  # input columns that share a scale
+
+
+class _Wrapped(torch.nn.Module):
+    """ipex.optimize and WOQ's convert replace a module's children, so a linear needs a parent."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        self.linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            self.linear.bias = torch.nn.Parameter(bias, requires_grad=False)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class IpexKernels(TorchKernels):
+    """bf16 and fp32 on IPEX's prepacked linears; the rest is PyTorch's."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Prepacked by ipex.optimize."""
+        wrapped = _Wrapped(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
+        return ipex.optimize(wrapped, dtype=self.dtype, inplace=True, weights_prepack=True).linear
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """One fused operator."""
+        return torch.ops.torch_ipex.rmsnorm(x, weight, eps)
+
+
+class WeightOnlyKernels(IpexKernels):
+    """int8 weights with a scale per output channel, or int4 with one per 128 inputs; rows quantised to int8."""
+
+    # Small passes take their natural size where the bits allow it: int4 pays for padding.
+    row_sizes = (1, 4, 8, 16)
+
+    def __init__(self, precision: str) -> None:
+        super().__init__(torch.bfloat16)
+        int4 = precision == "int4"
+        self.qconfig = get_weight_only_quant_qconfig_mapping(
+            weight_dtype=WoqWeightDtype.INT4 if int4 else WoqWeightDtype.INT8,
+            lowp_mode=WoqLowpMode.INT8,
+            # Scales per row and block of columns: one per tensor would make a row depend on its neighbours.
+            act_quant_mode=WoqActQuantMode.PER_BATCH_IC_BLOCK_SYM,
+            group_size=INT4_GROUP if int4 else -1,
+        )
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Quantised by IPEX, min-max per channel or group."""
+        wrapped = _Wrapped(weight.float(), None if bias is None else bias.float())
+        prepared = prepare(wrapped, self.qconfig, inplace=True)
+        return convert(prepared, inplace=True).linear

@@ -1,0 +1,76 @@
+"""What an executor brings: packed linears and norms. `TorchKernels` is the reference and runs anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+# A packed linear: (rows, in) → (rows, out).
+Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Kernels(Protocol):
+    """The parts of a decoder that executors do differently."""
+
+    dtype: torch.dtype
+    # Numbers of rows that decode passes may have, smallest first; a pass is padded up to one of them.
+    row_sizes: tuple[int, ...]
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Pack weight (out, in) and bias (out,) of any float type. The weight is not kept."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Root-mean-square norm over the last dimension, computed in float32."""
+        ...
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """Layer norm over the last dimension."""
+        ...
+
+
+class TorchKernels:
+    """PyTorch's own operators, fp32 or bf16."""
+
+    row_sizes: tuple[int, ...] = (4, 8, 16)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """In bf16 oneDNN keeps its own blocked copy: a plain weight takes twice as long at 1 to 8 rows."""
+        weight = weight.to(self.dtype)
+        bias = bias.to(self.dtype) if bias is not None else None
+        if self.dtype == torch.bfloat16 and _has_onednn_linear():
+            return _onednn_linear(weight, bias)
+        # A slice of a larger checkpoint tensor would keep all of it.
+        weight = weight.clone() if weight.untyped_storage().nbytes() > weight.nbytes else weight
+        return lambda x: functional.linear(x, weight, bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As Llama's: scaled in float32, rounded, then weighted."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return wide.to(self.dtype) * weight
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """PyTorch's, which computes in float32."""
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def _has_onednn_linear() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    # The operators torch.compile uses for a frozen linear; 8 is the number of rows the layout is chosen for.
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+    run = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: run(x, packed, bias, "none", [], "")

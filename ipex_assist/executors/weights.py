@@ -1,0 +1,198 @@
+"""Checkpoint tensors to packed weights, one tensor at a time: never two copies of a model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.kernels import Kernels, Linear
+from ipex_assist.models import Source
+from ipex_assist.spec import DecoderSpec
+
+Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
+
+
+@dataclass
+class Layer:
+    """One layer: query, key and value are one linear, so are gate and up (in this order)."""
+
+    qkv: Linear
+    o_proj: Linear
+    up: Linear
+    down: Linear
+    attention_norm: Norm
+    mlp_norm: Norm
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass
+class Weights:
+    """All weights of a decoder; linears are packed, tables are (rows, size)."""
+
+    embed_tokens: torch.Tensor
+    lm_head: Linear
+    layers: list[Layer]
+    final_norm: Norm = (None, None)
+    embed_positions: torch.Tensor | None = None
+    project_in: Linear | None = None
+    project_out: Linear | None = None
+
+
+# Which of our weights are packed as one linear, stacked in this order.
+_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "up": ("gate_proj", "up_proj")}
+_TABLES = ("embed_tokens", "embed_positions")
+
+
+def load_weights(
+    spec: DecoderSpec,
+    sources: dict[str, Source],
+    names: Iterable[str],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    kernels: Kernels,
+) -> Weights:
+    """Pack every weight that `sources` names.
+
+    names: those the checkpoint holds. tensors: the checkpoint's stream; those not asked for are ignored.
+    Raises IpexAssistError where a weight is missing or has another shape than the config says.
+    """
+    wanted = resolve(sources, names)
+    packer = _Packer(spec, kernels, sources)
+    for name, tensor in tensors:
+        for ours in wanted.get(name, ()):
+            packer.add(ours, _part(tensor, sources[ours], spec.head_dim))
+    return packer.weights()
+
+
+def resolve(sources: dict[str, Source], names: Iterable[str]) -> dict[str, list[str]]:
+    """Our weight names by the checkpoint tensor that holds them; IpexAssistError names what is missing."""
+    present = set(names)
+    wanted: dict[str, list[str]] = {}
+    missing = []
+    for ours, source in sources.items():
+        name = next((name for name in (source.name, *source.alternatives) if name in present), None)
+        if name is None:
+            missing.append(source.name)
+        else:
+            wanted.setdefault(name, []).append(ours)
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise IpexAssistError(
+            f"the checkpoint lacks {len(missing)} of {len(sources)} weights that its config asks for ({shown}). "
+            "Is the download complete, and does config.json belong to these files?"
+        )
+    return wanted
+
+
+def _part(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
+    if source.rows is not None:
+        return tensor[slice(*source.rows)]
+    if source.interleaved is not None:
+        index, parts = source.interleaved
+        per_head = tensor.view(-1, parts, head_dim, *tensor.shape[1:])
+        return per_head[:, index].reshape(-1, *tensor.shape[1:])
+    return tensor
+
+
+@dataclass
+class _Packer:
+    """Collects the parts of each linear and packs it as soon as they are complete."""
+
+    spec: DecoderSpec
+    kernels: Kernels
+    sources: dict[str, Source]
+    pending: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    linears: dict[str, Linear] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
+        if leaf.endswith("norm") or leaf in _TABLES:
+            self._check(name, tensor.shape, self._table_shape(leaf, tensor))
+            self.tensors[name] = tensor.to(self.kernels.dtype, copy=True)
+            if leaf == "embed_tokens" and self.spec.tied_head:
+                self.linears["lm_head"] = self._pack("lm_head", tensor, None)
+            return
+        group = next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
+        key = f"{prefix}.{group}" if prefix else group
+        parts = self.pending.setdefault(key, {})
+        parts[name.removeprefix(prefix + ".")] = tensor
+        expected = [part for part in self._parts(prefix, group, leaf)]
+        if len(parts) == len(expected):
+            ordered = [parts.pop(part) for part in expected]
+            del self.pending[key], tensor
+            matrices = [part for part in ordered if part.dim() == 2]
+            vectors = [part for part in ordered if part.dim() == 1]
+            weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+            bias = torch.cat(vectors) if vectors else None
+            del matrices, ordered
+            self.linears[key] = self._pack(key, weight, bias)
+
+    def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
+        for name in _FUSED.get(group, (leaf,)):
+            for kind in ("weight", "bias"):
+                full = f"{prefix}.{name}.{kind}" if prefix else f"{name}.{kind}"
+                if full in self.sources:
+                    yield f"{name}.{kind}"
+
+    def _pack(self, key: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        self._check(key, weight.shape, self._linear_shape(key.rpartition(".")[2]))
+        return self.kernels.linear(weight, bias)
+
+    def _linear_shape(self, group: str) -> tuple[int, int]:
+        spec = self.spec
+        embedding = spec.embedding_size or spec.hidden_size
+        return {
+            "qkv": (spec.query_size + 2 * spec.key_value_size, spec.hidden_size),
+            "o": (spec.hidden_size, spec.query_size),
+            "up": (spec.intermediate_size * (2 if spec.gated else 1), spec.hidden_size),
+            "down": (spec.hidden_size, spec.intermediate_size),
+            "lm_head": (spec.vocab_size, embedding),
+            "project_in": (spec.hidden_size, embedding),
+            "project_out": (embedding, spec.hidden_size),
+        }[group]
+
+    def _table_shape(self, leaf: str, tensor: torch.Tensor) -> tuple[int, ...]:
+        spec = self.spec
+        if leaf == "embed_tokens":
+            return (spec.vocab_size, spec.embedding_size or spec.hidden_size)
+        if leaf == "embed_positions":
+            return (spec.max_position_embeddings + spec.position_offset, spec.hidden_size)
+        return (spec.head_dim if leaf in ("q_norm", "k_norm") else spec.hidden_size,)
+
+    def _check(self, name: str, shape: Iterable[int], expected: tuple[int, ...]) -> None:
+        if tuple(shape) != expected:
+            raise IpexAssistError(
+                f"{name} has the shape {tuple(shape)} in the checkpoint and {expected} by config.json: "
+                "they do not belong together"
+            )
+
+    def weights(self) -> Weights:
+        assert not self.pending, f"incomplete: {sorted(self.pending)[:3]}"
+        return Weights(
+            embed_tokens=self.tensors["embed_tokens.weight"],
+            lm_head=self.linears["lm_head"],
+            layers=[self._layer(f"layers.{index}.") for index in range(self.spec.num_hidden_layers)],
+            final_norm=self._norm("final_norm"),
+            embed_positions=self.tensors.get("embed_positions.weight"),
+            project_in=self.linears.get("project_in"),
+            project_out=self.linears.get("project_out"),
+        )
+
+    def _layer(self, prefix: str) -> Layer:
+        return Layer(
+            qkv=self.linears[prefix + "qkv"],
+            o_proj=self.linears[prefix + "o"],
+            up=self.linears[prefix + "up"],
+            down=self.linears[prefix + "down"],
+            attention_norm=self._norm(prefix + "attention_norm"),
+            mlp_norm=self._norm(prefix + "mlp_norm"),
+            q_norm=self.tensors.get(prefix + "q_norm.weight"),
+            k_norm=self.tensors.get(prefix + "k_norm.weight"),
+        )
+
+    def _norm(self, name: str) -> Norm:
+        return self.tensors.get(name + ".weight"), self.tensors.get(name + ".bias")
