@@ -1,0 +1,140 @@
+"""Which CPUs make up a core and a socket, and which cores are E-cores.
+
+Core ids and package ids are never counted: they repeat (per die, per package), have gaps, and are -1 on some machines.
+What counts are the sets of siblings that each CPU names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from ipex_assist.env.machine import Core
+from ipex_assist.env.tree import Tree
+
+CPU = "sys/devices/system/cpu"
+
+
+def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tuple[Core, ...]:
+    """Return the cores of the CPUs in `online`, in the order of their first CPUs; may append to `warnings`."""
+
+    def siblings(cpu: int) -> Collection[int]:
+        topology = f"{CPU}/cpu{cpu}/topology"
+        names = ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings")
+        return tree.ids(*(f"{topology}/{name}" for name in names)) or ()
+
+    def neighbours(cpu: int) -> Collection[int]:
+        topology = f"{CPU}/cpu{cpu}/topology"
+        names = ("package_cpus_list", "core_siblings_list", "package_cpus", "core_siblings")
+        return tree.ids(*(f"{topology}/{name}" for name in names)) or ()
+
+    if not any(tree.exists(f"{CPU}/cpu{cpu}/topology") for cpu in online[:1] + online[-1:]):
+        warnings.append(f"no {CPU}/cpu*/topology: every CPU is taken for a core of its own, all of them for one socket")
+        return tuple(Core((cpu,), socket=0) for cpu in online)
+    packages = _merge_split_packages(tree, _group(online, neighbours))
+    socket_of = {cpu: index for index, package in enumerate(packages) for cpu in package}
+    cores = [Core(cpus, socket_of[cpus[0]]) for cpus in _group(online, siblings)]
+    slow = _efficiency_cpus(tree, cores) if len(packages) == 1 else frozenset()
+    return tuple(replace(core, efficiency=core.cpus[0] in slow) for core in cores)
+
+
+def _group(cpus: tuple[int, ...], named_by: Callable[[int], Collection[int]]) -> list[tuple[int, ...]]:
+    """Split `cpus` into groups, in the order of their first CPUs: a CPU belongs to the lowest one it names.
+
+    The files of one group's CPUs should all say the same; where they do not, this rule still gives a partition.
+    Offline CPUs that are still named do not count.
+    """
+    online = set(cpus)
+    leader: dict[int, int] = {}
+    for cpu in cpus:
+        if cpu in leader:
+            continue
+        named = (set(named_by(cpu)) & online) | {cpu}
+        first = leader.get(min(named), cpu)
+        for other in named:
+            leader.setdefault(other, first)
+    groups: dict[int, list[int]] = {}
+    for cpu in cpus:
+        groups.setdefault(leader[cpu], []).append(cpu)
+    return [tuple(groups[first]) for first in sorted(groups)]
+
+
+def _merge_split_packages(tree: Tree, packages: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Join the halves of a package that kernels before 4.x list apart because they lie in different NUMA nodes.
+
+    Those kernels cut core_siblings at the node border on cluster-on-die Xeons. Two halves are one package when they
+    have the same package id and no core id in common; ids that merely repeat (one set per board) come with
+    the same core ids again.
+    """
+
+    def identity(package: tuple[int, ...]) -> tuple[int | None, frozenset[int | None]]:
+        topology = [f"{CPU}/cpu{cpu}/topology" for cpu in package]
+        return tree.number(f"{topology[0]}/physical_package_id"), frozenset(
+            tree.number(f"{t}/core_id") for t in topology
+        )
+
+    if len(packages) < 2 or tree.exists(f"{CPU}/cpu{packages[0][0]}/topology/package_cpus"):
+        return packages
+    merged: list[tuple[tuple[int, ...], int | None, frozenset[int | None]]] = []
+    for package in packages:
+        package_id, core_ids = identity(package)
+        for index, (cpus, known_id, known_cores) in enumerate(merged):
+            if package_id is not None and package_id >= 0 and package_id == known_id and not core_ids & known_cores:
+                merged[index] = (tuple(sorted(cpus + package)), known_id, known_cores | core_ids)
+                break
+        else:
+            merged.append((package, package_id, core_ids))
+    return [cpus for cpus, _, _ in merged]
+
+
+def _efficiency_cpus(tree: Tree, cores: list[Core]) -> frozenset[int]:
+    """The CPUs of E-cores on a hybrid processor; empty elsewhere."""
+    online = {cpu for core in cores for cpu in core.cpus}
+    declared: set[int] = set()
+    for unit in ("cpu_atom", "cpu_lowpower"):
+        declared.update(tree.ids(f"sys/devices/{unit}/cpus") or ())
+    if not declared & online:
+        declared = _low_capacity_cpus(tree, online) or _clustered_cpus(tree, cores)
+    slow = declared & online
+    return frozenset() if slow == online else frozenset(slow)
+
+
+def _low_capacity_cpus(tree: Tree, online: set[int]) -> set[int]:
+    """CPUs that the kernel rates below 80 % of the fastest (1024); favoured cores of one kind differ by less."""
+    if not tree.exists(f"{CPU}/cpu{min(online)}/cpu_capacity"):
+        return set()
+    capacity = {cpu: tree.number(f"{CPU}/cpu{cpu}/cpu_capacity") or 1024 for cpu in online}
+    return {cpu for cpu in online if capacity[cpu] < 0.8 * max(capacity.values())}
+
+
+def _clustered_cpus(tree: Tree, cores: list[Core]) -> set[int]:
+    """E-cores by their shape, where the kernel does not name them: no SMT, and an L2 cache shared by several cores.
+
+    They are E-cores only beside cores with an L2 of their own that run two threads or clock 15 % higher.
+    """
+    private: list[Core] = []
+    clustered: list[Core] = []
+    for core in cores:
+        shared = _shares_l2_with(tree, core.cpus[0])
+        if not shared:
+            return set()
+        (private if set(shared) <= set(core.cpus) else clustered).append(core)
+    single = [core for core in clustered if len(core.cpus) == 1]
+    if not private or not single:
+        return set()
+
+    def clock(core: Core) -> int:
+        return tree.number(f"{CPU}/cpu{core.cpus[0]}/cpufreq/cpuinfo_max_freq") or 0
+
+    if any(len(core.cpus) > 1 for core in private) or max(map(clock, private)) > 1.15 * max(map(clock, single)) > 0:
+        return {core.cpus[0] for core in single}
+    return set()
+
+
+def _shares_l2_with(tree: Tree, cpu: int) -> tuple[int, ...]:
+    # L1 data, L1 instructions, L2: the third on every x86 part; the level is checked all the same.
+    for index in (2, 1, 3):
+        cache = f"{CPU}/cpu{cpu}/cache/index{index}"
+        if tree.number(f"{cache}/level") == 2:
+            return tree.ids(f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") or ()
+    return ()

@@ -1,0 +1,107 @@
+"""Finds the shared libraries worth preloading: Intel's OpenMP runtime and a faster malloc."""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import struct
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Debian and Red Hat install these only under versioned names unless the -dev package is there as well.
+# The debug and profiling variants of tcmalloc are slower, so that names must match as a whole.
+PATTERNS = {
+    "libiomp5": re.compile(r"libiomp5\.so(\.\d+)*"),
+    "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*"),
+    "jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"),
+}
+SYSTEM_DIRS = (
+    "/usr/local/lib",
+    "/usr/local/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/usr/lib",
+)
+ELF_64_BIT = 2
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Paths of what was found, None for what was not."""
+
+    libiomp5: str | None = None
+    tcmalloc: str | None = None
+    jemalloc: str | None = None
+
+    @property
+    def allocator(self) -> str | None:
+        """tcmalloc where there is one, else jemalloc: the order of IPEX's launcher."""
+        return self.tcmalloc or self.jemalloc
+
+    def as_dict(self) -> dict[str, str | None]:
+        return {"libiomp5": self.libiomp5, "tcmalloc": self.tcmalloc, "jemalloc": self.jemalloc}
+
+
+def find_libraries(environ: Mapping[str, str] = os.environ, folders: Iterable[str | Path] | None = None) -> Libraries:
+    """Look through `folders`, by default the running environment's library folders and then the system's."""
+    search = list(folders) if folders is not None else [*environment_dirs(environ), *SYSTEM_DIRS]
+    return Libraries(**{name: _find(pattern, search) for name, pattern in PATTERNS.items()})
+
+
+def environment_dirs(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Folders where pip and conda put shared libraries for this interpreter, the most specific first.
+
+    The intel-openmp wheel installs into `<prefix>/lib`, for `pip install --user` below the user's base.
+    An activated environment counts only after the interpreter's own.
+    """
+    prefixes = [sys.prefix, *(environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name))]
+    if site.ENABLE_USER_SITE:
+        prefixes.append(site.getuserbase())
+    prefixes.append(sys.base_prefix)
+    linker_path = [folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return list(dict.fromkeys([*(os.path.join(prefix, "lib") for prefix in prefixes), *linker_path]))
+
+
+def _find(pattern: re.Pattern[str], folders: Iterable[str | Path]) -> str | None:
+    for folder in folders:
+        try:
+            names = [name for name in os.listdir(folder) if pattern.fullmatch(name)]
+        except OSError:
+            continue
+        for name in sorted(sorted(names, reverse=True), key=_preference):
+            path = os.path.join(folder, name)
+            if is_preloadable(path):
+                return path
+    return None
+
+
+def _preference(name: str) -> tuple[bool, bool, int]:
+    """The plain name first, full before minimal, `.so.4` (what programs link against) before `.so.4.5.10`."""
+    return not name.endswith(".so"), "_minimal" in name, name.count(".")
+
+
+def is_preloadable(path: str) -> bool:
+    """Whether the dynamic linker would take `path` from LD_PRELOAD into this kind of process.
+
+    LD_PRELOAD is split at blanks and colons, so that such paths cannot be named in it; a `.so` may also be a linker
+    script or built for another processor.
+    """
+    if re.search(r"[\s:]", path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            header = file.read(20)
+        with open("/proc/self/exe", "rb") as file:
+            own = file.read(20)
+    except OSError:
+        return False
+    if len(header) < 20 or header[:4] != b"\x7fELF" or header[4] != ELF_64_BIT:
+        return False
+    (machine,) = struct.unpack_from("<H", header, 18)
+    (own_machine,) = struct.unpack_from("<H", own, 18)
+    return bool(machine == own_machine)

@@ -1,0 +1,97 @@
+"""The description of a machine that everything else works from: plain frozen data, no files.
+
+CPUs are always the kernel's CPU ids. A core is a set of sibling CPUs, a socket is a set of cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Core:
+    """One physical core: its CPUs that are online, ascending, the index of its socket, and whether it is an E-core."""
+
+    cpus: tuple[int, ...]
+    socket: int
+    efficiency: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """One NUMA node. `cpus` are online; a node of HBM or CXL memory has none. Memory in bytes, None where unknown.
+
+    `free_bytes` is what a new process can get without swapping: free pages, plus page cache and reclaimable slab.
+    """
+
+    id: int
+    cpus: tuple[int, ...]
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+
+    @property
+    def has_memory(self) -> bool:
+        return self.memory_bytes is None or self.memory_bytes > 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The whole machine (`cores`, `nodes`) and this process's share of it (`allowed`, `allowed_nodes`, `cpu_quota`).
+
+    `nodes` is empty on a kernel without NUMA. `cpu_quota` is in CPUs, None without a limit.
+    """
+
+    cores: tuple[Core, ...]
+    nodes: tuple[Node, ...]
+    allowed: tuple[int, ...]
+    allowed_nodes: tuple[int, ...]
+    cpu_quota: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """All CPUs that are online."""
+        return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
+
+    @property
+    def sockets(self) -> tuple[int, ...]:
+        """Socket indices 0, 1, … in the order of their first CPUs, as lscpu numbers them."""
+        return tuple(sorted({core.socket for core in self.cores}))
+
+    @property
+    def smt(self) -> bool:
+        """Whether some core runs more than one thread."""
+        return any(len(core.cpus) > 1 for core in self.cores)
+
+    def node(self, node_id: int) -> Node | None:
+        return next((node for node in self.nodes if node.id == node_id), None)
+
+    def nodes_of(self, cpus: Collection[int]) -> tuple[int, ...]:
+        """The nodes that hold any of `cpus`, ascending."""
+        return tuple(node.id for node in self.nodes if not set(node.cpus).isdisjoint(cpus))
+
+    def cores_within(self, cpus: Iterable[int]) -> tuple[Core, ...]:
+        """The cores with a CPU in `cpus`, each cut down to those CPUs."""
+        wanted = set(cpus)
+        cut = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in wanted)) for core in self.cores)
+        return tuple(core for core in cut if core.cpus)
+
+    def allowed_cores(self) -> tuple[Core, ...]:
+        return self.cores_within(self.allowed)
+
+    def default_cores(self) -> tuple[Core, ...]:
+        """The cores to compute on unless told otherwise: one socket's, P-cores only, as far as they are allowed.
+
+        Of several sockets it is the one with the most such cores, then the lowest index.
+        """
+        cores = self.allowed_cores()
+        fast = [core for core in cores if not core.efficiency] or list(cores)
+        sockets: dict[int, list[Core]] = {}
+        for core in fast:
+            sockets.setdefault(core.socket, []).append(core)
+        return tuple(max(sockets.values(), key=lambda members: len(members), default=[]))
+
+    def threads_within_quota(self, threads: int) -> int:
+        """`threads`, or fewer where the CPU quota lets fewer run at full speed; at least 1."""
+        return threads if self.cpu_quota is None else max(1, min(threads, int(self.cpu_quota)))

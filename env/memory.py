@@ -1,0 +1,45 @@
+"""How much memory the machine has and how much of it this process can still get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipex_assist.env.cgroup import read_cgroup_limits
+from ipex_assist.env.tree import Tree
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. `available` can be had without swapping; both figures respect the control group's limit."""
+
+    total: int
+    available: int
+
+
+def read_memory(root: str | Path = "/") -> Memory:
+    """Read the machine's memory through psutil, or from a recorded machine's proc/meminfo; 0 where neither tells."""
+    tree = Tree(root)
+    if tree.live:
+        import psutil
+
+        state = psutil.virtual_memory()
+        total, available = int(state.total), int(state.available)
+    else:
+        total, available = _meminfo(tree)
+    limits = read_cgroup_limits(tree)
+    if limits.memory_limit is not None:
+        total = min(total or limits.memory_limit, limits.memory_limit)
+    if limits.memory_available is not None:
+        available = min(available or limits.memory_available, limits.memory_available)
+    return Memory(total, available)
+
+
+def _meminfo(tree: Tree) -> tuple[int, int]:
+    kib: dict[str, int] = {}
+    for line in (tree.text("proc/meminfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        number = value.split()[0] if value.split() else ""
+        if number.isdecimal():
+            kib[key] = int(number)
+    return kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", kib.get("MemFree", 0)) * 1024

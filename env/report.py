@@ -1,0 +1,126 @@
+"""`ipex-assist env`: what this machine is, what this process may use of it, and which variables suit it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.isa import read_isa
+from ipex_assist.env.libraries import find_libraries
+from ipex_assist.env.machine import Machine
+from ipex_assist.env.memory import read_memory
+from ipex_assist.env.topology import read_topology
+from ipex_assist.env.variables import choose_variables
+
+
+def describe_environment(root: str | Path = "/", environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the report as plain data, the object that `--json` prints.
+
+    `sockets`, `physical_cores`, `logical_cpus`, `smt` and `numa_nodes` describe the whole machine, `allowed_cpus` what
+    this process may use. `libraries` are always this interpreter's, `variables` those for a run with default
+    placement on the machine below `root`; a variable the user set has the user's value.
+    """
+    return _describe(read_topology(root), root, environ)
+
+
+def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    libraries = find_libraries(environ)
+    threads = machine.threads_within_quota(len(machine.default_cores()))
+    variables = choose_variables(threads, libraries, environ)
+    return {
+        "sockets": len(machine.sockets),
+        "physical_cores": len(machine.cores),
+        "logical_cpus": len(machine.cpus),
+        "allowed_cpus": format_cpulist(machine.allowed),
+        "smt": machine.smt,
+        "numa_nodes": {
+            str(node.id): {"cpus": format_cpulist(node.cpus), "memory_bytes": node.memory_bytes}
+            for node in machine.nodes
+        },
+        "isa": read_isa(root).as_dict(),
+        "libraries": libraries.as_dict(),
+        "variables": variables.set | variables.kept,
+        "warnings": [*machine.warnings, *_advice(machine, libraries.as_dict()), *variables.describe_kept()],
+    }
+
+
+def _advice(machine: Machine, libraries: Mapping[str, str | None]) -> list[str]:
+    """What costs speed on this machine and can be changed."""
+    lines = []
+    cores = len(machine.default_cores())
+    if machine.threads_within_quota(cores) < cores:
+        lines.append(
+            f"the control group grants {machine.cpu_quota:g} CPUs of time for {cores} cores: "
+            f"{machine.threads_within_quota(cores)} threads; raise the container's CPU limit to use them all"
+        )
+    if not libraries["libiomp5"]:
+        lines.append("libiomp5.so not found, the GNU OpenMP runtime is slower: pip install intel-openmp")
+    if not (libraries["tcmalloc"] or libraries["jemalloc"]):
+        lines.append("neither tcmalloc nor jemalloc found: apt-get install libtcmalloc-minimal4")
+    return lines
+
+
+def format_report(report: Mapping[str, Any], machine: Machine, memory_line: str) -> str:
+    """Return the report for people: one aligned line per fact."""
+    threads_per_core = "SMT on" if report["smt"] else "SMT off"
+    rows = [
+        ("processor", report["isa"]["model"] or "unknown"),
+        ("sockets", str(report["sockets"])),
+        ("cores", f"{report['physical_cores']} physical, {report['logical_cpus']} CPUs online, {threads_per_core}"),
+        ("allowed", f"CPUs {report['allowed_cpus']} ({len(machine.allowed_cores())} physical cores)"),
+        ("memory", memory_line),
+        ("isa", " ".join(name for name, present in report["isa"].items() if present is True) or "none of note"),
+    ]
+    if efficiency := [core for core in machine.cores if core.efficiency]:
+        rows.insert(3, ("E-cores", f"CPUs {format_cpulist(cpu for core in efficiency for cpu in core.cpus)}"))
+    if machine.cpu_quota is not None:
+        rows.append(("CPU quota", f"{machine.cpu_quota:g} CPUs"))
+    for node in machine.nodes:
+        cpus = f"CPUs {format_cpulist(node.cpus)}" if node.cpus else "no CPUs (HBM or CXL memory)"
+        usable = "" if node.id in machine.allowed_nodes else ", memory not allowed here"
+        rows.append((f"node {node.id}", f"{gib(node.memory_bytes)}, {gib(node.free_bytes)} free, {cpus}{usable}"))
+    rows += [(name, path or "not found") for name, path in report["libraries"].items()]
+    rows += [(name, value) for name, value in report["variables"].items()]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    return "\n".join(lines + [f"note: {warning}" for warning in report["warnings"]])
+
+
+def gib(size: int | None) -> str:
+    """`size` bytes for people."""
+    return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
+
+
+def main(argv: list[str]) -> int:
+    """Run `ipex-assist env` with the arguments after `env`; the result is the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="ipex-assist env",
+        description="Report this machine, what may be used of it, and the variables that suit it.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
+    parser.add_argument(
+        "--root", metavar="DIR", default="/", help="read DIR/sys and DIR/proc instead of this machine's"
+    )
+    args = parser.parse_args(argv)
+    try:
+        if not Path(args.root).is_dir():
+            raise UsageError(f"--root {args.root} is not a folder")
+        machine = read_topology(args.root)
+        report = _describe(machine, args.root, os.environ)
+        if args.json:
+            print(json.dumps(report))
+        else:
+            memory = read_memory(args.root)
+            line = f"{gib(memory.total)}, {gib(memory.available)} available" if memory.total else "unknown"
+            print(format_report(report, machine, line))
+    except IpexAssistError as error:
+        print(f"ipex-assist env: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0

@@ -1,0 +1,126 @@
+"""Reads the machine from sysfs and procfs: its cores, NUMA nodes, and which of them this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from ipex_assist.env.cgroup import CgroupLimits, read_cgroup_limits
+from ipex_assist.env.cores import CPU, read_cores
+from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.machine import Machine, Node
+from ipex_assist.env.tree import Tree
+
+NODE = "sys/devices/system/node"
+
+
+def read_topology(root: str | Path = "/") -> Machine:
+    """Read the machine below `root`, which holds `sys` and `proc`; `/` is the live machine.
+
+    What the process may use comes from proc/self/status and its control groups, on the live machine also from
+    sched_getaffinity (which taskset, numactl and batch systems set).
+
+    Raises:
+        UsageError: `root` describes no machine.
+    """
+    tree = Tree(root)
+    warnings: list[str] = []
+    online = _online_cpus(tree)
+    if not online:
+        raise UsageError(
+            f"{tree.root} describes no machine: neither {CPU} nor proc/cpuinfo names a CPU there. "
+            "Give --root a folder that holds copies of /sys and /proc."
+        )
+    limits = read_cgroup_limits(tree)
+    cores = read_cores(tree, online, warnings)
+    nodes = _read_nodes(tree, online, warnings)
+    allowed = _allowed_cpus(tree, online, limits, warnings)
+    allowed_nodes = _allowed_nodes(tree, nodes, limits)
+    return Machine(cores, nodes, allowed, allowed_nodes, limits.cpu_quota, tuple(warnings))
+
+
+def _online_cpus(tree: Tree) -> tuple[int, ...]:
+    online = tree.ids(f"{CPU}/online")
+    if online:
+        return online
+    # Before 2.6.26 there was no such file; cpu0 has no switch of its own, so a missing file means online.
+    present = [cpu for cpu in tree.numbered(CPU, "cpu") if tree.number(f"{CPU}/cpu{cpu}/online") != 0]
+    if present:
+        return tuple(present)
+    cpuinfo = (tree.text("proc/cpuinfo") or "").splitlines()
+    return tuple(
+        int(number)
+        for line in cpuinfo
+        if line.startswith("processor") and (number := line.partition(":")[2].strip()).isdecimal()
+    )
+
+
+def _read_nodes(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tuple[Node, ...]:
+    present = tree.numbered(NODE, "node")
+    listed = tree.ids(f"{NODE}/online")
+    nodes = []
+    for node_id in present:
+        if listed and node_id not in listed:
+            continue
+        cpus = set(tree.ids(f"{NODE}/node{node_id}/cpulist", f"{NODE}/node{node_id}/cpumap") or ())
+        total, free = _node_memory(tree.text(f"{NODE}/node{node_id}/meminfo") or "")
+        nodes.append(Node(node_id, tuple(cpu for cpu in online if cpu in cpus), total, free))
+    times_listed = Counter(cpu for node in nodes for cpu in node.cpus)
+    if nodes and (homeless := set(online) - set(times_listed)):
+        warnings.append(f"CPUs {format_cpulist(homeless)} lie in no NUMA node; the kernel places their memory")
+    if twice := [cpu for cpu, times in times_listed.items() if times > 1]:
+        warnings.append(f"CPUs {format_cpulist(twice)} are listed in more than one NUMA node")
+    return tuple(nodes)
+
+
+def _node_memory(meminfo: str) -> tuple[int | None, int | None]:
+    """(total, free or reclaimable) in bytes from a node's meminfo, whose lines are `Node 0 MemTotal: 123 kB`."""
+    kib: dict[str, int] = {}
+    for line in meminfo.splitlines():
+        words = line.split()
+        if len(words) >= 4 and words[3].isdecimal():
+            kib[words[2].rstrip(":")] = int(words[3])
+    total, free = kib.get("MemTotal"), kib.get("MemFree")
+    if free is not None:
+        cache = kib.get("Active(file)", 0) + kib.get("Inactive(file)", 0)
+        free += cache + kib.get("SReclaimable", 0)
+    return None if total is None else total * 1024, None if free is None else free * 1024
+
+
+def _allowed_cpus(tree: Tree, online: tuple[int, ...], limits: CgroupLimits, warnings: list[str]) -> tuple[int, ...]:
+    # The scheduler's own word comes first; cgroup files seen from inside a container may be somebody else's.
+    affinity = tuple(os.sched_getaffinity(0)) if tree.live else None
+    allowed = set(online)
+    for name, source in (
+        ("the affinity mask", affinity),
+        ("proc/self/status", _status_list(tree, "Cpus_allowed_list")),
+        ("the cpuset", limits.cpus),
+    ):
+        if source is None:
+            continue
+        if allowed.isdisjoint(source):
+            warnings.append(f"{name} allows CPUs {format_cpulist(source)}, none of {format_cpulist(allowed)}: ignored")
+        else:
+            allowed &= set(source)
+    return tuple(sorted(allowed))
+
+
+def _allowed_nodes(tree: Tree, nodes: tuple[Node, ...], limits: CgroupLimits) -> tuple[int, ...]:
+    allowed = {node.id for node in nodes}
+    for source in (limits.memory_nodes, _status_list(tree, "Mems_allowed_list")):
+        if source is not None and not allowed.isdisjoint(source):
+            allowed &= set(source)
+    return tuple(sorted(allowed))
+
+
+def _status_list(tree: Tree, key: str) -> tuple[int, ...] | None:
+    for line in (tree.text("proc/self/status") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            try:
+                return parse_cpulist(value) or None
+            except ValueError:
+                return None
+    return None
