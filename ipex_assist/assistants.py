@@ -1,9 +1,78 @@
-"""Which small model assists a target when none is named: one row per family and vocabulary."""
+"""Which small model assists a target when none is named: one row per family and vocabulary.
+
+Rows hold published models whose tokenizer is the family's; `check_vocabulary` compares the tokens once both are
+loaded. Families without a row have no published sibling that fits: Mistral (its small namesakes add token ids or come
+with another vocabulary), Phi-4, Falcon.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# A draft of more than this share of the target's size cannot pay off.
+LARGEST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Assistant:
+    """A hub id, the `vocab_size`s of the targets it fits, and its size by its own config.json."""
+
+    id: str
+    vocab_sizes: tuple[int, ...]
+    hidden_size: int
+    num_hidden_layers: int
+
+
+# architectures[0] -> assistants. The first three are the defaults Intel Extension for Transformers had (its TinyLlama
+# id has moved to TinyLlama/); the rest are each family's smallest member by its model card.
+DEFAULT_ASSISTANTS: dict[str, tuple[Assistant, ...]] = {
+    "OPTForCausalLM": (Assistant("facebook/opt-125m", (50272,), 768, 12),),
+    "LlamaForCausalLM": (
+        Assistant("TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T", (32000,), 2048, 22),  # Llama 1 and 2
+        Assistant("meta-llama/Llama-3.2-1B", (128256,), 2048, 16),  # Llama 3.x; gated, like its targets
+        Assistant("HuggingFaceTB/SmolLM2-135M-Instruct", (49152,), 576, 30),  # SmolLM2
+    ),
+    "GPTBigCodeForCausalLM": (Assistant("bigcode/tiny_starcoder_py", (49152,), 768, 20),),
+    # 7B and up pad the same vocabulary further.
+    "Qwen2ForCausalLM": (Assistant("Qwen/Qwen2.5-0.5B-Instruct", (151936, 152064), 896, 24),),
+    "Qwen3ForCausalLM": (Assistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
+    "PhiForCausalLM": (Assistant("microsoft/phi-1_5", (51200,), 2048, 24),),  # phi-2
+    "Phi3ForCausalLM": (Assistant("microsoft/Phi-3-mini-4k-instruct", (32064,), 3072, 32),),  # Phi-3-medium
+    "GemmaForCausalLM": (Assistant("google/gemma-2b", (256000,), 2048, 18),),
+    "Gemma2ForCausalLM": (Assistant("google/gemma-2-2b-it", (256000,), 2304, 26),),
+    "Gemma3ForCausalLM": (Assistant("google/gemma-3-270m-it", (262144,), 640, 18),),
+    "GPTNeoXForCausalLM": (Assistant("EleutherAI/pythia-70m", (50304, 50432, 50688), 512, 6),),
+    "BloomForCausalLM": (Assistant("bigscience/bloom-560m", (250880,), 1024, 24),),
+}
+
+
+def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None:
+    """The hub id that assists a target with this config.json, or None where no published model fits.
+
+    source: what the user called the target; code models get the code sibling where there is one. The target itself, or
+    a model of more than half its size, is never returned.
+    """
+    architecture = (config.get("architectures") or [""])[0]
+    for assistant in DEFAULT_ASSISTANTS.get(architecture, ()):
+        if config.get("vocab_size") in assistant.vocab_sizes and _size(config) * LARGEST_SHARE >= _size(
+            vars(assistant)
+        ):
+            if assistant.id == "Qwen/Qwen2.5-0.5B-Instruct" and "coder" in source.lower():
+                return "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+            return assistant.id
+    return None
 
 
 def canonical_id(source: str) -> str:
     """The hub id that resolves today: TinyLlama's checkpoints moved from PY007/ to TinyLlama/."""
     owner, slash, name = source.partition("/")
     return f"TinyLlama/{name}" if slash and owner == "PY007" and name.startswith("TinyLlama") else source
+
+
+def _size(config: Mapping[str, Any]) -> int:
+    """Layers × width², to which the parameters of the layers are proportional within a family."""
+    width = config.get("hidden_size") or config.get("n_embd") or 0
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
+    return layers * width**2

@@ -67,7 +67,7 @@ def _refusal(path: Path, error: Exception) -> str:
     return (
         f"{path} was refused: unpickling it would run code of the file's choosing ({reason}). "
         "Only tensors are read from .bin files. Convert it to safetensors where you trust it, with "
-        "model.save_pretrained(folder, safe_serialization=True), and pass that folder."
+        "model.save_pretrained(FOLDER), and pass that folder."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -186,9 +187,10 @@ class FolderCheckpoint(Checkpoint):
         shards = sorted(set(index["weight_map"].values()))
         missing = [shard for shard in shards if not (self.path / shard).exists()]
         if missing:
+            shown = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")
             raise IpexAssistError(
-                f"{self.path} lacks {len(missing)} of {len(shards)} shards named in {first.name}: {', '.join(missing[:4])}"
-                f"{' …' if len(missing) > 4 else ''}. {self._hint or 'Download them again.'}"
+                f"{self.path} lacks {len(missing)} of {len(shards)} shards that {first.name} names: {shown}. "
+                f"{self._hint or 'Download them again.'}"
             )
         return [self.path / shard for shard in shards]
 
@@ -198,6 +200,7 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, source: str, path: Path) -> None:
         self.source, self.path = source, path
+        self._cpus = os.sched_getaffinity(0)
         if path.suffix in (".safetensors", ".bin", ".json"):
             raise IpexAssistError(f"{path} is one file of a checkpoint. Pass its folder: {path.absolute().parent}")
         self.header = gguf_file.read_header(path)
@@ -218,7 +221,7 @@ class GgufCheckpoint(Checkpoint):
         missing = [name for name in wanted if name not in self._tensors]
         if missing:
             raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
-        for name, tensor in gguf_file.read_tensors((name, self._tensors[name]) for name in wanted):
+        for name, tensor in gguf_file.read_tensors(((name, self._tensors[name]) for name in wanted), self._cpus):
             yield name, gguf_model.undo_permutation(name, tensor, self.config)
 
 

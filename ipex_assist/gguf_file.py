@@ -31,6 +31,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 # Elements dequantised per call: fp32 temporaries of this size stay in a core's L2 cache.
 _CHUNK = 256 * 1024
+_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,17 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
     return rows * columns // block * block_bytes
 
 
-def read_tensors(tensors: Iterable[tuple[str, GgufTensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read tensors in the given order: F32, F16 and BF16 as they are, quantised ones as bf16."""
-    with ThreadPoolExecutor(max_workers=min(8, len(os.sched_getaffinity(0)))) as workers:
+def read_tensors(
+    tensors: Iterable[tuple[str, GgufTensor]], cpus: set[int] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Read tensors in the given order: F32, F16 and BF16 as they are, quantised ones as bf16.
+
+    cpus: where to dequantise. Threads inherit the affinity of the one that starts them, and an OpenMP runtime that
+    binds its threads leaves the main thread one CPU; so the caller notes the set before any computation.
+    """
+    cpus = cpus or os.sched_getaffinity(0)
+    count = min(_WORKERS, len(cpus))
+    with ThreadPoolExecutor(count, initializer=os.sched_setaffinity, initargs=(0, cpus)) as workers:
         for name, tensor in tensors:
             yield name, _read_tensor(name, tensor, workers)
 
@@ -155,26 +164,33 @@ def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor) -> 
 
     raw = numpy.empty(stored_bytes(name, tensor), dtype=numpy.uint8)
     with open(tensor.path, "rb", buffering=0) as file:
-        read_into(file, tensor.offset, memoryview(raw))
+        read_into(file, tensor.offset, raw)
     kind = GGMLQuantizationType(tensor.type)
     plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     if kind.name in plain:
         return torch.from_numpy(raw).view(plain[kind.name]).reshape(tensor.shape)
 
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    result = torch.empty(_elements(tensor.shape), dtype=torch.bfloat16)
+    result = numpy.empty(_elements(tensor.shape), dtype=numpy.uint16)
     chunk = _CHUNK // block
 
     def convert(first: int) -> None:
         blocks: numpy.ndarray = raw[first * block_bytes : (first + chunk) * block_bytes]
         values = dequantize(blocks.reshape(1, -1), kind).reshape(-1)
-        result[first * block : first * block + len(values)] = torch.from_numpy(values)
+        result[first * block : first * block + len(values)] = _to_bf16(values)
 
     try:
         list(workers.map(convert, range(0, len(raw) // block_bytes, chunk)))
     except NotImplementedError as error:
         raise IpexAssistError(f"{tensor.path}: tensor {name}: {error}. Use a file in Q4_K_M or Q8_0.") from error
-    return result.reshape(tensor.shape)
+    return torch.from_numpy(result).view(torch.bfloat16).reshape(tensor.shape)
+
+
+def _to_bf16(values: numpy.ndarray) -> numpy.ndarray:
+    """fp32 to the bits of bf16, rounded to nearest even; in numpy, so that no worker starts OpenMP threads."""
+    bits = values.view("uint32")
+    bits += ((bits >> 16) & 1) + 0x7FFF
+    return bits >> 16
 
 
 def _elements(shape: tuple[int, ...]) -> int:

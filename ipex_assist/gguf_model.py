@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.gguf_file import GgufHeader, GgufTensor, StringArray
+from ipex_assist.gguf_file import GgufHeader, GgufTensor, read_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -217,8 +217,6 @@ def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
 
     The divisors are computed again from the numbers (Hugging Face's `_compute_llama3_parameters`) and must agree.
     """
-    from ipex_assist.gguf_file import read_tensors
-
     tensor = header.tensors[ROPE_FACTORS]
     stored = next(read_tensors([(ROPE_FACTORS, tensor)]))[1].float().reshape(-1).tolist()
     theta = float(header.get("{arch}.rope.freq_base", 10000.0))
@@ -245,8 +243,3 @@ def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
 def _rounded(value: float) -> float:
     """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}")
-
-
-def token_count(header: GgufHeader) -> int:
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, StringArray) else 0

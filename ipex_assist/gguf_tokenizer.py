@@ -32,10 +32,10 @@ _DIGITS = r"\p{N}"
 
 # tokenizer.ggml.pre -> rule; _DIGITS: digits apart, then GPT-2's rule.
 PRE_TOKENIZERS: dict[str, str | None] = (
-    dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo", "jais", "phi-2", "trillion"), None)
-    | dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "granite-docling"), _DIGITS)
-    | dict.fromkeys(("qwen2", "qwen3", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2)
-    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3)
+    dict.fromkeys(("default", "gpt-2"), None)
+    | dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS)
+    | dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2)
+    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), _LLAMA3)
     | {"tekken": _TEKKEN}
 )
 # These take a whole word from the vocabulary before they merge ("ignore_merges" in their tokenizer.json).
@@ -90,7 +90,7 @@ def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_rule)]
     )
-    if rule == _QWEN2 and name != "stablelm2":
+    if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -26,8 +26,9 @@ def estimate_bytes(source: str, precision: str, *, revision: str | None = None, 
     path = Path(source).expanduser()
     try:
         if path.is_file():
-            header = gguf_file.read_header(path)
-            return packed_bytes({name: tensor.shape for name, tensor in header.tensors.items()}, precision)
+            tensors = gguf_file.read_header(path).tensors
+            shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            return packed_bytes(shapes, precision, "output.weight" not in tensors)
         if not path.is_dir() and hub.is_hub_id(source):
             snapshot = hub.cached_snapshot(source, revision)
             if snapshot is not None:
@@ -43,22 +44,31 @@ def estimate_bytes(source: str, precision: str, *, revision: str | None = None, 
     return None if parameters is None else math.ceil(parameters * LINEAR_BYTES[precision])
 
 
-def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str) -> int:
-    """Bytes of tensors of these shapes once packed: matrices that are no embeddings at `precision`, the rest unpacked."""
+def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_head: bool = False) -> int:
+    """Bytes of tensors of these shapes once packed.
+
+    Matrices that are no embeddings are packed at `precision`, the rest stays as it is; the head of a model that ties it
+    to the embedding is packed beside it.
+    """
     plain = 4 if precision == "fp32" else 2
     total = 0.0
     for name, shape in shapes.items():
-        quantised = len(shape) == 2 and not any(word in name for word in ("embed", "embd", "wte", "wpe"))
-        total += math.prod(shape) * (LINEAR_BYTES[precision] if quantised else plain)
+        elements = math.prod(shape)
+        embedding = any(word in name for word in ("embed_tokens", "token_embd", "wte"))
+        table = embedding or any(word in name for word in ("embed_positions", "position_embd", "wpe"))
+        total += elements * (LINEAR_BYTES[precision] if len(shape) == 2 and not table else plain)
+        total += elements * LINEAR_BYTES[precision] if embedding and tied_head else 0
     return math.ceil(total)
 
 
 def _folder_bytes(checkpoint: FolderCheckpoint, precision: str) -> int:
-    if checkpoint.files[0].suffix == ".safetensors":
-        return packed_bytes(checkpoint.shapes(), precision)
-    # .bin headers need torch: file sizes and the embedding's shape by the config will do.
     config = checkpoint.config
+    tied = bool(config.get("tie_word_embeddings", config.get("model_type") in ("opt", "gpt_bigcode")))
+    if checkpoint.files[0].suffix == ".safetensors":
+        shapes = checkpoint.shapes()
+        return packed_bytes(shapes, precision, tied and "lm_head.weight" not in shapes)
+    # The headers of .bin files need torch: file sizes, and the embedding's shape by the config, will do.
     width = config.get("word_embed_proj_dim") or config.get("hidden_size") or config.get("n_embd") or 0
     embedding = (config.get("vocab_size") or 0, width)
-    linear = (checkpoint.num_parameters - math.prod(embedding), 1)
-    return packed_bytes({"embed": embedding, "linear": linear}, precision)
+    linears = (checkpoint.num_parameters - math.prod(embedding), 1)
+    return packed_bytes({"embed_tokens": embedding, "linears": linears}, precision, tied)

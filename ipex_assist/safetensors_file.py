@@ -86,7 +86,7 @@ def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[
                 file = open(tensor.path, "rb", buffering=0)  # noqa: SIM115 - stays open for the file's next tensors
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             data = torch.empty(tensor.nbytes, dtype=torch.uint8)
-            read_into(file, tensor.offset, memoryview(data.numpy()))
+            read_into(file, tensor.offset, data.numpy())
             yield name, data.view(getattr(torch, DTYPES[tensor.dtype][0])).reshape(tensor.shape)
             del data
     finally:
@@ -94,8 +94,9 @@ def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[
             file.close()
 
 
-def read_into(file: Any, offset: int, buffer: memoryview) -> None:
-    """Fill `buffer` from byte `offset` of an unbuffered file (one read call returns at most 2 GiB)."""
+def read_into(file: Any, offset: int, array: Any) -> None:
+    """Fill an array of bytes from byte `offset` of an unbuffered file (one read call returns at most 2 GiB)."""
+    buffer = memoryview(array)
     file.seek(offset)
     filled = 0
     while filled < len(buffer):
