@@ -1,0 +1,27 @@
+"""What every test shares: quiet imports, few threads, and which executors this environment has."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+HAS_IPEX = importlib.util.find_spec("intel_extension_for_pytorch") is not None
+EXECUTORS = ["torch", *(["ipex"] if HAS_IPEX else [])]
+# Every executor with every precision it has.
+PRECISIONS = [
+    ("torch", "fp32"),
+    ("torch", "bf16"),
+    *([("ipex", "fp32"), ("ipex", "bf16"), ("ipex", "int8"), ("ipex", "int4")] if HAS_IPEX else []),
+]
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> str:
+    """Each executor that is installed."""
+    return request.param
