@@ -90,7 +90,8 @@ class Machine:
         sockets: dict[int, list[Core]] = {}
         for core in fast:
             sockets.setdefault(core.socket, []).append(core)
-        return tuple(max(sockets.values(), key=lambda members: len(members), default=[]))
+        largest: list[Core] = max(sockets.values(), key=len, default=[])
+        return tuple(largest)
 
     def threads_within_quota(self, threads: int) -> int:
         """`threads`, or fewer where the CPU quota lets fewer run at full speed; at least 1."""

@@ -115,12 +115,16 @@ def main(argv: list[str]) -> int:
         machine = read_topology(args.root)
         report = _describe(machine, args.root, os.environ)
         if args.json:
-            print(json.dumps(report))
+            print(json.dumps(report), flush=True)
         else:
             memory = read_memory(args.root)
             line = f"{gib(memory.total)}, {gib(memory.available)} available" if memory.total else "unknown"
-            print(format_report(report, machine, line))
+            print(format_report(report, machine, line), flush=True)
     except IpexAssistError as error:
         print(f"ipex-assist env: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # The reader has gone; keep Python from complaining about it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0

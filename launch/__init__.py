@@ -1,1 +1,24 @@
-"""Processes on cores: placement, numactl, and the check after the start. Never imports torch."""
+"""Processes on cores: placement, numactl, and checking after the start. Never imports torch."""
+
+from ipex_assist.launch.check import check_start, restore_affinity
+from ipex_assist.launch.cli import add_placement_arguments, request_from
+from ipex_assist.launch.command import Command, format_command
+from ipex_assist.launch.placement import Placement, Request, place
+from ipex_assist.launch.plan import Plan, inherited_plan
+from ipex_assist.launch.process import prepare, run
+
+__all__ = [
+    "Command",
+    "Placement",
+    "Plan",
+    "Request",
+    "add_placement_arguments",
+    "check_start",
+    "format_command",
+    "inherited_plan",
+    "place",
+    "prepare",
+    "request_from",
+    "restore_affinity",
+    "run",
+]

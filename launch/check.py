@@ -1,0 +1,107 @@
+"""After the start: did the process get what was planned? And undoes the one collapse that OpenMP causes itself."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.launch.plan import Plan
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What /proc says: the CPUs the calling thread may use, those of every thread, and the files mapped."""
+
+    own_mask: frozenset[int]
+    masks: tuple[frozenset[int], ...]
+    mapped: frozenset[str]
+
+
+def check_start(plan: Plan | None, actual_threads: int | None = None) -> list[str]:
+    """Compare this process with its plan and return warnings, each with its remedy; none without a plan.
+
+    Call it after the first parallel region (a forward pass) and after `restore_affinity`, because OpenMP binds its
+    threads there. `actual_threads` is what the framework uses, e.g. torch.get_num_threads(); None skips that check.
+    """
+    return [] if plan is None else compare(plan, read_process_state(), actual_threads)
+
+
+def restore_affinity(plan: Plan | None) -> None:
+    """Give the calling thread the whole plan again, so that threads started from it do not all share one core.
+
+    With KMP_AFFINITY or OMP_PROC_BIND the OpenMP runtime binds the initial thread to the first core at its first
+    parallel region, and threads started later (tokenizer, streaming, data loading) inherit that one core. The workers
+    stay bound, and libiomp5 does not bind the initial thread again. Its own remedy, the modifier `reset`,
+    costs two system calls in every parallel region (10 µs more, measured), which is too much for decoding.
+    """
+    if plan is None:
+        return
+    present = os.sched_getaffinity(0)
+    if present < set(plan.cpus):
+        os.sched_setaffinity(0, plan.cpus)
+
+
+def read_process_state() -> ProcessState:
+    """Read the state of this process; a thread that ends meanwhile is left out."""
+    masks = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            masks.append(frozenset(os.sched_getaffinity(int(task))))
+        except ProcessLookupError:
+            continue
+    with open("/proc/self/maps") as maps:
+        mapped = frozenset(fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6)
+    return ProcessState(frozenset(os.sched_getaffinity(0)), tuple(masks), mapped)
+
+
+def compare(plan: Plan, state: ProcessState, actual_threads: int | None) -> list[str]:
+    """Return what deviates from the plan, as lines for the user."""
+    lines = [*_affinity_deviations(plan, state), *_missing_libraries(plan.preload, state.mapped)]
+    if actual_threads is not None and actual_threads != plan.threads:
+        lines.append(
+            f"{actual_threads} compute threads instead of the {plan.threads} planned: something called "
+            f"set_num_threads or changed OMP_NUM_THREADS; use --threads {actual_threads} if that is meant"
+        )
+    return lines
+
+
+def _affinity_deviations(plan: Plan, state: ProcessState) -> list[str]:
+    planned = frozenset(plan.cpus)
+    reached = frozenset().union(*state.masks)
+    lines = []
+    if outside := reached - planned:
+        lines.append(
+            f"threads may run on CPUs {format_cpulist(outside)}, outside the planned {format_cpulist(planned)}: "
+            "the program changed its affinity; look for sched_setaffinity, taskset or a wrapper inside the command"
+        )
+    if idle := planned - reached:
+        lines.append(
+            f"no thread may run on {len(idle)} of the {len(planned)} planned CPUs ({format_cpulist(idle)}): "
+            "the affinity collapsed; unset KMP_AFFINITY, OMP_PROC_BIND and GOMP_CPU_AFFINITY and start again"
+        )
+    elif state.own_mask < planned:
+        lines.append(
+            f"this thread and all it starts may run only on CPU {format_cpulist(state.own_mask)} of the planned "
+            f"{format_cpulist(planned)}; set KMP_AFFINITY=none, or call ipex_assist.launch.restore_affinity"
+        )
+    bound = Counter(next(iter(mask)) for mask in state.masks if len(mask) == 1)
+    # An even spread of several pools is fine; far more on one CPU is inherited binding.
+    fair_share = -(-sum(bound.values()) // len(planned))
+    if len(planned) > 1 and not idle and (crowded := [cpu for cpu in planned if bound[cpu] > fair_share]):
+        lines.append(
+            f"{max(bound[cpu] for cpu in crowded)} threads are held on CPU {format_cpulist(crowded)} alone, which they "
+            "inherited from a bound thread; set KMP_AFFINITY=none to let them move"
+        )
+    return lines
+
+
+def _missing_libraries(preload: Iterable[str], mapped: frozenset[str]) -> list[str]:
+    return [
+        f"{path} was to be preloaded and is not in this process: a wrapper cleared LD_PRELOAD, or the file does not "
+        f"load (try: LD_PRELOAD={path} true)"
+        for path in preload
+        if path not in mapped and os.path.realpath(path) not in mapped
+    ]

@@ -1,0 +1,117 @@
+"""From a placement to the exact argv and environment of the process: pure, never a shell string."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.env.variables import Variables
+from ipex_assist.launch.abilities import Abilities
+from ipex_assist.launch.placement import Placement
+from ipex_assist.launch.plan import PLAN_VARIABLE, Plan
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process ready to start.
+
+    `argv` with its pinning prefix, `environ` complete, `affinity` the CPUs to set before exec where no tool does it.
+    `set` are the variables that differ from the user's environment. `notes` say what was kept, `warnings` what is lost.
+    """
+
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    set: dict[str, str]
+    kept: dict[str, str]
+    placement: Placement
+    program: tuple[str, ...]
+    affinity: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data for `--json`."""
+        return {
+            "argv": list(self.argv),
+            "set": self.set,
+            "kept": self.kept,
+            "cpus": format_cpulist(self.placement.cpus),
+            "threads": self.placement.threads,
+            "memory": self.placement.memory,
+            "memory_nodes": list(self.placement.nodes),
+            "sched_setaffinity": format_cpulist(self.affinity) if self.affinity else None,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def build_command(
+    placement: Placement,
+    variables: Variables,
+    program: Sequence[str],
+    environ: Mapping[str, str],
+    abilities: Abilities,
+) -> Command:
+    """Combine everything into a Command that runs `program` (its argv).
+
+    numactl places CPUs and memory. Where it is missing or the kernel forbids memory policies, taskset or
+    sched_setaffinity still place the CPUs, and one warning says what was lost and how to get it.
+    """
+    prefix, affinity, loss = _pinning(placement, abilities)
+    plan = Plan(
+        placement.cpus,
+        placement.threads,
+        placement.memory,
+        placement.nodes,
+        variables.preload,
+        {name: value for name, value in variables.set.items() if name != "LD_PRELOAD"},
+    )
+    chosen = {**variables.set, PLAN_VARIABLE: plan.to_json()}
+    return Command(
+        argv=(*prefix, *program),
+        environ={**environ, **chosen},
+        set=chosen,
+        kept=variables.kept,
+        placement=placement,
+        program=tuple(program),
+        affinity=affinity,
+        notes=tuple(variables.describe_kept()),
+        warnings=(*placement.warnings, *loss),
+    )
+
+
+def _pinning(
+    placement: Placement, abilities: Abilities
+) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
+    """(argv prefix, CPUs to set ourselves, what was lost)."""
+    cpus, nodes = format_cpulist(placement.cpus), format_cpulist(placement.nodes)
+    if abilities.numactl and abilities.mempolicy:
+        policy = {"bind": ("-m", nodes), "interleave": ("-i", nodes), "none": ()}[placement.memory]
+        return ("numactl", "-C", cpus, *policy), None, ()
+    tool = "taskset" if abilities.taskset else "sched_setaffinity"
+    if not abilities.numactl:
+        reason, remedy = "numactl is not installed", "apt-get install numactl"
+    else:
+        reason, remedy = "the kernel refuses memory policies here", "in a container, --cap-add SYS_NICE"
+    lost = {
+        "bind": f"memory is not bound to node {nodes} but goes where the kernel puts it",
+        "interleave": f"memory is not interleaved over nodes {nodes} but goes where the kernel puts it",
+        "none": "there is no memory policy to lose",
+    }[placement.memory]
+    loss = (f"{reason}: CPUs {cpus} are set with {tool}, {lost} (to get it: {remedy})",)
+    if abilities.taskset:
+        return ("taskset", "-c", cpus), None, loss
+    return (), placement.cpus, loss
+
+
+def format_command(command: Command) -> str:
+    """Return a dry run: comments, then one shell command with the variables set, which can be pasted and run."""
+    lines = [f"# {command.placement.describe()}"]
+    lines += [f"# {line}" for line in (*command.notes, *command.warnings)]
+    if command.affinity:
+        lines.append(f"# before exec: sched_setaffinity {format_cpulist(command.affinity)}")
+    lines += [f"{name}={shlex.quote(value)} \\" for name, value in command.set.items()]
+    return "\n".join([*lines, shlex.join(command.argv)])

@@ -1,0 +1,121 @@
+"""Prepares a command on this machine and becomes it by exec, so that signals and exit codes are the program's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.libraries import Libraries, find_libraries
+from ipex_assist.env.machine import Machine
+from ipex_assist.env.topology import read_topology
+from ipex_assist.env.variables import choose_variables
+from ipex_assist.launch.abilities import Abilities, probe_abilities
+from ipex_assist.launch.command import Command, build_command
+from ipex_assist.launch.placement import Placement, Request, place
+from ipex_assist.launch.plan import without_plan
+
+
+class CommandNotFound(IpexAssistError):
+    """There is no such program; 127 is what shells use."""
+
+    exit_code = 127
+
+
+class CommandNotExecutable(IpexAssistError):
+    """The file is there and cannot be run; 126 is what shells use."""
+
+    exit_code = 126
+
+
+def prepare(
+    request: Request,
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    machine: Machine | None = None,
+    libraries: Libraries | None = None,
+    abilities: Abilities | None = None,
+    show_openmp_settings: bool = False,
+) -> Command:
+    """Plan the run of `argv` as `request` asks; nothing is started or changed.
+
+    Args:
+        request: what the user asked for; `Request()` places by default.
+        argv: the program and its arguments.
+        environ: the environment to start from; the user's variables in it are kept.
+        machine, libraries, abilities: what to plan for, by default what is found here.
+        show_openmp_settings: let libiomp5 print its settings.
+
+    Raises:
+        UsageError: the request cannot be met here.
+    """
+    own = without_plan(environ)
+    placement = _place(request, machine or read_topology(), own)
+    variables = choose_variables(
+        placement.threads,
+        libraries or find_libraries(own),
+        own,
+        override_threads=request.threads is not None,
+        show_openmp_settings=show_openmp_settings,
+    )
+    return build_command(placement, variables, argv, own, abilities or probe_abilities(own))
+
+
+def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Placement:
+    """Place with the user's OMP_NUM_THREADS as the number of threads where the request leaves it open."""
+    threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if request.threads is not None or not threads.isdecimal() or int(threads) < 1:
+        return place(request, machine)
+    try:
+        return place(replace(request, threads=int(threads)), machine)
+    except UsageError:
+        placement = place(request, machine)
+        warning = f"OMP_NUM_THREADS={threads} is kept, though {placement.threads} threads would suit this machine"
+        return replace(placement, warnings=(*placement.warnings, warning))
+
+
+def run(command: Command) -> NoReturn:
+    """Become the command; warnings go to stderr first.
+
+    Raises:
+        CommandNotFound, CommandNotExecutable: the program cannot be started (exit codes 127 and 126).
+    """
+    check_program(command.program[0], command.environ)
+    for warning in command.warnings:
+        print(f"ipex-launch: {warning}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if command.affinity:
+        os.sched_setaffinity(0, command.affinity)
+    # Python ignores these two, and an ignored signal stays ignored across exec: `… | head` would not end.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvpe(command.argv[0], command.argv, command.environ)
+    except OSError as error:
+        raise CommandNotExecutable(f"{command.argv[0]} cannot be run: {error.strerror}") from None
+
+
+def check_program(name: str, environ: Mapping[str, str]) -> None:
+    """Look for the program before numactl does, which would say less and exit with 1.
+
+    Raises:
+        CommandNotFound, CommandNotExecutable: as a shell would say.
+    """
+    path = environ.get("PATH", os.defpath)
+    if shutil.which(name, path=path):
+        return
+    places = [name] if os.sep in name else [os.path.join(folder, name) for folder in path.split(os.pathsep)]
+    for place_ in places:
+        if os.path.isdir(place_) and os.sep in name:
+            raise CommandNotExecutable(f"{name} is a folder, not a program")
+        if os.path.isfile(place_):
+            raise CommandNotExecutable(f"{place_} is not executable; type chmod +x {place_}")
+    where = "" if os.sep in name else " on PATH"
+    raise CommandNotFound(f"there is no program {name}{where}")
