@@ -76,7 +76,9 @@ def load(
         assistant_precision=(assistant_precision or precision) if helper else None,
         executor=executor,
     )
-    return AssistedModel(decoder, tokenizer, eos_token_ids(checkpoint, tokenizer), identity, assistant_decoder)
+    return AssistedModel(
+        decoder, tokenizer, frozenset(eos_token_ids(checkpoint, tokenizer)), identity, assistant_decoder
+    )
 
 
 def _family_assistant(checkpoint: Checkpoint, source: str) -> str | None:

@@ -72,9 +72,7 @@ def test_greedy_tokens_equal_transformers(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "mistral-window", "llama-dynamic"])
-def test_prompt_in_chunks_equals_prompt_at_once(
-    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompt_in_chunks_equals_prompt_at_once(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt longer than a chunk: masks, positions and the prompt-long dynamic rotation across the seam."""
     model = tiny_models.save(tmp_path, variant)
     prompt = (PROMPT * 3)[:50]

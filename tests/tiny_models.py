@@ -110,7 +110,9 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
-def decoder(folder: Path, executor: str = "torch", precision: str = "fp32", tokens: int = 96, exact: bool = True) -> Decoder:
+def decoder(
+    folder: Path, executor: str = "torch", precision: str = "fp32", tokens: int = 96, exact: bool = True
+) -> Decoder:
     """The saved model on one of our executors, with room for `tokens` tokens."""
     loaded = load_decoder(open_checkpoint(str(folder)), precision, executor, exact=exact)
     loaded.reserve(tokens)

@@ -48,7 +48,5 @@ def attend_prompt(
     group = heads // kv_heads
     grouped = query.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (t[:, None].expand(-1, group, -1, -1) for t in (keys, values))
-    out = scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
-    )
+    out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(rows, heads * head_dim)

@@ -160,7 +160,9 @@ class TorchDecoder:
     ) -> torch.Tensor:
         spec = self.spec
         heads = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
-        query_key, value = heads.split((spec.num_attention_heads + spec.num_key_value_heads, spec.num_key_value_heads), 1)
+        query_key, value = heads.split(
+            (spec.num_attention_heads + spec.num_key_value_heads, spec.num_key_value_heads), 1
+        )
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = query_key.split((spec.num_attention_heads, spec.num_key_value_heads), 1)
             query = self.kernels.rms_norm(query.contiguous(), layer.q_norm, spec.norm_eps)

@@ -1,0 +1,147 @@
+"""Greedy assisted output equals greedy plain output, token by token, whatever the draft does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from conftest import PRECISIONS
+from drafts import SCRIPTS, ScriptedDraft
+
+from ipex_assist.decode import Round, decode
+from ipex_assist.draft import AssistantModel, DraftSource
+from ipex_assist.executors import Decoder
+from ipex_assist.sampling import Sampling
+
+PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
+GREEDY = Sampling()
+NEW = 24
+
+
+def run(
+    decoder: Decoder,
+    draft: DraftSource | None = None,
+    k: int = 0,
+    prompt: Sequence[int] = PROMPT,
+    new: int = NEW,
+    sampling: Sampling = GREEDY,
+) -> list[Round]:
+    """All rounds of one generation."""
+    generator = torch.Generator().manual_seed(0)
+    return list(
+        decode(
+            decoder,
+            prompt,
+            max_new_tokens=new,
+            sampling=sampling,
+            generator=generator,
+            draft=draft,
+            num_assistant_tokens=k,
+        )
+    )
+
+
+def tokens_of(rounds: list[Round]) -> list[int]:
+    """The text of `rounds`."""
+    return [token for round_ in rounds for token in round_.tokens]
+
+
+@pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic"])
+@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+def test_assisted_equals_plain(variant: str, executor: str, precision: str, tmp_path: Path) -> None:
+    """Every script and a second random model, k from 1 to 8: a wrong rollback or a row that feels its neighbours."""
+    tiny_models.save(tmp_path / "target", variant)
+    tiny_models.save(tmp_path / "assistant", variant, seed=1)
+    target = tiny_models.decoder(tmp_path / "target", executor, precision)
+    assistant = tiny_models.decoder(tmp_path / "assistant", executor, precision, exact=False)
+    plain = tokens_of(run(target))
+    for k in range(1, 9):
+        for name in list(SCRIPTS)[k % 2 :: 2]:  # two of the four scripts for each k, all four for each parity
+            draft = ScriptedDraft(PROMPT + plain, SCRIPTS[name], tiny_models.VOCAB)
+            assert tokens_of(run(target, draft, k)) == plain, (name, k)
+        draft = AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB)
+        assert tokens_of(run(target, draft, k)) == plain, ("another model", k)
+
+
+def test_a_model_assists_itself_without_a_miss(tmp_path: Path) -> None:
+    """Its own copy as the draft is always right: every round brings k + 1 tokens, so no cached row was wrong."""
+    tiny_models.save(tmp_path, "llama")
+    target, copy = tiny_models.decoder(tmp_path), tiny_models.decoder(tmp_path)
+    draft = AssistantModel(copy, GREEDY, torch.Generator(), tiny_models.VOCAB)
+    rounds = run(target, draft, k=4, new=41)
+    assert [round_.accepted for round_ in rounds[1:]] == [4] * 8
+    assert tokens_of(rounds) == tokens_of(run(target, new=41))
+
+
+def test_round_counts_what_was_accepted(tmp_path: Path) -> None:
+    """Accepted counts come from the verification, and the draft hears the same numbers."""
+    tiny_models.save(tmp_path, "llama")
+    target = tiny_models.decoder(tmp_path)
+    plain = tokens_of(run(target))
+    draft = ScriptedDraft(PROMPT + plain, lambda i: i == len(PROMPT) + 3, tiny_models.VOCAB)
+    rounds = run(target, draft, k=4)
+    # The prompt brings token 0; tokens 1 and 2 are right, token 3 is not: the target's own replaces it.
+    assert [(r.drafted, r.accepted) for r in rounds[:3]] == [(0, 0), (4, 2), (4, 4)]
+    assert draft.accepted == [r.accepted for r in rounds if r.drafted]
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 7])
+def test_never_more_than_max_new_tokens(new: int, tmp_path: Path) -> None:
+    """The limit falls inside a round: exactly so many tokens, and the same as plain."""
+    tiny_models.save(tmp_path, "llama")
+    target = tiny_models.decoder(tmp_path)
+    plain = tokens_of(run(target))
+    draft = ScriptedDraft(PROMPT + plain, SCRIPTS["always right"], tiny_models.VOCAB)
+    assert tokens_of(run(target, draft, k=5, new=new)) == plain[:new]
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17])
+def test_short_prompts(length: int, tmp_path: Path) -> None:
+    """A prompt of one token, and lengths around the row count where the prompt path begins."""
+    tiny_models.save(tmp_path, "llama")
+    target = tiny_models.decoder(tmp_path)
+    prompt = PROMPT[:length]
+    plain = tokens_of(run(target, prompt=prompt))
+    draft = ScriptedDraft(prompt + plain, SCRIPTS["wrong every third"], tiny_models.VOCAB)
+    assert tokens_of(run(target, draft, k=3, prompt=prompt)) == plain
+
+
+@pytest.mark.parametrize("variant", ["opt", "llama"])
+def test_context_to_its_last_position(variant: str, tmp_path: Path) -> None:
+    """Padding rows beyond the last position must neither crash a learned table nor change a row."""
+    tiny_models.save(tmp_path, variant)
+    target = tiny_models.decoder(tmp_path, tokens=128)
+    new = target.spec.context_length - len(PROMPT)
+    plain = tokens_of(run(target, new=new))
+    assert len(plain) == new
+    draft = ScriptedDraft(PROMPT + plain, SCRIPTS["wrong every fifth"], tiny_models.VOCAB)
+    assert tokens_of(run(target, draft, k=6, new=new)) == plain
+
+
+def test_a_draft_with_a_shorter_context_stops_drafting(tmp_path: Path) -> None:
+    """Past the assistant's context the target goes on alone."""
+    tiny_models.save(tmp_path / "target", "opt")
+    tiny_models.save(tmp_path / "assistant", "opt", seed=1, max_position_embeddings=32)
+    target = tiny_models.decoder(tmp_path / "target")
+    assistant = tiny_models.decoder(tmp_path / "assistant", tokens=32)
+    plain = tokens_of(run(target))
+    rounds = run(target, AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB), k=4)
+    assert tokens_of(rounds) == plain
+    assert rounds[1].drafted == 4
+    assert rounds[-1].drafted == 0
+
+
+def test_repetition_penalty_sees_drafted_tokens(tmp_path: Path) -> None:
+    """Each verified row is penalised for the drafted tokens before it, as plain decoding would have been."""
+    tiny_models.save(tmp_path, "llama")
+    target, copy = tiny_models.decoder(tmp_path), tiny_models.decoder(tmp_path)
+    penalty = Sampling(repetition_penalty=1.8)
+    plain = tokens_of(run(target, sampling=penalty))
+    assert plain != tokens_of(run(target)), "the penalty changes nothing here, so nothing is tested"
+    draft = AssistantModel(copy, penalty, torch.Generator(), tiny_models.VOCAB)
+    rounds = run(target, draft, k=4, sampling=penalty)
+    assert tokens_of(rounds) == plain
+    assert sum(r.accepted for r in rounds) == sum(r.drafted for r in rounds)

@@ -1,0 +1,89 @@
+"""Text as it streams: whole characters, stop strings that span tokens, and nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipex_assist.text import TextStream
+
+
+class ByteTokenizer:
+    """One token a byte, as byte-level tokenizers write rare characters; 256 is a special token."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """UTF-8, with replacement marks for what is no character."""
+        return bytes(t for t in token_ids if t < 256).decode("utf-8", errors="replace")
+
+
+def feed(text: bytes, stop: Sequence[str] = ()) -> tuple[list[str], TextStream]:
+    """All pieces, the last one from `finish`."""
+    stream = TextStream(ByteTokenizer(), stop)
+    pieces = []
+    for byte in text:
+        pieces.append(stream.push(byte))
+        if stream.stopped:
+            break
+    return [*pieces, stream.finish()], stream
+
+
+def test_a_character_comes_when_it_is_whole() -> None:
+    """No replacement mark between the bytes of é or of an emoji."""
+    pieces, _ = feed("aé😀b".encode())
+    assert pieces == ["a", "", "é", "", "", "", "😀", "b", ""]
+
+
+@given(st.text())
+def test_nothing_is_lost(text: str) -> None:
+    """Whatever the text, the pieces add up to it."""
+    assert "".join(feed(text.encode())[0]) == text
+
+
+@given(st.text(alphabet="abé😀 "), st.lists(st.text(alphabet="abé ", min_size=1), max_size=3))
+def test_stop_strings_cut_at_the_first(text: str, stop: list[str]) -> None:
+    """Equal to looking for the stop strings in the whole text, and never released too early."""
+    first = min((at for at in map(text.find, stop) if at >= 0), default=None)
+    pieces, stream = feed(text.encode(), stop)
+    if first is None:
+        assert "".join(pieces) == text
+    else:
+        # A stop string that ends first wins over one that begins first but ends later.
+        assert stream.stopped
+        ends = [text.find(s) + len(s) for s in stop if s in text]
+        earliest_end = text[: min(ends)]
+        assert "".join(pieces) == text[: min(at for at in map(earliest_end.find, stop) if at >= 0)]
+
+
+def test_a_possible_stop_is_held_back_and_given_up() -> None:
+    """ "EN" may become "END": held. "ENX" cannot: released."""
+    pieces, stream = feed(b"a EN", ["END"])
+    assert "".join(pieces[:-1]) == "a "
+    assert pieces[-1] == "EN"
+    assert not stream.stopped
+    assert "".join(feed(b"a ENX", ["END"])[0][:-1]) == "a ENX"
+
+
+def test_half_a_character_at_the_end_is_shown_as_such() -> None:
+    """max-new-tokens may fall inside a character; the text says so instead of dropping it."""
+    pieces, _ = feed("é".encode()[:1])
+    assert pieces == ["", "\ufffd"]
+
+
+def test_a_real_replacement_mark_is_released() -> None:
+    """A text may contain U+FFFD itself: it is held back only until something follows."""
+    assert "".join(feed("a\ufffdb".encode())[0]) == "a\ufffdb"
+
+
+def test_special_tokens_have_no_text() -> None:
+    """A special token in the middle neither shows nor disturbs."""
+    stream = TextStream(ByteTokenizer())
+    assert [stream.push(t) for t in (97, 256, 98)] == ["a", "", "b"]
+
+
+@pytest.mark.parametrize("invalid", [b"\xff", b"\xc3\x28", b"\xf0\x9f"])
+def test_invalid_bytes_do_not_block_the_stream(invalid: bytes) -> None:
+    """A model may write bytes that never become a character; what follows must still come."""
+    assert "".join(feed(b"a" + invalid + b" more")[0]).endswith(" more")

@@ -1,0 +1,96 @@
+"""Verification as mathematics: longest matching prefix, and rejection sampling that keeps the target's distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from ipex_assist.sampling import Sampling, draw
+from ipex_assist.verify import verify_greedy, verify_sampled
+
+VOCAB, DRAWS = 8, 20000
+# A correct sampler fails a test at this level once in ten thousand seeds; the seeds are fixed.
+SIGNIFICANCE = 1e-4
+
+
+def rows(*choices: int) -> torch.Tensor:
+    """Logits whose arg-max is `choices`."""
+    return torch.nn.functional.one_hot(torch.tensor(choices), VOCAB).float()
+
+
+@pytest.mark.parametrize(
+    ("drafted", "tokens", "accepted"),
+    [
+        ([1, 2, 3], [1, 2, 3, 4], 3),
+        ([1, 2, 0], [1, 2, 3], 2),
+        ([0, 2, 3], [1], 0),
+        ([0, 0, 0], [1], 0),
+    ],
+)
+def test_greedy_keeps_the_matching_prefix(drafted: list[int], tokens: list[int], accepted: int) -> None:
+    """A later match after a miss must not count."""
+    assert verify_greedy(rows(1, 2, 3, 4), drafted) == (tokens, accepted)
+
+
+def test_greedy_without_a_draft_is_plain() -> None:
+    """Plain decoding is a round with nothing drafted."""
+    assert verify_greedy(rows(5), []) == ([5], 0)
+
+
+def distributions(seed: int, count: int, sampling: Sampling) -> torch.Tensor:
+    """`count` random distributions, filtered as `sampling` says."""
+    generator = torch.Generator().manual_seed(seed)
+    return sampling.probabilities(torch.randn(count, VOCAB, generator=generator) * 2)
+
+
+FILTERS = {
+    "plain": Sampling(do_sample=True, top_k=0),
+    "temperature": Sampling(do_sample=True, top_k=0, temperature=0.6),
+    "top-k": Sampling(do_sample=True, top_k=3),
+    "top-p": Sampling(do_sample=True, top_k=0, top_p=0.8),
+    "all": Sampling(do_sample=True, top_k=5, top_p=0.9, temperature=1.3),
+}
+
+
+def assert_follows(counts: torch.Tensor, expected: torch.Tensor) -> None:
+    """Chi-square of token counts against probabilities; a token of probability 0 must never come."""
+    possible = expected > 0
+    assert int(counts[~possible].sum()) == 0
+    expected = expected[possible].double() / expected[possible].double().sum()
+    observed = counts[possible].double()
+    assert chisquare(observed, expected * observed.sum()).pvalue > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn draft", "certain draft"])
+def test_sampled_tokens_follow_the_target(name: str, certain: bool) -> None:
+    """First token, and second given the first, over thousands of rounds: a wrong residual or ratio shows in either."""
+    sampling = FILTERS[name]
+    target, draft = distributions(1, 3, sampling), distributions(2, 2, sampling)
+    generator = torch.Generator().manual_seed(3)
+    first, second = torch.zeros(VOCAB), torch.zeros(VOCAB)
+    accepted_any = 0
+    for _ in range(DRAWS):
+        drafted = [2, 5] if certain else [draw(row, generator) for row in draft]
+        tokens, accepted = verify_sampled(target, None if certain else draft, drafted, generator)
+        assert len(tokens) == accepted + 1
+        assert tokens[:accepted] == drafted[:accepted]
+        first[tokens[0]] += 1
+        if len(tokens) > 1:
+            second[tokens[1]] += 1
+        accepted_any += accepted > 0
+    assert_follows(first, target[0])
+    if not certain or target[0, 2] > 0:
+        assert accepted_any > 0
+        # Given that the first drafted token stayed, the second token follows row 1, whichever token that was.
+        assert_follows(second, target[1])
+
+
+def test_equal_distributions_accept_everything() -> None:
+    """p = q: no token may be lost to rounding."""
+    p = distributions(4, 4, FILTERS["plain"])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2000):
+        drafted = [draw(row, generator) for row in p[:3]]
+        assert verify_sampled(p, p[:3], drafted, generator)[1] == 3
