@@ -44,9 +44,10 @@ def _load(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
         # Files of torch < 1.6 are no zip archives and cannot be mapped.
         state = torch.load(path, map_location=device, weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error):
-            raise IpexAssistError(_refusal(path, error)) from error
-        raise _corrupt(path, error) from error
+        reason = error.__context__ or error  # torch's own message is a page of advice to load it anyway
+        if "GLOBAL" in str(reason) or "reduce" in str(reason):
+            raise IpexAssistError(_refusal(path, reason)) from error
+        raise _corrupt(path, reason) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError) as error:
         raise _corrupt(path, error) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
@@ -62,18 +63,17 @@ def _is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-def _refusal(path: Path, error: Exception) -> str:
-    reason = next((line.strip() for line in str(error).splitlines() if "Unsupported" in line), str(error))
+def _refusal(path: Path, reason: BaseException) -> str:
     return (
-        f"{path} was refused: unpickling it would run code of the file's choosing ({reason}). "
+        f"{path} was refused: unpickling it would run code of the file's choosing ({str(reason).splitlines()[0]}). "
         "Only tensors are read from .bin files. Convert it to safetensors where you trust it, with "
         "model.save_pretrained(FOLDER), and pass that folder."
     )
 
 
-def _corrupt(path: Path, error: Exception) -> IpexAssistError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    missing = "; the zip directory that should end it is missing" if _is_zip(path) and "central" in lines[0] else ""
+def _corrupt(path: Path, error: BaseException) -> IpexAssistError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
+    missing = "; the zip directory that should end it is missing" if "central directory" in reason else ""
     return IpexAssistError(
-        f"{path} is truncated or corrupt: {path.stat().st_size:,} bytes{missing} ({lines[0]}). Download it again."
+        f"{path} is truncated or corrupt: {path.stat().st_size:,} bytes{missing} ({reason}). Download it again."
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoint import Checkpoint, GgufCheckpoint
+from ipex_assist.checkpoint import Checkpoint, GgufCheckpoint, read_json
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:
@@ -26,12 +27,38 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # anything from a missing file to a broken tokenizer.json
+        tokenizer = _from_tokenizer_json(checkpoint.path)
+        if tokenizer is not None:
+            return tokenizer
         found = ", ".join(sorted(p.name for p in checkpoint.path.iterdir() if "token" in p.name or "vocab" in p.name))
         reason = (str(error).strip().splitlines() or [""])[0]
         raise IpexAssistError(
             f"{checkpoint.path}: the tokenizer cannot be loaded ({type(error).__name__}: {reason}). Tokenizer files "
             f"there: {found or 'none'}. Save it beside the model with tokenizer.save_pretrained()."
         ) from error
+
+
+def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer from tokenizer.json alone, or None where that fails too.
+
+    transformers 5 writes class names ("TokenizersBackend") and lists of extra tokens that 4.x cannot read back, though
+    tokenizer.json says all that matters; so do models whose tokenizer class is code of their own.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    template = folder / "chat_template.jinja"
+    try:
+        config = read_json(folder / "tokenizer_config.json") or {}
+        special = {key: config.get(key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        return PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / "tokenizer.json"),
+            chat_template=template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template"),
+            clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
+            # Files of transformers 4 have special tokens as objects, {"content": "</s>", "lstrip": …}.
+            **{k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None},
+        )
+    except Exception:  # the caller reports its own, first failure
+        return None
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> list[int]:

@@ -1,0 +1,69 @@
+"""The table of default assistants: families, vocabularies, and never the target itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipex_assist.assistants import DEFAULT_ASSISTANTS, canonical_id, default_assistant
+
+
+def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -> dict[str, object]:
+    return {
+        "architectures": [architecture],
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+    }
+
+
+# Sizes from the models' config.json.
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (_config("OPTForCausalLM", 50272, 5120, 40), "facebook/opt-125m"),  # opt-13b
+        (_config("OPTForCausalLM", 50272, 1024, 24), "facebook/opt-125m"),  # opt-350m
+        (_config("OPTForCausalLM", 50272, 768, 12), None),  # opt-125m itself
+        (_config("LlamaForCausalLM", 32000, 4096, 32), "TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T"),
+        (_config("LlamaForCausalLM", 32000, 2048, 22), None),  # TinyLlama itself
+        (_config("LlamaForCausalLM", 128256, 4096, 32), "meta-llama/Llama-3.2-1B"),  # Llama-3.1-8B
+        (_config("LlamaForCausalLM", 128256, 2048, 16), None),  # Llama-3.2-1B itself
+        (_config("LlamaForCausalLM", 49152, 2048, 24), "HuggingFaceTB/SmolLM2-135M-Instruct"),  # SmolLM2-1.7B
+        (_config("LlamaForCausalLM", 49152, 576, 30), None),  # SmolLM2-135M itself
+        (_config("LlamaForCausalLM", 64000, 4096, 32), None),  # Yi: no row for this vocabulary
+        (_config("Qwen2ForCausalLM", 152064, 3584, 28), "Qwen/Qwen2.5-0.5B-Instruct"),  # Qwen2.5-7B
+        (_config("Qwen2ForCausalLM", 151936, 896, 24), None),
+        (_config("Qwen3ForCausalLM", 151936, 4096, 36), "Qwen/Qwen3-0.6B"),
+        (_config("PhiForCausalLM", 51200, 2560, 32), "microsoft/phi-1_5"),
+        (_config("MistralForCausalLM", 32000, 4096, 32), None),
+        (_config("NobodysForCausalLM", 32000, 4096, 32), None),
+        ({}, None),
+    ],
+)
+def test_default_assistant(config, expected):
+    assert default_assistant(config) == expected
+
+
+def test_gpt_bigcode_has_its_own_keys():
+    """Would catch sizes read by Llama's key names only."""
+    config = {"architectures": ["GPTBigCodeForCausalLM"], "vocab_size": 49152, "n_embd": 6144, "n_layer": 40}
+    assert default_assistant(config) == "bigcode/tiny_starcoder_py"
+    assert default_assistant(config | {"n_embd": 768, "n_layer": 20}) is None
+
+
+def test_code_models_get_the_code_sibling():
+    config = _config("Qwen2ForCausalLM", 151936, 1536, 28)
+    assert default_assistant(config, "Qwen/Qwen2.5-Coder-1.5B") == "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+
+
+@pytest.mark.parametrize("architecture", DEFAULT_ASSISTANTS)
+def test_no_row_assists_itself(architecture):
+    for row in DEFAULT_ASSISTANTS[architecture]:
+        for vocab_size in row.vocab_sizes:
+            assert default_assistant(_config(architecture, vocab_size, row.hidden_size, row.num_hidden_layers)) is None
+
+
+def test_the_former_home_of_tinyllama():
+    assert canonical_id("PY007/TinyLlama-1.1B-Chat-v0.3") == "TinyLlama/TinyLlama-1.1B-Chat-v0.3"
+    assert canonical_id("PY007/other") == "PY007/other"
+    assert canonical_id("PY007") == "PY007"
+    assert canonical_id("./PY007/TinyLlama") == "./PY007/TinyLlama"

@@ -1,0 +1,432 @@
+"""Checkpoints in folders and on the hub: what is read, in how much memory, and how bad input is refused."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import checkpoints
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.memory_estimate import estimate_bytes, packed_bytes
+from ipex_assist.safetensors_file import DTYPES
+
+FORMATS = [("safetensors", 1), ("safetensors", 3), ("bin", 1), ("bin", 3)]
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    return checkpoints.tiny_model("qwen2", tie_word_embeddings=False)
+
+
+@pytest.fixture
+def folder(model, tmp_path: Path) -> Path:
+    return checkpoints.save_shards(model, tmp_path / "model", 3)
+
+
+@pytest.mark.parametrize(("kind", "count"), FORMATS)
+def test_every_tensor_comes_out_as_it_was_saved(model, tmp_path, kind, count):
+    """Would catch a lost or doubled shard, wrong offsets, wrong dtypes, and headers that disagree with the data."""
+    model = model.bfloat16() if kind == "safetensors" else model.float()
+    folder = checkpoints.save_shards(model, tmp_path / "m", count, kind)
+    expected = checkpoints.state(model)
+    checkpoint = open_checkpoint(str(folder))
+    read = dict(checkpoint.tensors())
+    assert read.keys() == expected.keys() == set(checkpoint.names())
+    for name, tensor in expected.items():
+        assert torch.equal(read[name], tensor)
+        assert read[name].dtype == tensor.dtype
+        assert checkpoint.shapes()[name] == tuple(tensor.shape)
+    assert checkpoint.architecture == "Qwen2ForCausalLM"
+    size = sum(tensor.nbytes for tensor in expected.values())
+    assert checkpoint.parameter_bytes == pytest.approx(size, rel=0.1 if kind == "bin" else 0)
+    elements = sum(tensor.numel() for tensor in expected.values())
+    assert checkpoint.num_parameters == pytest.approx(elements, rel=0.1 if kind == "bin" else 0)
+
+
+@pytest.mark.parametrize(("kind", "count"), FORMATS)
+def test_named_tensors_come_in_the_order_asked(model, tmp_path, kind, count):
+    folder = checkpoints.save_shards(model, tmp_path / "m", count, kind)
+    checkpoint = open_checkpoint(str(folder))
+    names = checkpoint.names()[::-3]
+    expected = checkpoints.state(model)
+    for (name, tensor), wanted in zip(checkpoint.tensors(names), names, strict=True):
+        assert name == wanted
+        assert torch.equal(tensor, expected[name])
+    with pytest.raises(IpexAssistError, match=r"lacks 1 of 2 tensors.*model\.nonsense"):
+        list(checkpoint.tensors([names[0], "model.nonsense"]))
+
+
+def test_every_dtype_of_safetensors(tmp_path):
+    """Would catch a wrong entry in the table of dtypes, and scalars or empty tensors that cannot be reshaped."""
+    dtypes = [getattr(torch, name) for name, _ in DTYPES.values()]
+    tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in dtypes}
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 4)}
+    (tmp_path / "config.json").write_text("{}")
+    save_file(tensors, tmp_path / "model.safetensors")
+    read = dict(open_checkpoint(str(tmp_path)).tensors())
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert read[name].shape == tensor.shape
+        assert torch.equal(read[name].view(torch.uint8), tensor.view(torch.uint8)) if tensor.dim() else read[name] == 3
+
+
+def test_safetensors_are_preferred_to_bin(model, tmp_path):
+    folder = checkpoints.save_shards(model, tmp_path / "m", 1, "safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"not even read")
+    assert len(dict(open_checkpoint(str(folder)).tensors())) == len(checkpoints.state(model))
+
+
+def test_legacy_bin_files_are_read(model, tmp_path):
+    """Files of torch < 1.6 are no zip archives and cannot be mapped; would catch mapping them all the same."""
+    folder = checkpoints.save_shards(model, tmp_path / "m", 1, "bin")
+    expected = checkpoints.state(model)
+    torch.save(expected, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    read = dict(open_checkpoint(str(folder)).tensors())
+    assert all(torch.equal(read[name], tensor) for name, tensor in expected.items())
+
+
+_MEASURE = """
+import re, sys, torch
+from ipex_assist.checkpoint import open_checkpoint
+torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
+checkpoint = open_checkpoint(sys.argv[1])
+before = peak()
+total = 0
+for name, tensor in checkpoint.tensors():
+    total += tensor.nbytes
+    del tensor
+print(total >> 20, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_reading_does_not_keep_pages_resident(tmp_path, kind):
+    """A mapped file's touched pages count as resident: 640 MB would show in VmHWM where one 64 MB tensor should."""
+    tensors = {f"layer.{index}": torch.ones(16 << 20, dtype=torch.float32) for index in range(10)}
+    (tmp_path / "config.json").write_text("{}")
+    if kind == "safetensors":
+        save_file(tensors, tmp_path / "model.safetensors")
+    else:
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    del tensors
+    total, grown = map(int, _python(_MEASURE, str(tmp_path)).split())
+    assert total == 640
+    assert grown < (120 if kind == "safetensors" else 256 + 2 * 64 + 60)
+
+
+def test_opening_needs_no_torch(folder):
+    """The launcher opens checkpoints before torch is worth its second; would catch an import that crept in."""
+    code = (
+        "import sys\nfrom ipex_assist.checkpoint import open_checkpoint\n"
+        "from ipex_assist.memory_estimate import estimate_bytes\n"
+        "c = open_checkpoint(sys.argv[1]); c.parameter_bytes, c.num_parameters, c.architecture, c.shapes()\n"
+        "estimate_bytes(sys.argv[1], 'int4')\n"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'huggingface_hub') if m in sys.modules])"
+    )
+    assert _python(code, str(folder)).strip() == "[]"
+
+
+# --- bad input
+
+
+def test_a_folder_without_config_says_what_it_holds(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "tiny.gguf").write_text("")
+    with pytest.raises(
+        IpexAssistError, match=r"no config\.json; it holds notes\.txt, tiny\.gguf\. Pass the file itself"
+    ):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_folder_without_weights(model, tmp_path):
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(IpexAssistError, match=r"has no weights: none of model\.safetensors"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_broken_json(model, tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(IpexAssistError, match=r"config\.json is no valid JSON"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_missing_shard_is_named(folder):
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(IpexAssistError, match=r"lacks 1 of 3 shards .*model-00002-of-00003\.safetensors"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("keep", [0.9, 0.001, 0])
+def test_truncated_safetensors(model, tmp_path, keep):
+    """Cut within the data, within the header, and to nothing."""
+    file = checkpoints.save_shards(model, tmp_path / "m", 1) / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(IpexAssistError, match=r"model\.safetensors is truncated or no safetensors file") as caught:
+        open_checkpoint(str(file.parent))
+    if keep == 0.9:
+        assert f"expected {len(whole):,} bytes, found {int(len(whole) * keep):,}" in str(caught.value)
+
+
+def test_corrupt_safetensors_header(model, tmp_path):
+    file = checkpoints.save_shards(model, tmp_path / "m", 1) / "model.safetensors"
+    whole = file.read_bytes()
+    for broken in (whole.replace(b'"F32"', b'"F77"'), whole.replace(b"[64]", b"[63]"), whole[:8] + b"!" + whole[9:]):
+        file.write_bytes(broken)
+        with pytest.raises(IpexAssistError, match="its header cannot be read"):
+            open_checkpoint(str(file.parent))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("keep", [0.9, 0.01, 0])
+def test_truncated_bin(model, tmp_path, keep, legacy):
+    folder = checkpoints.save_shards(model, tmp_path / "m", 1, "bin")
+    file = folder / "pytorch_model.bin"
+    if legacy:
+        torch.save(checkpoints.state(model), file, _use_new_zipfile_serialization=False)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(IpexAssistError, match=rf"is truncated or corrupt: {int(len(whole) * keep):,} bytes"):
+        list(open_checkpoint(str(folder)).tensors())
+
+
+class Surprise:
+    """Unpickling this would run `touch`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_bin_that_runs_code_is_refused(model, tmp_path):
+    """Would catch torch.load without weights_only."""
+    folder = checkpoints.save_shards(model, tmp_path / "m", 1, "bin")
+    torch.save({"a": torch.ones(2), "b": Surprise(tmp_path / "owned")}, folder / "pytorch_model.bin")
+    with pytest.raises(IpexAssistError, match=r"was refused: unpickling it would run code.*system.*safetensors"):
+        list(open_checkpoint(str(folder)).tensors())
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_bin_of_something_else(model, tmp_path):
+    folder = checkpoints.save_shards(model, tmp_path / "m", 1, "bin")
+    torch.save({"epoch": 3, "state_dict": {}}, folder / "pytorch_model.bin")
+    with pytest.raises(IpexAssistError, match="no plain mapping of names to tensors"):
+        list(open_checkpoint(str(folder)).tensors())
+
+
+def test_git_lfs_pointer(model, tmp_path):
+    """What `git clone` without LFS leaves behind is the commonest broken checkpoint."""
+    file = checkpoints.save_shards(model, tmp_path / "m", 1) / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123456\n")
+    with pytest.raises(IpexAssistError, match=r"Git LFS pointer.*123456 bytes.*git lfs pull"):
+        open_checkpoint(str(file.parent))
+
+
+def test_one_file_of_a_folder(folder):
+    with pytest.raises(IpexAssistError, match="is one file of a checkpoint"):
+        open_checkpoint(str(folder / "model-00001-of-00003.safetensors"))
+
+
+@pytest.mark.parametrize("source", ["./nowhere", "/nowhere/at/all", "a/b/c", "nowhere.gguf"])
+def test_a_path_that_does_not_exist_is_no_hub_id(source):
+    with pytest.raises(IpexAssistError, match="no such file or folder"):
+        open_checkpoint(source)
+
+
+# --- the hub
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty hub cache, and no leave to stay offline."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _cached(model: torch.nn.Module, cache: Path, name: str = "models--someone--tiny") -> Path:
+    (cache / name / "refs").mkdir(parents=True)
+    (cache / name / "refs" / "main").write_text("c0ffee")
+    return checkpoints.save(model, cache / name / "snapshots" / "c0ffee")
+
+
+def test_a_cached_model_opens_offline(model, cache):
+    folder = _cached(model, cache)
+    assert open_checkpoint("someone/tiny", offline=True).path == folder
+    assert open_checkpoint("someone/tiny", revision="c0ffee", offline=True).path == folder
+
+
+def test_the_former_name_of_tinyllama_is_accepted(model, cache):
+    folder = _cached(model, cache, "models--TinyLlama--TinyLlama-1.1B-intermediate-step-715k-1.5T")
+    assert open_checkpoint("PY007/TinyLlama-1.1B-intermediate-step-715k-1.5T", offline=True).path == folder
+
+
+def test_an_uncached_model_offline_says_where_it_was_looked_for(cache, monkeypatch):
+    pattern = r"someone/else: not a folder here .*not in the cache .*cache.*without --offline"
+    with pytest.raises(IpexAssistError, match=pattern):
+        open_checkpoint("someone/else", offline=True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(IpexAssistError, match=pattern):
+        open_checkpoint("someone/else")
+
+
+def test_an_incomplete_cached_copy_says_so(model, cache):
+    (_cached(model, cache) / "model.safetensors").unlink()
+    with pytest.raises(IpexAssistError, match=r"has no weights.*cached copy of someone/tiny is incomplete"):
+        open_checkpoint("someone/tiny", offline=True)
+
+
+_OPEN = """
+import sys
+from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.memory_estimate import estimate_bytes
+try:
+    print("estimate", estimate_bytes(sys.argv[1], "bf16"))
+    checkpoint = open_checkpoint(sys.argv[1])
+    print("files", *sorted(p.name for p in checkpoint.path.iterdir()))
+    print("tensors", len(dict(checkpoint.tensors())))
+except IpexAssistError as error:
+    print("error", error)
+"""
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """The two endpoints of the hub that a download uses, over a folder of models, on this machine."""
+
+    root: Path
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        parts = self.path.split("?")[0].strip("/").split("/")
+        if "gated" in self.path:
+            return self._send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
+        api = parts[:2] == ["api", "models"]
+        folder = self.root / "/".join(parts[2:4] if api else parts[:2])
+        if not folder.is_dir():
+            return self._send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)
+        if api:
+            siblings = [{"rfilename": p.name, "size": p.stat().st_size} for p in folder.iterdir()]
+            info = {"id": "/".join(parts[2:4]), "sha": "c0ffee" + "0" * 34, "siblings": siblings, "private": False}
+            if "tree" in parts:
+                files = [{"type": "file", "path": s["rfilename"], "size": s["size"], "oid": "0"} for s in siblings]
+                return self._send(200, json.dumps(files).encode(), {}, body)
+            return self._send(200, json.dumps(info | {"tags": [], "downloads": 0}).encode(), {}, body)
+        file = folder / parts[-1]
+        if not file.is_file():
+            return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
+        headers = {"X-Repo-Commit": "c0ffee" + "0" * 34, "ETag": f'"{file.name}-{file.stat().st_size}"'}
+        return self._send(200, file.read_bytes(), headers, body)
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str], body: bool) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty hub on this machine; yields the folder to put models into."""
+    root = tmp_path / "hub"
+    root.mkdir()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (_Hub,), {"root": root}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    yield root
+    server.shutdown()
+
+
+def test_a_download_fetches_one_kind_of_weights(model, cache, hub):
+    """Would catch patterns that fetch both safetensors and .bin (twice the disk), or miss shards or the tokenizer."""
+    checkpoints.save_shards(model, hub / "someone" / "tiny", 2)
+    checkpoints.save_shards(model, hub / "someone" / "tiny", 2, "bin")
+    checkpoints.tiny_tokenizer().save_pretrained(hub / "someone" / "tiny")
+    (hub / "someone" / "tiny" / "tf_model.h5").write_text("large")
+    lines = dict(line.split(" ", 1) for line in _python(_OPEN, "someone/tiny").splitlines())
+    assert int(lines["tensors"]) == len(checkpoints.state(model))
+    files = lines["files"].split()
+    assert {"model.safetensors.index.json", "model-00002-of-00002.safetensors", "tokenizer.json"} <= set(files)
+    assert not [name for name in files if name.startswith(("pytorch_model", "tf_model"))]
+    assert int(lines["estimate"]) > 0
+
+
+def test_a_download_takes_bin_where_there_is_nothing_else(model, cache, hub):
+    checkpoints.save_shards(model, hub / "someone" / "tiny", 2, "bin")
+    assert f"tensors {len(checkpoints.state(model))}" in _python(_OPEN, "someone/tiny")
+
+
+def test_hub_answers_become_messages(model, cache, hub):
+    assert "error someone/nothing: no such model at http://127.0.0.1" in _python(_OPEN, "someone/nothing")
+    assert "error gated/model is gated" in _python(_OPEN, "gated/model")
+    (hub / "someone" / "ggufs").mkdir(parents=True)
+    (hub / "someone" / "ggufs" / "a.Q4_0.gguf").write_text("")
+    assert "it holds a.Q4_0.gguf. Of a GGUF repository, download one file" in _python(_OPEN, "someone/ggufs")
+
+
+def test_no_network(cache, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    output = _python(_OPEN, "someone/tiny")
+    assert "estimate None" in output
+    assert "not in the cache" in output
+    assert "The hub at http://127.0.0.1:1 could not be reached" in output
+    assert "--offline" in output
+
+
+# --- memory
+
+
+def test_packed_bytes():
+    """By hand: embedding 1000×64 and a norm stay bf16, the 64×256 linear is packed, a tied head is packed beside."""
+    shapes = {"model.embed_tokens.weight": (1000, 64), "model.norm.weight": (64,), "l.q_proj.weight": (256, 64)}
+    assert packed_bytes(shapes, "bf16") == 2 * (64000 + 64 + 16384)
+    assert packed_bytes(shapes, "fp32") == 4 * (64000 + 64 + 16384)
+    assert packed_bytes(shapes, "int8") == 2 * (64000 + 64) + 16384
+    assert packed_bytes(shapes, "int4") == 2 * (64000 + 64) + 16384 // 2 + 4 * 16384 // 128
+    assert packed_bytes(shapes, "int8", tied_head=True) == 2 * (64000 + 64) + 16384 + 64000
+
+
+@pytest.mark.parametrize(("kind", "count"), FORMATS)
+@pytest.mark.parametrize("model_type", ["qwen2", "opt", "gpt_bigcode"])
+def test_estimate_is_the_same_for_every_format(tmp_path, kind, count, model_type):
+    model = checkpoints.tiny_model(model_type)
+    folder = checkpoints.save_shards(model, tmp_path / "m", count, kind)
+    elements = sum(tensor.numel() for name, tensor in checkpoints.state(model).items())
+    head = model.get_input_embeddings().weight.numel() if model.config.tie_word_embeddings else 0
+    assert estimate_bytes(str(folder), "bf16") == pytest.approx(2 * (elements + head), rel=0.12)
+
+
+def test_estimate_of_nothing(cache):
+    assert estimate_bytes("someone/else", "bf16", offline=True) is None
+    assert estimate_bytes("/nowhere", "bf16") is None
+
+
+def _python(code: str, *arguments: str) -> str:
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
