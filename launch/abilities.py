@@ -28,7 +28,7 @@ def probe_abilities(environ: Mapping[str, str] = os.environ) -> Abilities:
 
 
 def mempolicy_allowed() -> bool:
-    """Whether get_mempolicy(2) works. Containers (by seccomp) and kernels without NUMA refuse it, and then numactl fails."""
+    """Whether get_mempolicy(2) works: seccomp in containers and kernels without NUMA refuse it, and numactl with it."""
     import ctypes
 
     number = GET_MEMPOLICY.get(platform.machine())

@@ -1,0 +1,58 @@
+"""Instruction sets from recorded flags, and that reading them starts no process."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from ipex_assist.env.isa import FEATURES, read_isa
+from machines import MachineSpec, write_machine
+
+AVX512 = "avx2 fma avx512f avx512bw avx512vl avx512dq"
+
+
+@pytest.mark.parametrize(
+    ("flags", "features"),
+    [
+        (
+            f"fpu {AVX512} avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16",
+            {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"},
+        ),
+        ("fpu avx2 fma avx_vnni", {"avx2", "avx_vnni"}),
+        ("avx512f avx512er avx512pf avx512cd", set()),  # Knights Landing: AVX-512 without what kernels need
+        ("amx_bf16", set()),  # a hypervisor that hides amx_tile
+    ],
+)
+def test_features(flags: str, features: set[str], tmp_path: Path) -> None:
+    """Catches AVX-512 from avx512f alone, and AMX without tiles."""
+    cpuinfo = f"processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Test Xeon 8480+\nflags\t\t: {flags}\n"
+    isa = read_isa(write_machine(MachineSpec(cpuinfo=cpuinfo), tmp_path))
+    assert isa.features == features
+    assert isa.model == "Test Xeon 8480+"
+    assert set(isa.as_dict()) == {"model", *FEATURES}
+
+
+def test_no_cpuinfo(tmp_path: Path) -> None:
+    """Catches reporting this machine's flags for another root."""
+    isa = read_isa(tmp_path)
+    assert (isa.model, isa.features) == ("", frozenset())
+
+
+def test_live_machine_agrees_with_the_kernel() -> None:
+    flags = set(subprocess.run(["grep", "-m1", "^flags", "/proc/cpuinfo"], capture_output=True, text=True).stdout.split())
+    assert ("avx2" in read_isa().features) == ({"avx2", "fma"} <= flags)
+
+
+def test_reading_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches get_cpu_info(), which starts several and takes more than a second; and a patch left in place."""
+    import cpuinfo.cpuinfo
+
+    source = cpuinfo.cpuinfo.DataSource
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert read_isa(write_machine(MachineSpec(), tmp_path)).features == {"avx2"}
+    assert cpuinfo.cpuinfo.DataSource is source

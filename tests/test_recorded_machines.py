@@ -1,0 +1,110 @@
+"""The topology reader on recorded machines: runs when TOPOLOGIES names a folder or a .tar.gz of them.
+
+Each machine is a folder with `sys`, `proc` and `expected.json`. They are other people's recordings, so they are not kept here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
+from ipex_assist.env.report import main
+from ipex_assist.env.topology import read_topology
+from ipex_assist.launch.placement import Request, place
+
+SOURCE = os.environ.get("TOPOLOGIES", "")
+
+pytestmark = pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no folder or archive of recorded machines")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(SOURCE)
+    if source.is_dir() and not list(source.glob("*/expected.json")):
+        (source,) = source.glob("*.tar.gz")
+    if source.is_dir():
+        return source
+    folder = tmp_path_factory.mktemp("recorded")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder, filter="data")
+    tops = [path for path in folder.iterdir() if path.is_dir()]
+    return folder if (tops[0] / "expected.json").exists() else tops[0]
+
+
+@pytest.fixture(scope="module")
+def machines(recorded: Path) -> list[tuple[Path, dict[str, Any]]]:
+    found = [(file.parent, json.loads(file.read_text())) for file in sorted(recorded.glob("*/expected.json"))]
+    assert found, f"no */expected.json below {recorded}"
+    return found
+
+
+def test_topology_matches(machines: list[tuple[Path, dict[str, Any]]]) -> None:
+    """Every fact that expected.json states: CPUs, cores and their siblings, sockets, nodes, SMT, allowed set."""
+    for root, expected in machines:
+        machine = read_topology(root)
+        found = {
+            "cpus_online": len(machine.cpus),
+            "cpus_online_list": format_cpulist(machine.cpus),
+            "physical_cores": len(machine.cores),
+            "sockets": len(machine.sockets),
+            "numa_nodes": {str(node.id): format_cpulist(node.cpus) for node in machine.nodes},
+            "smt": machine.smt,
+            "core_groups": sorted(format_cpulist(core.cpus) for core in machine.cores),
+            "socket_cpus": [
+                format_cpulist(cpu for core in machine.cores if core.socket == socket for cpu in core.cpus)
+                for socket in machine.sockets
+            ],
+        }
+        stated = {key: expected[key] for key in found if key in expected}
+        if "numa_nodes" in stated:
+            stated["numa_nodes"] = {node: facts["cpus"] for node, facts in stated["numa_nodes"].items()}
+        if "core_groups" in stated:
+            stated["core_groups"] = sorted(stated["core_groups"])
+        assert {key: found[key] for key in stated} == stated, root.name
+        allowed = expected.get("allowed") or {"cpus": expected["cpus_online_list"], "n_cpus": expected["cpus_online"]}
+        cores = machine.allowed_cores()
+        found_allowed = {
+            "cpus": format_cpulist(machine.allowed),
+            "n_cpus": len(machine.allowed),
+            "physical_cores": len(cores),
+            "sockets_with_cpus": len({core.socket for core in cores}),
+            "mems": format_cpulist(machine.allowed_nodes),
+        }
+        stated = {key: allowed[key] for key in found_allowed if key in allowed}
+        assert {key: found_allowed[key] for key in stated} == stated, root.name
+
+
+def test_report_matches(machines: list[tuple[Path, dict[str, Any]]], capsys: pytest.CaptureFixture[str]) -> None:
+    """`ipex-assist env --json --root` says the same, under its documented keys."""
+    for root, expected in machines:
+        assert main(["--json", "--root", str(root)]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["sockets"] == expected["sockets"], root.name
+        assert report["physical_cores"] == expected["physical_cores"], root.name
+        assert report["logical_cpus"] == expected["cpus_online"], root.name
+        assert report["smt"] == expected["smt"], root.name
+        nodes = {node: facts["cpus"] for node, facts in expected["numa_nodes"].items()}
+        assert {node: facts["cpus"] for node, facts in report["numa_nodes"].items()} == nodes, root.name
+        allowed = expected.get("allowed", {}).get("cpus", expected["cpus_online_list"])
+        assert report["allowed_cpus"] == allowed, root.name
+
+
+def test_default_placement_is_sound(machines: list[tuple[Path, dict[str, Any]]]) -> None:
+    """On every machine: allowed CPUs of one socket, one per physical core, memory on nodes of that socket."""
+    for root, expected in machines:
+        placement = place(Request(), read_topology(root))
+        chosen = set(placement.cpus)
+        allowed = expected.get("allowed", {}).get("cpus", expected["cpus_online_list"])
+        assert chosen <= set(parse_cpulist(allowed)), root.name
+        groups = [set(parse_cpulist(group)) for group in expected["core_groups"]]
+        assert all(len(chosen & group) <= 1 for group in groups), root.name
+        homes = [socket for socket in expected["socket_cpus"] if chosen & set(parse_cpulist(socket))]
+        assert len(homes) == 1, root.name
+        for node in placement.nodes:
+            cpus = parse_cpulist(expected["numa_nodes"][str(node)]["cpus"])
+            assert set(cpus) & set(parse_cpulist(homes[0])), (root.name, node)
