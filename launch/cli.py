@@ -69,7 +69,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

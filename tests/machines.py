@@ -216,7 +216,7 @@ def _write_cgroup(group: Cgroup, root: Path) -> None:
     if group.version == 2:
         write(root, "proc/self/cgroup", f"0::{group.path}")
         write(root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu memory")
-        folders = {name: "sys/fs/cgroup" for name in ("cpuset", "cpu", "memory")}
+        folders = dict.fromkeys(("cpuset", "cpu", "memory"), "sys/fs/cgroup")
     else:
         names = ("cpuset", "cpu,cpuacct", "memory")
         write(root, "proc/self/cgroup", "\n".join(f"{n}:{name}:{group.path}" for n, name in enumerate(names, 2)))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from ipex_assist.env.libraries import environment_dirs, find_libraries, is_preloadable
 
 
@@ -59,7 +60,7 @@ def test_where_it_looks() -> None:
 
 
 def test_what_the_linker_would_refuse_is_passed_over(tmp_path: Path) -> None:
-    """Catches ld.so's error message on every start: linker scripts, 32-bit libraries, dangling links, blanks in paths."""
+    """Catches ld.so's error on every start: linker scripts, 32-bit libraries, dangling links, blanks in paths."""
     script = tmp_path / "a/libiomp5.so"
     script.parent.mkdir()
     script.write_text("INPUT(-liomp5)\n")

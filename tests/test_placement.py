@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from machines import GIB, Cgroup, MachineSpec, write_machine
+
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.placement import Placement, Request, place
-from machines import GIB, Cgroup, MachineSpec, write_machine
 
 
 def machine(spec: MachineSpec) -> Machine:
@@ -54,7 +55,7 @@ def cores_of(placement: Placement, where: Machine) -> list[int]:
     return [index for index, core in enumerate(where.cores) for cpu in core.cpus if cpu in placement.cpus]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(machines(), st.none() | st.integers(1, 300).map(lambda n: n * GIB))
 def test_default_placement(where: Machine, model_bytes: int | None) -> None:
     """Catches leaving the cpuset, two threads on one core, crossing a socket, exceeding the quota, forbidden memory."""
@@ -69,7 +70,7 @@ def test_default_placement(where: Machine, model_bytes: int | None) -> None:
     assert (placement.memory == "none") == (not placement.nodes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(machines(), st.data())
 def test_any_request_is_met_or_refused(where: Machine, data: st.DataObject) -> None:
     """Catches a crash, and an answer outside of what was named."""

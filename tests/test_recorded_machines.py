@@ -1,6 +1,7 @@
 """The topology reader on recorded machines: runs when TOPOLOGIES names a folder or a .tar.gz of them.
 
-Each machine is a folder with `sys`, `proc` and `expected.json`. They are other people's recordings, so they are not kept here.
+Each machine is a folder with `sys`, `proc` and `expected.json`. They are other people's recordings
+and are not kept here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 from ipex_assist.env.report import main
 from ipex_assist.env.topology import read_topology

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import CPU, GIB, NODE, Cgroup, MachineSpec, to_mask, write, write_machine
+
 from ipex_assist.env.cgroup import read_cgroup_limits
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist, parse_cpumask
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.tree import Tree
-from machines import CPU, GIB, NODE, Cgroup, MachineSpec, write, write_machine
 
 
-def read(spec: MachineSpec, root: Path):
+def read(spec: MachineSpec, root: Path) -> Machine:
     return read_topology(write_machine(spec, root))
 
 
@@ -51,7 +53,7 @@ def machine_specs(draw: st.DrawFn) -> MachineSpec:
 @settings(max_examples=50, deadline=None)
 @given(machine_specs())
 def test_any_machine_is_read_as_described(spec: MachineSpec) -> None:
-    """Catches every shortcut that holds on one numbering only: core ids as CPUs, products of maxima, ranges, strides."""
+    """Catches shortcuts that hold on one numbering only: core ids as CPUs, products of maxima, ranges, strides."""
     with tempfile.TemporaryDirectory() as folder:
         machine = read(spec, Path(folder))
     expected = spec.cores()
@@ -71,8 +73,6 @@ def test_any_machine_is_read_as_described(spec: MachineSpec) -> None:
 @given(st.sets(st.integers(0, 300)))
 def test_lists_and_masks_round_trip(cpus: set[int]) -> None:
     """Catches off-by-one ends of ranges and mask groups read in the wrong order."""
-    from machines import to_mask
-
     assert set(parse_cpulist(format_cpulist(cpus))) == cpus
     assert set(parse_cpumask(to_mask(sorted(cpus)))) == cpus
 
