@@ -92,7 +92,7 @@ def test_rope_of_old_and_new_configs() -> None:
 
 def test_what_we_do_not_compute_is_refused() -> None:
     """An unknown rope kind or activation must not silently become the default."""
-    with pytest.raises(IpexAssistError, match="longrope.*known: default, linear"):
+    with pytest.raises(IpexAssistError, match=r"longrope.*known: default, linear"):
         rope({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})
     with pytest.raises(IpexAssistError, match=r"quick_gelu.*known:.*gelu_new"):
         ARCHITECTURES["OPTForCausalLM"].spec(tiny_models.VARIANTS["opt"] | {"activation_function": "quick_gelu"})

@@ -97,7 +97,7 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     # transformers 4.55 cannot initialise norms without weights; its initial values are replaced below anyway.
-    with mock.patch("transformers.models.opt.modeling_opt.OPTPreTrainedModel._init_weights", lambda self, module: None):
+    with mock.patch("transformers.models.opt.modeling_opt.OPTPreTrainedModel._init_weights"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

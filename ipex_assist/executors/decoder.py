@@ -170,7 +170,7 @@ class TorchDecoder:
             query_key = torch.cat((query, key), 1)
         if rotary is not None:
             query_key = rotate(query_key, *rotary)
-        query, key = query_key.split((spec.num_attention_heads, spec.num_key_value_heads), 1)
+        query, key = query_key.split((heads, kv_heads), 1)
         cache.write(index, start, key, value)
         length = mask.shape[-1] if mask is not None else start + x.shape[0]
         keys, values = cache.keys[index][:, :length], cache.values[index][:, :length]

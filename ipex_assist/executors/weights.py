@@ -120,7 +120,7 @@ class _Packer:
         key = f"{prefix}.{group}" if prefix else group
         parts = self.pending.setdefault(key, {})
         parts[name.removeprefix(prefix + ".")] = tensor
-        expected = [part for part in self._parts(prefix, group, leaf)]
+        expected = list(self._parts(prefix, group, leaf))
         if len(parts) == len(expected):
             ordered = [parts.pop(part) for part in expected]
             del self.pending[key], tensor
