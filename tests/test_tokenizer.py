@@ -264,14 +264,16 @@ def _sentencepiece(text: str, scores: dict[str, float]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pieces() -> dict[str, float]:
-    """A vocabulary as training makes it: characters, and ever longer joins of what is there, with falling scores."""
+    """Characters and ever longer joins of what is there, with scores that ids do not follow."""
     rng = random.Random(5)
     tokens = ["▁", *"abcdeé"]
     while len(tokens) < 120:
         new = rng.choice(tokens) + rng.choice(tokens)
         if new not in tokens and len(new) < 9:
             tokens.append(new)
-    return {token: -float(index) for index, token in enumerate(reversed(tokens))}
+    scores = {token: -float(index) for index, token in enumerate(tokens)}
+    rng.shuffle(tokens)
+    return {token: scores[token] for token in tokens}
 
 
 def _spm(path: Path, pieces: dict[str, float], **metadata: Any) -> Any:
