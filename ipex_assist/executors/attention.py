@@ -20,7 +20,7 @@ def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: t
 
 
 def attend_rows(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """Attention of a decode step: query (rows, heads, head_dim) → (rows, heads · head_dim).
 

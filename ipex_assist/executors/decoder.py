@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -23,6 +24,16 @@ _ACTIVATIONS = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The rows of one pass: their first position, their rotation, what they may see, and whether a decode step's."""
+
+    start: int
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
+    mask: torch.Tensor | None
+    step: bool
 
 
 class TorchDecoder:
@@ -95,14 +106,26 @@ class TorchDecoder:
         start = self.cache.length
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self._embed(torch.tensor(tokens), start)
-        rotary = self.rotary.rows(start, len(tokens), prompt_length) if self.rotary else None
-        masks: dict[int | None, torch.Tensor | None] = {}
+        stretches: dict[int | None, Stretch] = {}
         for index, layer in enumerate(self.weights.layers):
             window = self.spec.window(index)
-            if window not in masks:
-                masks[window] = self._mask(start, len(tokens), window, padded > 0)
-            x = self.layer(x, layer, index, self.cache, start, rotary, masks[window], padded > 0)
+            if window not in stretches:
+                stretches[window] = self.stretch(start, len(tokens), window, padded > 0, self.rotary, prompt_length)
+            x = self.layer(x, layer, index, self.cache, stretches[window])
         return x
+
+    def stretch(
+        self,
+        start: int,
+        rows: int,
+        window: int | None,
+        step: bool,
+        rotary: RotaryTable | None,
+        prompt_length: int | None = None,
+    ) -> Stretch:
+        """What layers with this window need to know about `rows` rows from position `start` on."""
+        angles = rotary.rows(start, rows, prompt_length) if rotary else None
+        return Stretch(start, angles, self._mask(start, rows, window, step), step)
 
     def _embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         weights = self.weights
@@ -126,58 +149,34 @@ class TorchDecoder:
             mask = mask.repeat_interleave(group, 0)[None, None]
         return mask
 
-    def layer(
-        self,
-        x: torch.Tensor,
-        layer: Layer,
-        index: int,
-        cache: KVCache,
-        start: int,
-        rotary: tuple[torch.Tensor, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        step: bool,
-    ) -> torch.Tensor:
-        """One layer over rows x (rows, hidden) at positions from `start` on; writes their keys and values."""
+    def layer(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
+        """One layer over rows x (rows, hidden) at a stretch of positions; writes their keys and values."""
         post_norm = self.spec.post_norm
         h = x if post_norm else self._norm(x, layer.attention_norm)
-        x = x + self._attention(h, layer, index, cache, start, rotary, mask, step)
+        x = x + self._attention(h, layer, index, cache, at)
         if post_norm:
             x = self._norm(x, layer.attention_norm)
         h = x if post_norm else self._norm(x, layer.mlp_norm)
         x = x + self._mlp(h, layer)
         return self._norm(x, layer.mlp_norm) if post_norm else x
 
-    def _attention(
-        self,
-        x: torch.Tensor,
-        layer: Layer,
-        index: int,
-        cache: KVCache,
-        start: int,
-        rotary: tuple[torch.Tensor, torch.Tensor] | None,
-        mask: torch.Tensor | None,
-        step: bool,
-    ) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
         spec = self.spec
-        heads = layer.qkv(x).view(x.shape[0], -1, spec.head_dim)
-        query_key, value = heads.split(
-            (spec.num_attention_heads + spec.num_key_value_heads, spec.num_key_value_heads), 1
-        )
+        heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
+        query_key, value = layer.qkv(x).view(x.shape[0], -1, spec.head_dim).split((heads + kv_heads, kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = query_key.split((spec.num_attention_heads, spec.num_key_value_heads), 1)
+            query, key = query_key.split((heads, kv_heads), 1)
             query = self.kernels.rms_norm(query.contiguous(), layer.q_norm, spec.norm_eps)
             key = self.kernels.rms_norm(key.contiguous(), layer.k_norm, spec.norm_eps)
             query_key = torch.cat((query, key), 1)
-        if rotary is not None:
-            query_key = rotate(query_key, *rotary)
+        if at.rotary is not None:
+            query_key = rotate(query_key, *at.rotary)
         query, key = query_key.split((heads, kv_heads), 1)
-        cache.write(index, start, key, value)
-        length = mask.shape[-1] if mask is not None else start + x.shape[0]
+        cache.write(index, at.start, key, value)
+        length = at.start + x.shape[0] if at.mask is None else at.mask.shape[-1]
+        attend = attend_rows if at.step else attend_prompt
         keys, values = cache.keys[index][:, :length], cache.values[index][:, :length]
-        if step:
-            assert mask is not None
-            return layer.o_proj(attend_rows(query, keys, values, mask, spec.scale))
-        return layer.o_proj(attend_prompt(query, keys, values, mask, spec.scale))
+        return layer.o_proj(attend(query, keys, values, at.mask, spec.scale))
 
     def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
         h = layer.up(x)

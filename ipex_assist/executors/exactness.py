@@ -102,6 +102,6 @@ class _Trial:
 
     def _layer(self, rows: torch.Tensor, offset: int, start: int) -> torch.Tensor:
         position = start + offset
-        rotary = self.rotary.rows(position, len(rows), None) if self.rotary else None
-        mask = self.decoder._mask(position, len(rows), self.decoder.spec.window(0), True)
-        return self.decoder.layer(rows, self.layer, 0, self.cache, position, rotary, mask, True)
+        window = self.decoder.spec.window(0)
+        at = self.decoder.stretch(position, len(rows), window, True, self.rotary)
+        return self.decoder.layer(rows, self.layer, 0, self.cache, at)
