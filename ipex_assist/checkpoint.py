@@ -204,9 +204,16 @@ class GgufCheckpoint(Checkpoint):
         if path.suffix in (".safetensors", ".bin", ".json"):
             raise IpexAssistError(f"{path} is one file of a checkpoint. Pass its folder: {path.absolute().parent}")
         self.header = gguf_file.read_header(path)
-        self.config = gguf_model.config_from(self.header)
-        self.generation_config = gguf_model.generation_config_from(self.header)
-        self._tensors = gguf_model.hf_tensors(self.header)
+        try:
+            self.config = gguf_model.config_from(self.header)
+            self.generation_config = gguf_model.generation_config_from(self.header)
+            self._tensors = gguf_model.hf_tensors(self.header)
+        except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+            # Metadata of a damaged file may have any type and value; what they break is of no use to the reader.
+            raise IpexAssistError(
+                f"{path} is corrupt: its metadata contradict each other ({type(error).__name__}: {error}). "
+                "Download or convert it again."
+            ) from error
         gguf_file.check_sizes(self.header)
 
     @property
@@ -223,6 +230,7 @@ class GgufCheckpoint(Checkpoint):
             raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
         for name, tensor in gguf_file.read_tensors(((name, self._tensors[name]) for name in wanted), self._cpus):
             yield name, gguf_model.undo_permutation(name, tensor, self.config)
+            del tensor  # not held while the next one is read
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

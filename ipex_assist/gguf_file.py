@@ -29,6 +29,8 @@ _STRING, _ARRAY = 8, 9
 # GGUF value type -> struct code; 8 and 9 are strings and arrays.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
+_MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
+
 # Elements dequantised per call: fp32 temporaries of this size stay in a core's L2 cache.
 _CHUNK = 256 * 1024
 _WORKERS = 16
@@ -238,6 +240,8 @@ class _Parser:
         found: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(tensor_count):
             name, dimensions = self._string(), self._u32()
+            if dimensions > _MAX_DIMENSIONS:
+                raise struct.error(f"tensor {name} has {dimensions:,} dimensions")
             shape = tuple(self._u64() for _ in range(dimensions))[::-1]
             found.append((name, shape, self._u32(), self._u64()))
         alignment = int(header.metadata.get("general.alignment", 32)) or 32

@@ -99,7 +99,12 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = header.get("general.architecture")
-    layers = header.get("{arch}.block_count")
+    layers = _required(header, "block_count")
+    if layers > len(header.tensors):  # every layer has several; a damaged count would take all memory below
+        raise IpexAssistError(
+            f"{header.path} is corrupt: {layers:,} layers by its metadata, but {len(header.tensors):,} tensors. "
+            "Download it again."
+        )
     key = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
     name_map = get_tensor_name_map(key, layers)
     modules = {
@@ -169,10 +174,23 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(header),
         "hidden_act": "silu",
     }
+    _check_heads(header, heads * config["head_dim"], key_value_heads * config["head_dim"])
     if arch == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     return config
+
+
+def _check_heads(header: GgufHeader, query_rows: int, key_rows: int) -> None:
+    """Raise if q or k have other sizes than the metadata say: their rows could not be put in order."""
+    expected = {"attn_q": query_rows, "attn_k": key_rows}
+    for name, tensor in header.tensors.items():
+        rows = expected.get(name.rpartition(".")[0].rpartition(".")[2])
+        if rows is not None and tensor.shape[:1] != (rows,):
+            raise IpexAssistError(
+                f"{header.path} is corrupt: {name} has shape {list(tensor.shape)}, but the metadata ask for {rows:,} "
+                "rows. Download or convert it again."
+            )
 
 
 def _gpt_bigcode(header: GgufHeader, hidden_size: int) -> dict[str, Any]:

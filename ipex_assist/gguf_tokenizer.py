@@ -46,8 +46,20 @@ def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
     """The file's tokenizer with its special tokens and chat template.
 
     Raises:
-        IpexAssistError: the file holds no tokenizer, or one of an unknown kind.
+        IpexAssistError: the file holds no tokenizer, a damaged one, or one of an unknown kind.
     """
+    try:
+        return _build(header)
+    except IpexAssistError:
+        raise
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise IpexAssistError(
+            f"{header.path}: its tokenizer is corrupt ({error}). Download it again, or pass the model's Hugging Face "
+            "id or folder."
+        ) from error
+
+
+def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     tokens = header.strings("tokenizer.ggml.tokens")
@@ -84,6 +96,9 @@ def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int
         )
     rule = PRE_TOKENIZERS[name]
     merges: Any = [tuple(merge.split(" ", 1)) for merge in header.strings("tokenizer.ggml.merges")]
+    for pair in merges:  # the tokenizers library aborts its thread on a merge that gives no token
+        if len(pair) != 2 or "".join(pair) not in vocabulary:
+            raise ValueError(f"merge {' '.join(pair)!r} gives no token")
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=name in _WHOLE_WORDS))
     split = [pre_tokenizers.Split(Regex(rule), "isolated")] if rule else []
     own_rule = rule in (None, _DIGITS)

@@ -88,7 +88,7 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
             return snapshot
         raise failure or IpexAssistError(
             f"{_not_cached(source, revision)} The hub at {_endpoint()} could not be reached either "
-            f"({type(error).__name__}: {_first_line(error)}). Check the network or the proxy; or copy the model here "
+            f"({_first_line(_root(error))}). Check the network or the proxy; or copy the model here "
             "and pass its folder; with --offline only the cache is searched."
         ) from error
 
@@ -157,5 +157,12 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
-def _first_line(error: Exception) -> str:
+def _root(error: BaseException) -> BaseException:
+    """What the first of a chain of exceptions was: "Name or service not known", not the HTTP library's retelling."""
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    return error
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
