@@ -34,6 +34,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> Iterator[tup
         tensor = mapped[name].clone()
         touched += tensor.nbytes
         yield name, tensor
+        del tensor  # not held while the next one is read
 
 
 def _load(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -19,26 +19,23 @@ LINEAR_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
 def estimate_bytes(source: str, precision: str, *, revision: str | None = None, offline: bool = False) -> int | None:
     """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
 
-    Local sources (folder, GGUF, complete hub cache) take a few milliseconds; otherwise the hub is asked once, unless
-    offline. None where the size cannot be had; whether the checkpoint is any good is not this function's business.
+    A folder, a GGUF file or a complete copy in the hub cache takes 1 to 30 ms; else the hub is asked once, unless
+    offline. None where the size cannot be had: what is wrong with a checkpoint, `open_checkpoint` will say.
     """
     source = canonical_id(source)
-    path = Path(source).expanduser()
+    local = Path(source).expanduser()
+    on_hub = not local.exists() and hub.is_hub_id(source)
+    path = (hub.cached_snapshot(source, revision) or local) if on_hub else local
     try:
         if path.is_file():
             tensors = gguf_file.read_header(path).tensors
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             return packed_bytes(shapes, precision, "output.weight" not in tensors)
-        if not path.is_dir() and hub.is_hub_id(source):
-            snapshot = hub.cached_snapshot(source, revision)
-            if snapshot is not None:
-                path = snapshot
         if path.is_dir():
             return _folder_bytes(FolderCheckpoint(source, path), precision)
     except (IpexAssistError, OSError):
-        if path.exists() and not hub.is_hub_id(source):
-            return None
-    if offline or hub.offline_by_environment() or not hub.is_hub_id(source):
+        pass  # a copy in the cache that a download has yet to complete, or a checkpoint that will not open
+    if not on_hub or offline or hub.offline_by_environment():
         return None
     parameters = hub.parameters_on_hub(source, revision)
     return None if parameters is None else math.ceil(parameters * LINEAR_BYTES[precision])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ipex_assist import hub as hub_module
 from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.memory_estimate import estimate_bytes, packed_bytes
@@ -424,6 +425,21 @@ def test_estimate_is_the_same_for_every_format(tmp_path, kind, count, model_type
 def test_estimate_of_nothing(cache):
     assert estimate_bytes("someone/else", "bf16", offline=True) is None
     assert estimate_bytes("/nowhere", "bf16") is None
+
+
+def test_estimate_of_a_broken_folder_does_not_ask_the_hub(tmp_path, monkeypatch):
+    """A folder named like a hub id is a folder."""
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hub_module, "parameters_on_hub", lambda *_: pytest.fail("asked"))
+    assert estimate_bytes("tiny", "bf16") is None
+
+
+def test_estimate_of_an_incomplete_copy_asks_the_hub(model, cache, monkeypatch):
+    (_cached(model, cache) / "model.safetensors").unlink()
+    monkeypatch.setattr(hub_module, "parameters_on_hub", lambda *_: 1000)
+    assert estimate_bytes("someone/tiny", "int8") == 1000
 
 
 def _python(code: str, *arguments: str) -> str:

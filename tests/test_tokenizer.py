@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,12 @@ def test_code_in_the_folder_is_not_run(tmp_path):
         ({"eos_token_id": 0}, {}, {0, 2}),  # id 0 is an id
     ],
 )
-def test_end_tokens(folder, generation, config, expected):
-    checkpoint = open_checkpoint(str(folder))
-    checkpoint.generation_config, checkpoint.config = generation, config
+def test_end_tokens(folder, tmp_path, generation, config, expected):
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "generation_config.json").write_text(json.dumps(generation))
+    settings = json.loads((copy / "config.json").read_text()) | {"eos_token_id": None} | config
+    (copy / "config.json").write_text(json.dumps(settings))
+    checkpoint = open_checkpoint(str(copy))
     assert eos_token_ids(checkpoint, load_tokenizer(checkpoint)) == expected  # <|im_end|> is 2
 
 
