@@ -97,6 +97,33 @@ def test_a_folder_without_tokenizer(tmp_path):
         load_tokenizer(open_checkpoint(str(folder)))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<|endoftext|>", "<|im_start|>"]},
+        {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": ["<|endoftext|>", "<|im_start|>"]},
+        {"tokenizer_class": "TheirsTokenizer", "auto_map": {"AutoTokenizer": ["theirs.TheirsTokenizer", None]}},
+        {"tokenizer_class": "TheirsTokenizer", "eos_token": {"content": "<|im_end|>", "special": True}},
+    ],
+)
+def test_classes_this_transformers_does_not_know(tmp_path, changes):
+    """transformers 4.55 cannot read back what transformers 5 writes; tokenizer.json says it all."""
+    folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "m")
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | changes
+    if (folder / "chat_template.jinja").exists():  # where it is kept has changed too
+        config["chat_template"] = (folder / "chat_template.jinja").read_text()
+        (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer, expected = load_tokenizer(open_checkpoint(str(folder))), checkpoints.tiny_tokenizer()
+    for text in TEXTS:
+        ids = encode_prompt(tokenizer, text, chat=False)
+        assert ids == expected(text)["input_ids"]
+        assert tokenizer.decode(ids) == text
+    assert encode_prompt(tokenizer, "Hi", chat=True) == encode_prompt(expected, "Hi", chat=True)
+    assert tokenizer.eos_token_id == 2
+    assert tokenizer.decode([1, *expected("Hi")["input_ids"], 2], skip_special_tokens=True) == "Hi"
+
+
 def test_code_in_the_folder_is_not_run(tmp_path):
     """Would catch trust_remote_code, and its question on a terminal."""
     folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "m")
