@@ -101,7 +101,7 @@ def test_a_folder_without_tokenizer(tmp_path):
     "changes",
     [
         {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<|endoftext|>", "<|im_start|>"]},
-        {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": ["<|endoftext|>", "<|im_start|>"]},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "extra_special_tokens": ["<|endoftext|>", "<|im_start|>"]},
         {"tokenizer_class": "TheirsTokenizer", "auto_map": {"AutoTokenizer": ["theirs.TheirsTokenizer", None]}},
         {"tokenizer_class": "TheirsTokenizer", "eos_token": {"content": "<|im_end|>", "special": True}},
     ],
