@@ -26,7 +26,12 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
     def neighbours(cpu: int) -> Collection[int]:
         topology = f"{CPU}/cpu{cpu}/topology"
         names = ("package_cpus_list", "core_siblings_list", "package_cpus", "core_siblings")
-        return tree.ids(*(f"{topology}/{name}" for name in names)) or ()
+        return tree.ids(*(f"{topology}/{name}" for name in names)) or same_package(cpu)
+
+    def same_package(cpu: int) -> Collection[int]:
+        # Sandboxes may show the ids without the sets; with no id either, all CPUs are one socket.
+        ids = {other: tree.number(f"{CPU}/cpu{other}/topology/physical_package_id") for other in online}
+        return [other for other in online if ids[other] == ids[cpu]]
 
     if not any(tree.exists(f"{CPU}/cpu{cpu}/topology") for cpu in online[:1] + online[-1:]):
         warnings.append(f"no {CPU}/cpu*/topology: every CPU is taken for a core of its own, all of them for one socket")
@@ -60,18 +65,16 @@ def _group(cpus: tuple[int, ...], named_by: Callable[[int], Collection[int]]) ->
 
 
 def _merge_split_packages(tree: Tree, packages: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Join the halves of a package that kernels before 4.x list apart because they lie in different NUMA nodes.
+    """Join the halves of a package that old kernels list apart because they lie in different NUMA nodes.
 
-    Those kernels cut core_siblings at the node border on cluster-on-die Xeons. Two halves are one package when they
+    Kernels 3.x cut core_siblings at the node border on cluster-on-die Xeons. Two halves are one package when they
     have the same package id and no core id in common; ids that merely repeat (one set per board) come with
     the same core ids again.
     """
 
     def identity(package: tuple[int, ...]) -> tuple[int | None, frozenset[int | None]]:
-        topology = [f"{CPU}/cpu{cpu}/topology" for cpu in package]
-        return tree.number(f"{topology[0]}/physical_package_id"), frozenset(
-            tree.number(f"{t}/core_id") for t in topology
-        )
+        core_ids = frozenset(tree.number(f"{CPU}/cpu{cpu}/topology/core_id") for cpu in package)
+        return tree.number(f"{CPU}/cpu{package[0]}/topology/physical_package_id"), core_ids
 
     if len(packages) < 2 or tree.exists(f"{CPU}/cpu{packages[0][0]}/topology/package_cpus"):
         return packages

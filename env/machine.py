@@ -5,7 +5,7 @@ CPUs are always the kernel's CPU ids. A core is a set of sibling CPUs, a socket 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -66,10 +66,6 @@ class Machine:
 
     def node(self, node_id: int) -> Node | None:
         return next((node for node in self.nodes if node.id == node_id), None)
-
-    def nodes_of(self, cpus: Collection[int]) -> tuple[int, ...]:
-        """The nodes that hold any of `cpus`, ascending."""
-        return tuple(node.id for node in self.nodes if not set(node.cpus).isdisjoint(cpus))
 
     def cores_within(self, cpus: Iterable[int]) -> tuple[Core, ...]:
         """The cores with a CPU in `cpus`, each cut down to those CPUs."""

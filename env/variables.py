@@ -39,9 +39,9 @@ class Variables:
     def describe_kept(self) -> list[str]:
         """One line for each kept variable, naming the value given up where it differs."""
         return [
-            f"{name}={value} is yours and kept" + (f" (otherwise {self.wanted[name]})" if differs else "")
+            f"{name}={value} is yours and kept"
+            + ("" if self.wanted[name] == value else f" (otherwise {self.wanted[name]})")
             for name, value in self.kept.items()
-            for differs in (self.wanted[name] != value,)
         ]
 
 

@@ -145,6 +145,11 @@ def _choose_cpus(request: Request, machine: Machine, pool: tuple[Core, ...], war
                 f"the CPU quota of {machine.cpu_quota:g} CPUs is below the {len(preferred)} cores: {threads} "
                 f"thread{'s' * (threads != 1)}; raise the container's CPU limit to use them all"
             )
+        if request.cpus is not None and (siblings := sum(len(core.cpus) - 1 for core in pool)):
+            warnings.append(
+                f"--cpus {request.cpus} names {len(pool)} physical cores and {siblings} more of their SMT siblings, "
+                f"which stay idle; --threads {len(pool) + siblings} uses them too"
+            )
     else:
         threads = _check_threads(request.threads, machine, pool, warnings)
     if threads <= len(preferred):

@@ -80,15 +80,15 @@ def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Pl
         return replace(placement, warnings=(*placement.warnings, warning))
 
 
-def run(command: Command) -> NoReturn:
-    """Become the command; warnings go to stderr first.
+def run(command: Command, name: str = "ipex-launch") -> NoReturn:
+    """Become the command; its warnings go to stderr first, under the `name` the user typed.
 
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started (exit codes 127 and 126).
     """
     check_program(command.program[0], command.environ)
     for warning in command.warnings:
-        print(f"ipex-launch: {warning}", file=sys.stderr)
+        print(f"{name}: {warning}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     if command.affinity:
@@ -112,10 +112,10 @@ def check_program(name: str, environ: Mapping[str, str]) -> None:
     if shutil.which(name, path=path):
         return
     places = [name] if os.sep in name else [os.path.join(folder, name) for folder in path.split(os.pathsep)]
-    for place_ in places:
-        if os.path.isdir(place_) and os.sep in name:
+    for candidate in places:
+        if os.path.isdir(candidate) and os.sep in name:
             raise CommandNotExecutable(f"{name} is a folder, not a program")
-        if os.path.isfile(place_):
-            raise CommandNotExecutable(f"{place_} is not executable; type chmod +x {place_}")
+        if os.path.isfile(candidate):
+            raise CommandNotExecutable(f"{candidate} is not executable; type chmod +x {candidate}")
     where = "" if os.sep in name else " on PATH"
     raise CommandNotFound(f"there is no program {name}{where}")

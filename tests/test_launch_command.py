@@ -128,8 +128,16 @@ def test_a_nested_launch_does_not_take_the_outer_plan_for_the_users_wish() -> No
     assert without_plan(changed)["OMP_NUM_THREADS"] == "2"
 
 
-def plan_for(request: Request, environ: dict[str, str]) -> Command:
-    return prepare(request, ["true"], environ, machine=MACHINE, libraries=LIBRARIES, abilities=ALL)
+def plan_for(request: Request, environ: dict[str, str], machine: Machine = MACHINE) -> Command:
+    return prepare(request, ["true"], environ, machine=machine, libraries=LIBRARIES, abilities=ALL)
+
+
+def test_prepare_inside_a_narrower_mask_plans_anew() -> None:
+    """Catches `ipex-launch -- taskset -c 0-1 ipex-launch …` keeping the outer 4 threads on 2 CPUs."""
+    inner = plan_for(Request(), build().environ, replace(MACHINE, allowed=(0, 1)))
+    assert inner.environ["OMP_NUM_THREADS"] == "2"
+    assert inner.environ["LD_PRELOAD"] == "/usr/lib/libtcmalloc.so.4:/venv/lib/libiomp5.so"
+    assert (inner.kept, inner.warnings) == ({}, ())
 
 
 def test_prepare_by_default() -> None:

@@ -108,6 +108,14 @@ def test_named_cpus_are_respected(where: Machine, data: st.DataObject) -> None:
     assert len(set(cores_of(placement, where))) == placement.threads
 
 
+def test_named_siblings_stay_idle_unless_asked_for() -> None:
+    """Catches two threads per core because a node's CPU list was pasted, and dropping half of it silently."""
+    placement = place(Request(cpus="0-3,16-19"), PLAIN)
+    assert placement.cpus == (0, 1, 2, 3)
+    assert any("4 physical cores and 4 more" in line and "--threads 8" in line for line in placement.warnings)
+    assert place(Request(cpus="0-3,16-19", threads=8), PLAIN).cpus == (0, 1, 2, 3, 16, 17, 18, 19)
+
+
 def test_snc_interleaves_over_the_socket() -> None:
     placement = place(Request(model_bytes=20 * GIB), XEON)
     assert (placement.cpus, placement.memory, placement.nodes) == (tuple(range(8)), "interleave", (0, 1))

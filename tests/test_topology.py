@@ -114,7 +114,7 @@ def test_core_siblings_cut_at_node_borders(tmp_path: Path) -> None:
 
 def test_inconsistent_core_siblings_give_a_partition(tmp_path: Path) -> None:
     """Catches a socket counted twice when its first CPU does not name all the CPUs that name it."""
-    write_machine(MachineSpec(cores_per_socket=4, style="masks"), tmp_path)
+    write_machine(MachineSpec(cores_per_socket=4, style="masks", package_ids=(-1,)), tmp_path)
     write(tmp_path, f"{CPU}/cpu0/topology/core_siblings", "00000003")
     machine = read_topology(tmp_path)
     assert machine.sockets == (0,)
@@ -145,10 +145,12 @@ def test_offline_siblings_do_not_make_e_cores(tmp_path: Path) -> None:
 
 
 def test_all_atom_server_has_no_e_cores(tmp_path: Path) -> None:
-    """Catches an empty default set on servers made of E-cores only."""
+    """Catches calling the cores of a server E-cores where it has no others."""
     write_machine(MachineSpec(cores_per_socket=4), tmp_path)
     write(tmp_path, "sys/devices/cpu_atom/cpus", "0-3")
-    assert len(read_topology(tmp_path).default_cores()) == 4
+    machine = read_topology(tmp_path)
+    assert not any(core.efficiency for core in machine.cores)
+    assert len(machine.default_cores()) == 4
 
 
 def test_cpus_in_no_node_or_in_two_are_reported(tmp_path: Path) -> None:
@@ -274,6 +276,15 @@ def test_kernel_without_topology_files(tmp_path: Path) -> None:
     assert machine.cpus == (0, 1)
     assert len(machine.default_cores()) == 2
     assert len(machine.warnings) == 1
+
+
+def test_package_ids_without_sibling_lists(tmp_path: Path) -> None:
+    """Catches one socket per CPU in sandboxes that show the ids only."""
+    write_machine(MachineSpec(sockets=2, cores_per_socket=2), tmp_path)
+    for file in tmp_path.glob(f"{CPU}/cpu*/topology/package_cpus*"):
+        file.unlink()
+    machine = read_topology(tmp_path)
+    assert [core.socket for core in machine.cores] == [0, 0, 1, 1]
 
 
 def test_an_empty_root_is_refused(tmp_path: Path) -> None:
