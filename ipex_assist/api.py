@@ -11,7 +11,7 @@ from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoint import Checkpoint, open_checkpoint
 from ipex_assist.decode import decode
 from ipex_assist.draft import AssistantModel, DraftSource
-from ipex_assist.env.errors import UsageError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors import Decoder
 from ipex_assist.executors.choose import load_decoder, resolve_executor
 from ipex_assist.generation import Generation, Identity, Result
@@ -52,8 +52,9 @@ def load(
     """
     checkpoint = open_checkpoint(target, revision=revision, offline=offline)
     if assistant == "auto":
-        assistant = _family_assistant(checkpoint, target)
-    helper = open_checkpoint(assistant, offline=offline) if assistant else None
+        helper = _family_assistant(checkpoint, target, offline)
+    else:
+        helper = open_checkpoint(assistant, offline=offline) if assistant else None
     executor = resolve_executor(executor, precision, assistant_precision if helper else None)
     if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
         from ipex_assist.adapter import TransformersModel
@@ -61,10 +62,10 @@ def load(
         return TransformersModel(checkpoint, helper, precision, assistant_precision, executor, progress=progress)
 
     tokenizer = load_tokenizer(checkpoint)
-    assistant_decoder = None
-    if helper is not None:
+    if helper is not None and assistant != "auto":
         _check_same_vocabulary(checkpoint, tokenizer, helper)
     decoder = load_decoder(checkpoint, precision, executor, progress=progress)
+    assistant_decoder = None
     if helper is not None:
         assistant_decoder = load_decoder(
             helper, assistant_precision or precision, executor, progress=progress, exact=False
@@ -76,19 +77,26 @@ def load(
         assistant_precision=(assistant_precision or precision) if helper else None,
         executor=executor,
     )
-    return AssistedModel(
-        decoder, tokenizer, frozenset(eos_token_ids(checkpoint, tokenizer)), identity, assistant_decoder
-    )
+    eos = frozenset(eos_token_ids(checkpoint, tokenizer))
+    return AssistedModel(decoder, tokenizer, eos, identity, assistant_decoder)
 
 
-def _family_assistant(checkpoint: Checkpoint, source: str) -> str | None:
-    assistant = default_assistant(checkpoint.config, source)
-    if assistant is None:
+def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Checkpoint | None:
+    """The family's default. Nobody asked for it by name, so one that cannot be had or does not fit ends nothing."""
+    name = default_assistant(checkpoint.config, source)
+    if name is None:
         log.warning(
             "no default assistant for %s: generating without one; name one with --assistant-model",
             checkpoint.architecture,
         )
-    return assistant
+        return None
+    try:
+        helper = open_checkpoint(name, offline=offline)
+        _check_same_vocabulary(checkpoint, load_tokenizer(checkpoint), helper)
+    except IpexAssistError as error:
+        log.warning("generating without the default assistant %s: %s", name, error)
+        return None
+    return helper
 
 
 def _check_same_vocabulary(target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint) -> None:
@@ -142,6 +150,11 @@ class AssistedModel:
         generator = sampling.generator()
         k = NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
         draft = self._draft(len(tokens) + limit, sampling, generator) if assisted and k > 0 else None
+        if draft is not None and self.decoder.exact_rows == 1:
+            log.warning(
+                "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass a "
+                "token, so that assisted generation is slower than plain (--no-assisted)"
+            )
         self.decoder.reserve(len(tokens) + limit)
         rounds = decode(
             self.decoder,

@@ -55,7 +55,9 @@ class AssistantModel:
         self._base = len(tokens)
         drafted: list[int] = []
         rows: list[torch.Tensor] = []
-        pending = tokens[self.decoder.length :]
+        # A target may hold padding rows that the assistant lacks; such a token says nothing to either.
+        last = self.decoder.spec.vocab_size - 1
+        pending = [min(token, last) for token in tokens[self.decoder.length :]]
         for _ in range(k):
             logits = self.decoder.forward(pending)[:, : self.vocab_size]
             logits = self.sampling.penalise(logits, [*tokens, *drafted])

@@ -145,3 +145,18 @@ def test_repetition_penalty_sees_drafted_tokens(tmp_path: Path) -> None:
     rounds = run(target, draft, k=4, sampling=penalty)
     assert tokens_of(rounds) == plain
     assert sum(r.accepted for r in rounds) == sum(r.drafted for r in rounds)
+
+
+def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
+    """Targets pad their vocabulary further than assistants do; such a token must not crash the draft."""
+    tiny_models.save(tmp_path / "target", "llama")
+    tiny_models.save(tmp_path / "assistant", "llama", seed=1, vocab_size=tiny_models.VOCAB - 20)
+    target = tiny_models.decoder(tmp_path / "target")
+    assistant = tiny_models.decoder(tmp_path / "assistant", exact=False)
+    assert max(PROMPT) >= tiny_models.VOCAB - 20
+    plain = tokens_of(run(target))
+    for sampling in (GREEDY, Sampling(do_sample=True, seed=0)):
+        draft = AssistantModel(assistant, sampling, torch.Generator().manual_seed(1), tiny_models.VOCAB)
+        rounds = run(target, draft, k=3, sampling=sampling)
+        assert len(tokens_of(rounds)) == NEW
+        assert sampling.do_sample or tokens_of(rounds) == plain

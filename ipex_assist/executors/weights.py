@@ -64,6 +64,7 @@ def load_weights(
     for name, tensor in tensors:
         for ours in wanted.get(name, ()):
             packer.add(ours, _part(tensor, sources[ours], spec.head_dim))
+        del tensor  # or it would live on while the next one is read
     return packer.weights()
 
 
