@@ -36,9 +36,7 @@ def machine() -> dict[str, Any]:
         ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
     ).stdout.strip()
     return {
-        "cpu": next(
-            (line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "?"
-        ),
+        "cpu": facts.get("model name", "?"),
         "cpus": len(os.sched_getaffinity(0)),
         "isa": [flag for flag in wanted if flag in facts.get("flags", "").split()],
         "threads": torch.get_num_threads(),
