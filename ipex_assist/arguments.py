@@ -1,0 +1,122 @@
+"""The flags of `ipex-assist`, and what is wrong with their values before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.launch import add_placement_arguments
+from ipex_assist.version import __version__
+
+PRECISIONS = ("bf16", "fp32", "int8", "int4")
+EPILOG = """\
+  ipex-assist -m facebook/opt-13b                         the family's assistant
+  ipex-assist -m facebook/opt-13b --no-assisted           the baseline
+  ipex-assist env                                         what this machine is
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Flags in one wide column, so that the help fits two screens."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # "-m, --model ID" instead of "-m ID, --model ID".
+        text = ", ".join(action.option_strings)
+        if action.nargs == 0 or not action.option_strings:
+            return text or super()._format_action_invocation(action)
+        return f"{text} {self._format_args(action, (action.dest or '').upper())}"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags, in groups. A precision that is not given is None."""
+    parser = argparse.ArgumentParser(
+        prog="ipex-assist",
+        usage="%(prog)s [options]\n       %(prog)s env [--json] [--root DIR]",
+        description="Generate text with a Hugging Face LLM and a small assistant model, pinned to this machine's cores.",
+        epilog=EPILOG,
+        formatter_class=_Formatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+
+    models = parser.add_argument_group("models")
+    models.add_argument("-m", "--model", metavar="ID", help="hub id, folder or .gguf file (default: SmolLM2-135M)")
+    models.add_argument("--assistant-model", metavar="ID", help="likewise, or none (default: by the target's family)")
+    models.add_argument(
+        "--assisted",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="draft with the assistant, or decode plainly",
+    )
+    models.add_argument("--precision", choices=PRECISIONS, help="of the target's weights (default: bf16)")
+    models.add_argument("--assistant-precision", choices=PRECISIONS, help="(default: the target's)")
+    models.add_argument(
+        "--executor", choices=("auto", "ipex", "torch"), default="auto", help="(default: ipex where it is installed)"
+    )
+    models.add_argument("--revision", metavar="REV", help="branch, tag or commit of the target on the hub")
+    models.add_argument("--offline", action="store_true", help="use only what is on this machine")
+
+    prompt = parser.add_argument_group("prompt (standard input where neither is given)")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="FILE")
+    prompt.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+
+    generation = parser.add_argument_group("generation")
+    generation.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(default: 128)")
+    generation.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before it; repeatable")
+    generation.add_argument("--num-assistant-tokens", type=int, metavar="N", help="drafted tokens a round (default: 3)")
+    generation.add_argument("--do-sample", action="store_true", help="draw tokens instead of taking the likeliest")
+    generation.add_argument("--temperature", type=float, metavar="T", help="(default: 1.0)")
+    generation.add_argument("--top-p", type=float, metavar="P", help="(default: 1.0)")
+    generation.add_argument("--top-k", type=int, metavar="K", help="(default: 50; 0 is off)")
+    generation.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1.0)")
+    generation.add_argument("--seed", type=int, metavar="N", help="repeat the same draws")
+
+    add_placement_arguments(parser)
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one object on one line instead of text")
+    output.add_argument("--no-stream", action="store_true", help="print the text at its end")
+    output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
+    return parser
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parse and check; UsageError says which value is wrong and what would be right."""
+    args = build_parser().parse_args(argv)
+    if args.prompt is not None and args.prompt_file is not None:
+        raise UsageError("--prompt and --prompt-file are both given; give one of them")
+    if args.prompt is not None and not args.prompt.strip():
+        raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+    if args.prompt_file is not None and not Path(args.prompt_file).is_file():
+        raise UsageError(f"--prompt-file {args.prompt_file}: there is no such file")
+    if any(not stop for stop in args.stop):
+        raise UsageError("--stop is empty; give the text to stop before")
+    _check_number("--max-new-tokens", args.max_new_tokens, 1, 10_000_000)
+    _check_number("--num-assistant-tokens", args.num_assistant_tokens, 0, 64)
+    _check_number("--temperature", args.temperature, 1e-3, 100.0, " (without --do-sample the likeliest token is taken)")
+    _check_number("--top-p", args.top_p, 1e-6, 1.0)
+    _check_number("--top-k", args.top_k, 0, 10_000_000)
+    _check_number("--repetition-penalty", args.repetition_penalty, 1e-3, 100.0)
+    _check_number("--seed", args.seed, 0, 2**63 - 1)
+    return args
+
+
+def _check_number(flag: str, value: float | None, lowest: float, highest: float, hint: str = "") -> None:
+    if value is not None and (not math.isfinite(value) or not lowest <= value <= highest):
+        raise UsageError(f"{flag} {value}: must be between {lowest:g} and {highest:g}{hint}")
+
+
+def assistant_of(args: argparse.Namespace) -> str | None:
+    """What `load` is given: "auto", a source, or None."""
+    if not args.assisted or args.num_assistant_tokens == 0:
+        return None
+    name = args.assistant_model
+    if name is None:
+        # The embedded model is the smallest of its family.
+        return "auto" if args.model is not None else None
+    return None if name.lower() == "none" else name

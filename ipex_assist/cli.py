@@ -1,0 +1,63 @@
+"""The command `ipex-assist`: checks its flags, chooses a place, and starts itself there. Never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ipex_assist import launch
+from ipex_assist.arguments import assistant_of, parse
+from ipex_assist.env.errors import IpexAssistError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `ipex-assist`; returns an exit code, or becomes the process that generates."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv[:1] == ["env"]:
+            from ipex_assist.env import report
+
+            return report.main(argv[1:])
+        return _generate(parse(argv), argv)
+    except IpexAssistError as error:
+        print(f"ipex-assist: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _generate(args: argparse.Namespace, argv: list[str]) -> int:
+    asked = any(flag is not None for flag in (args.threads, args.cpus, args.socket, args.numa_node))
+    placed = launch.inherited_plan(os.environ) is not None and not asked  # by ipex-launch, outside
+    if (placed or args.no_launch) and not args.dry_run:
+        from ipex_assist import run
+
+        return run.main(argv)
+    program = [sys.executable, "-m", "ipex_assist.run", *(flag for flag in argv if flag != "--dry-run")]
+    command = launch.prepare(launch.request_from(args, _model_bytes(args)), program, show_openmp_settings=args.verbose)
+    if args.dry_run:
+        print(launch.format_command(command), flush=True)
+        return 0
+    if args.verbose:
+        print(f"ipex-assist: {command.placement.describe()}", *command.notes, sep="\n  ", file=sys.stderr)
+    return launch.run(command, "ipex-assist")
+
+
+def _model_bytes(args: argparse.Namespace) -> int | None:
+    if args.model is None:
+        return None
+    from ipex_assist.memory import estimate_need
+
+    precision = args.precision or "bf16"
+    need = estimate_need(
+        args.model, assistant_of(args), precision, args.assistant_precision, args.max_new_tokens, args.revision
+    )
+    return need.total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

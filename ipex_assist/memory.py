@@ -1,0 +1,87 @@
+"""How much memory a run will fill, from headers and configs alone. Never imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipex_assist.assistants import default_assistant
+from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.memory import read_memory
+from ipex_assist.memory_estimate import estimate_bytes
+from ipex_assist.models import find
+
+RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
+PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes by purpose; None where a model is not on this machine yet, so that its size is not known."""
+
+    target: int | None
+    assistant: int | None
+    kv: int
+
+    @property
+    def total(self) -> int | None:
+        """All of it with the runtime's own; None where the target's size is not known."""
+        if self.target is None:
+            return None
+        return self.target + (self.assistant or 0) + self.kv + RUNTIME_BYTES
+
+
+def estimate_need(
+    model: str,
+    assistant: str | None,
+    precision: str,
+    assistant_precision: str | None,
+    max_new_tokens: int,
+    revision: str | None = None,
+) -> Need:
+    """What `load(model, assistant)` and a generation will take; reads only what is on this machine."""
+    kv = 0
+    try:
+        checkpoint = open_checkpoint(model, revision=revision, offline=True)
+        if assistant == "auto":
+            assistant = default_assistant(checkpoint.config, model)
+        architecture = find(checkpoint.architecture)
+        if architecture is not None:
+            spec = architecture.spec(checkpoint.config)
+            tokens = min(max_new_tokens + PROMPT_TOKENS, spec.context_length)
+            kv = tokens * spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    except IpexAssistError:
+        # What is wrong with the checkpoint is said when it is loaded.
+        assistant = None if assistant == "auto" else assistant
+    return Need(
+        target=_size(model, precision, revision),
+        assistant=_size(assistant, assistant_precision or precision) if assistant else None,
+        kv=kv,
+    )
+
+
+def _size(source: str, precision: str, revision: str | None = None) -> int | None:
+    try:
+        return estimate_bytes(source, precision, revision=revision, offline=True)
+    except IpexAssistError:
+        return None
+
+
+def check_memory(need: Need) -> None:
+    """IpexAssistError with the numbers where a run cannot fit; better than being killed half way."""
+    available = read_memory().available
+    if need.total is None or not available or need.total <= available:
+        return
+    parts = [f"{gib(need.target or 0)} for the target"]
+    if need.assistant:
+        parts.append(f"{gib(need.assistant)} for the assistant")
+    parts.append(f"{gib(need.kv + RUNTIME_BYTES)} for the cache and the libraries")
+    raise IpexAssistError(
+        f"too little memory: {gib(need.total)} are needed ({', '.join(parts)}) and {gib(available)} are available. "
+        "Use a smaller --precision or model, fewer --max-new-tokens, or --no-assisted"
+    )
+
+
+def gib(size: int) -> str:
+    """A size as people read it."""
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,218 @@
+"""The process that generates: loads both models, streams the text, prints the statistics.
+
+`ipex-assist` starts it as `python -m ipex_assist.run` under numactl, with the same flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ipex_assist import launch
+from ipex_assist.arguments import assistant_of, parse
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.generation import Generation
+from ipex_assist.memory import check_memory, estimate_need
+from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line
+from ipex_assist.quiet import quiet_stderr
+
+DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
+DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
+SIGPIPE_EXIT, INTERRUPT_EXIT, TERMINATE_EXIT = 141, 130, 143  # 128 + the signal's number, as shells report them
+
+log = logging.getLogger("ipex_assist")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a generation as Ctrl-C does."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Generate as `argv` asks; returns the exit code. No error of the user's ends in a traceback."""
+    argv = sys.argv[1:] if argv is None else argv
+    verbose = "-v" in argv or "--verbose" in argv
+    try:
+        args = parse(argv)
+        _configure(args.verbose)
+        return _run(args)
+    except IpexAssistError as error:
+        return _fail(str(error), error.exit_code)
+    except Terminated:
+        return TERMINATE_EXIT
+    except KeyboardInterrupt:
+        return INTERRUPT_EXIT
+    except BrokenPipeError:
+        # Nobody reads any more; keep Python from complaining about it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SIGPIPE_EXIT
+    except MemoryError:
+        return _fail("out of memory; use a smaller --precision or model, or --no-assisted", 1)
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        return _fail(f"{type(error).__name__}: {error} (run with -v for the whole story)", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"ipex-assist: error: {message}", file=sys.stderr)
+    return code
+
+
+def _configure(verbose: bool) -> None:
+    """Messages of ours to standard error; those of libraries only on request."""
+    logging.basicConfig(format="ipex-assist: %(message)s", level=logging.ERROR, stream=sys.stderr)
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not verbose:
+        warnings.filterwarnings("ignore")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1")
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _run(args: argparse.Namespace) -> int:
+    prompt, chat = _prompt(args)
+    assistant = assistant_of(args)
+    if args.model is None:
+        from ipex_assist.demo_model import demo_model_path
+
+        args.model = str(demo_model_path())
+        # 8 significant bits are too few for the close calls of so small a model, and fp32 is fast enough for it.
+        args.precision = args.precision or "fp32"
+        if assistant is None and args.assisted:
+            log.warning(DEMO_NOTE)
+    model, start_warnings = _load(args, assistant)
+    generation = model.stream(prompt, chat=chat, **_options(args))
+    return _generate(generation, args, start_warnings)
+
+
+def _prompt(args: argparse.Namespace) -> tuple[str, bool]:
+    """The prompt, and whether it goes through the chat template."""
+    if args.prompt is not None:
+        return args.prompt, args.chat
+    try:
+        if args.prompt_file is not None:
+            text = Path(args.prompt_file).read_text(encoding="utf-8")
+        elif args.model is None and not _input_waits():
+            return DEMO_PROMPT, True
+        elif sys.stdin is None or sys.stdin.isatty():
+            text = ""
+        else:
+            text = sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt is not UTF-8 text: {error}") from error
+    if not text.strip():
+        if args.model is None and args.prompt_file is None:
+            return DEMO_PROMPT, True
+        raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+    return text, args.chat
+
+
+def _input_waits() -> bool:
+    """Whether standard input has something to say: without flags, nobody shall have to close it first."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return False
+    return bool(select.select([sys.stdin], [], [], 0.5)[0])
+
+
+def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
+    """Both models, and what is not as the launcher planned it."""
+    precision = args.precision or "bf16"
+    need = estimate_need(args.model, assistant, precision, args.assistant_precision, args.max_new_tokens, args.revision)
+    check_memory(need)
+    from ipex_assist.executors.choose import resolve_executor
+
+    executor = resolve_executor(args.executor, precision, args.assistant_precision if assistant else None)
+    with quiet_stderr(not args.verbose):
+        import torch
+
+        if executor == "ipex":
+            import intel_extension_for_pytorch  # noqa: F401
+    plan = launch.inherited_plan(os.environ)
+    if plan is not None or args.threads is not None:
+        torch.set_num_threads(plan.threads if plan is not None else args.threads)
+
+    import ipex_assist
+
+    started = time.perf_counter()
+    model = ipex_assist.load(
+        args.model,
+        assistant,
+        precision=precision,
+        assistant_precision=args.assistant_precision,
+        executor=executor,
+        revision=args.revision,
+        offline=args.offline,
+        progress=sys.stderr.isatty(),
+    )
+    log.info("loaded in %.1f s", time.perf_counter() - started)
+    # Loading has computed something, so by now OpenMP has bound its threads, and ours with them.
+    launch.restore_affinity(plan)
+    found = launch.check_start(plan, torch.get_num_threads()) if plan else []
+    for line in found:
+        log.warning(line)
+    return model, found
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `stream` is told; flags that were not given keep its defaults."""
+    options = {
+        "max_new_tokens": args.max_new_tokens,
+        "stop": args.stop,
+        "num_assistant_tokens": args.num_assistant_tokens,
+        "assisted": args.assisted,
+        "do_sample": args.do_sample,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "repetition_penalty": args.repetition_penalty,
+        "seed": args.seed,
+    }
+    idle = [name for name in ("temperature", "top_p", "top_k", "seed") if options[name] is not None]
+    if idle and not args.do_sample:
+        flags = ", ".join("--" + name.replace("_", "-") for name in idle)
+        log.warning("%s: no effect without --do-sample", flags)
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _generate(generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:
+    stream = TextPrinter(enabled=not args.json and not args.no_stream)
+    code = 0
+    try:
+        for chunk in generation:
+            stream.write(chunk.text)
+    except KeyboardInterrupt as error:
+        code = TERMINATE_EXIT if isinstance(error, Terminated) else INTERRUPT_EXIT
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut off what is printed now
+        stream.write(generation.interrupt())
+    stream.close()
+    result = generation.result()
+    if args.no_stream and not args.json:
+        whole = TextPrinter(enabled=True)
+        whole.write(result.text)
+        whole.close()
+    print(f"ipex-assist: {statistics_line(result)}", file=sys.stderr)
+    if args.json:
+        facts = environment_facts(launch.inherited_plan(os.environ), start_warnings)
+        print(json_line(result, facts), flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
