@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ipex-assist",
         usage="%(prog)s [options]\n       %(prog)s env [--json] [--root DIR]",
-        description="Generate text with a Hugging Face LLM and a small assistant model, pinned to this machine's cores.",
+        description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
         epilog=EPILOG,
         formatter_class=_Formatter,
     )

@@ -38,7 +38,7 @@ def _generate(args: argparse.Namespace, argv: list[str]) -> int:
 
         return run.main(argv)
     program = [sys.executable, "-m", "ipex_assist.run", *(flag for flag in argv if flag != "--dry-run")]
-    command = launch.prepare(launch.request_from(args, _model_bytes(args)), program, show_openmp_settings=args.verbose)
+    command = launch.prepare(launch.request_from(args, _model_bytes(args)), program)
     if args.dry_run:
         print(launch.format_command(command), flush=True)
         return 0

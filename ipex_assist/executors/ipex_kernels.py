@@ -37,9 +37,9 @@ class IpexKernels(TorchKernels):
     """bf16 and fp32 on IPEX's prepacked linears; the rest is PyTorch's."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Prepacked by ipex.optimize."""
+        """Prepacked by ipex.optimize, for oneDNN in fp32 too (IPEX's own choice there is MKL)."""
         wrapped = _Wrapped(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
-        return ipex.optimize(wrapped, dtype=self.dtype, inplace=True, weights_prepack=True).linear
+        return ipex.optimize(wrapped, dtype=self.dtype, inplace=True, auto_kernel_selection=True).linear
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """One fused operator."""
