@@ -1,0 +1,267 @@
+"""Architectures we have no spec for: transformers' own models and generation, behind our methods and statistics.
+
+What is promised elsewhere does not hold here in full: whether assisted and plain output are equal is up to
+transformers, and rows are not padded. `ipex.optimize` is applied on the ipex executor; families that optimum-intel
+patches (falcon, gpt2, …) run through its IPEXModelForCausalLM when there is no assistant, which it refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.decode import Round
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.generation import Generation, Identity, Result
+from ipex_assist.models import ARCHITECTURES
+from ipex_assist.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.vocabulary import check_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger("ipex_assist")
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+
+
+class TransformersModel:
+    """A target and, where there is one, its assistant, run by transformers' generate."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        helper: Checkpoint | None,
+        precision: str,
+        assistant_precision: str | None,
+        executor: str,
+        *,
+        progress: bool = False,
+    ) -> None:
+        """Load both. Raises UsageError for a precision only our own executors have, IpexAssistError otherwise."""
+        for wanted in (precision, assistant_precision):
+            if wanted is not None and wanted not in DTYPES:
+                raise UsageError(
+                    f"{checkpoint.architecture} runs through transformers, which has no {wanted} here: use bf16 or fp32"
+                )
+        log.info("%s runs through transformers' own generation", checkpoint.architecture)
+        assistant_precision = (assistant_precision or precision) if helper else None
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.eos = frozenset(eos_token_ids(checkpoint, self.tokenizer))
+        self.context_length = next((checkpoint.config[k] for k in CONTEXT_KEYS if checkpoint.config.get(k)), None)
+        if helper is not None:
+            sizes = (checkpoint.config["vocab_size"], helper.config["vocab_size"])
+            check_vocabulary(self.tokenizer, load_tokenizer(helper), *sizes)
+        self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=helper is None, progress=progress)
+        self.assistant: PreTrainedModel | None = None
+        if helper is not None and assistant_precision is not None:
+            self.assistant, _ = _load(helper, DTYPES[assistant_precision], executor, alone=False, progress=progress)
+        self.identity = Identity(
+            target=checkpoint.source,
+            assistant=helper.source if helper else None,
+            precision=precision,
+            assistant_precision=assistant_precision,
+            executor=kind,
+        )
+
+    def generate(self, prompt: str | Sequence[int], **options: object) -> Result:
+        """`stream` to its end."""
+        generation = self.stream(prompt, **options)  # type: ignore[arg-type]
+        for _ in generation:
+            pass
+        return generation.result()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        chat: bool = False,
+        max_new_tokens: int = 128,
+        stop: Sequence[str] = (),
+        num_assistant_tokens: int | None = None,
+        assisted: bool = True,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+    ) -> Generation:
+        """As AssistedModel.stream."""
+        tokens = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+        room = max_new_tokens if self.context_length is None else self.context_length - len(tokens)
+        if room <= 0:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens and the context of {self.identity.target} holds "
+                f"{self.context_length}: shorten the prompt by at least {1 - room}"
+            )
+        limit = min(max_new_tokens, room)
+        options: dict[str, Any] = {
+            "max_new_tokens": limit,
+            "do_sample": do_sample,
+            "repetition_penalty": repetition_penalty,
+        }
+        if do_sample:
+            options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        helper = self.assistant if assisted and num_assistant_tokens != 0 else None
+        if helper is not None and num_assistant_tokens is not None:
+            helper.generation_config.num_assistant_tokens = num_assistant_tokens
+            helper.generation_config.num_assistant_tokens_schedule = "constant"
+        if seed is not None:
+            torch.manual_seed(seed)
+        return Generation(
+            _Worker(self.target, helper, tokens, options).rounds(),
+            self.tokenizer,
+            self.identity,
+            prompt_tokens=len(tokens),
+            max_new_tokens=limit,
+            eos=self.eos,
+            stop=stop,
+            assisted=helper is not None,
+            limit_is_context=room < max_new_tokens,
+        )
+
+
+def _load(
+    checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: bool, progress: bool
+) -> tuple[PreTrainedModel, str]:
+    """A model of transformers, optimised where IPEX is the executor, and what runs it."""
+    if checkpoint.path.is_file():
+        raise IpexAssistError(
+            f"{checkpoint.source}: GGUF files are read for {', '.join(sorted(ARCHITECTURES))} only; "
+            f"give the Hugging Face folder of this {checkpoint.architecture}"
+        )
+    if executor == "ipex" and alone:
+        model = _load_optimum(checkpoint, dtype)
+        if model is not None:
+            return model, "optimum-intel"
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    if not progress:
+        transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(checkpoint.path, torch_dtype=dtype, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, RuntimeError, ImportError) as error:
+        raise IpexAssistError(
+            f"{checkpoint.source}: neither we nor transformers can run {checkpoint.architecture or 'this model'} "
+            f"({str(error).splitlines()[0]}). Our own decoder has {', '.join(sorted(ARCHITECTURES))}; "
+            "transformers' AutoModelForCausalLM is the fallback"
+        ) from error
+    model = model.eval()
+    if executor == "ipex":
+        import intel_extension_for_pytorch as ipex
+
+        return ipex.optimize(model, dtype=dtype, inplace=True), "transformers+ipex"
+    return model, "transformers+torch"
+
+
+def _load_optimum(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel | None:
+    """The model as optimum-intel patches it, or None where it does not."""
+    try:
+        from optimum.intel import IPEXModelForCausalLM
+        from optimum.intel.ipex.modeling_base import _IPEX_SUPPORT_MODEL_TYPES
+    except ImportError:
+        return None
+    if checkpoint.config.get("model_type") not in _IPEX_SUPPORT_MODEL_TYPES:
+        return None
+
+    class Uncompiled(IPEXModelForCausalLM):
+        """torch.compile costs a minute at the first token, and fails on some of the paged cache's code."""
+
+        def can_compile(self) -> bool:
+            return False
+
+    try:
+        return Uncompiled.from_pretrained(str(checkpoint.path), torch_dtype=dtype)
+    except Exception as error:
+        log.warning("optimum-intel cannot load %s (%s): using transformers itself", checkpoint.source, error)
+        return None
+
+
+class _Worker:
+    """transformers' generate in a thread; what it streams becomes rounds."""
+
+    def __init__(
+        self, target: PreTrainedModel, assistant: PreTrainedModel | None, prompt: list[int], options: dict[str, Any]
+    ) -> None:
+        self.target, self.assistant, self.prompt, self.options = target, assistant, prompt, options
+        self.items: queue.Queue[list[int] | BaseException | None] = queue.Queue()
+        self.stopped = threading.Event()
+        self.draft_passes = 0
+
+    # transformers calls these two: it streams the prompt first, then the tokens of each pass of the target.
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the tokens of one pass."""
+        self.items.put(value.reshape(-1).tolist())
+
+    def end(self) -> None:
+        """Nothing more comes; `_generate` says so itself, after errors too."""
+
+    def _generate(self) -> None:
+        from transformers import StoppingCriteriaList
+
+        hook = None
+        if self.assistant is not None:
+            # Every pass of the assistant yields one drafted token.
+            hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
+        try:
+            ids = torch.tensor([self.prompt])
+            with torch.inference_mode():
+                self.target.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    streamer=self,
+                    stopping_criteria=StoppingCriteriaList([self._should_stop]),
+                    **self.options,
+                    **({"assistant_model": self.assistant} if self.assistant is not None else {}),
+                )
+            self.items.put(None)
+        except BaseException as error:
+            self.items.put(error)
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def _count_draft(self) -> None:
+        self.draft_passes += 1
+
+    def _should_stop(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((ids.shape[0],), self.stopped.is_set(), dtype=torch.bool)
+
+    def rounds(self) -> Iterator[Round]:
+        """One round a pass of the target; closing the iterator ends the thread at its next token."""
+        thread = threading.Thread(target=self._generate, name="generate", daemon=True)
+        started = time.perf_counter()
+        thread.start()
+        try:
+            prompt_seen, first, drafted_before = False, True, 0
+            while (item := self.items.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise IpexAssistError(f"transformers' generate failed: {type(item).__name__}: {item}") from item
+                if not prompt_seen:
+                    prompt_seen = True
+                    continue
+                now, drafted = time.perf_counter(), self.draft_passes
+                yield Round(
+                    item,
+                    drafted=drafted - drafted_before,
+                    accepted=len(item) - 1,
+                    target_s=now - started,
+                    prompt=first,
+                )
+                first, started, drafted_before = False, now, drafted
+        finally:
+            self.stopped.set()
+            thread.join()
