@@ -10,10 +10,12 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ipex_assist.generation import Result
 from ipex_assist.launch import Plan
+
+if TYPE_CHECKING:
+    from ipex_assist.generation import Result
 
 
 class TextPrinter:

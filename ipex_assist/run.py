@@ -16,15 +16,18 @@ import traceback
 import warnings
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
 from ipex_assist.arguments import assistant_of, parse
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.generation import Generation
 from ipex_assist.memory import check_memory, estimate_need
 from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line
 from ipex_assist.quiet import quiet_stderr
+
+# Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
+if TYPE_CHECKING:
+    from ipex_assist.generation import Generation
 
 DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
 DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
