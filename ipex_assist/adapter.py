@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +19,11 @@ import torch
 from ipex_assist.checkpoint import Checkpoint
 from ipex_assist.decode import Round
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.generation import Generation, Identity, Result
+from ipex_assist.generation import Identity
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.sampling import Sampling
+from ipex_assist.text_model import TextModel
+from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 
 
-class TransformersModel:
+class TransformersModel(TextModel):
     """A target and, where there is one, its assistant, run by transformers' generate."""
 
     def __init__(
@@ -56,7 +58,7 @@ class TransformersModel:
         assistant_precision = (assistant_precision or precision) if helper else None
         self.tokenizer = load_tokenizer(checkpoint)
         self.eos = frozenset(eos_token_ids(checkpoint, self.tokenizer))
-        self.context_length = next((checkpoint.config[k] for k in CONTEXT_KEYS if checkpoint.config.get(k)), None)
+        self._context_length = next((checkpoint.config[k] for k in CONTEXT_KEYS if checkpoint.config.get(k)), None)
         if helper is not None:
             sizes = (checkpoint.config["vocab_size"], helper.config["vocab_size"])
             check_vocabulary(self.tokenizer, load_tokenizer(helper), *sizes)
@@ -72,64 +74,28 @@ class TransformersModel:
             executor=kind,
         )
 
-    def generate(self, prompt: str | Sequence[int], **options: object) -> Result:
-        """`stream` to its end."""
-        generation = self.stream(prompt, **options)  # type: ignore[arg-type]
-        for _ in generation:
-            pass
-        return generation.result()
+    @property
+    def context_length(self) -> int | None:
+        """Tokens a sequence can hold, by the config; None where it does not say."""
+        return self._context_length
 
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        chat: bool = False,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        num_assistant_tokens: int | None = None,
-        assisted: bool = True,
-        do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int = 50,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-    ) -> Generation:
-        """As AssistedModel.stream."""
-        tokens = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-        room = max_new_tokens if self.context_length is None else self.context_length - len(tokens)
-        if room <= 0:
-            raise UsageError(
-                f"the prompt has {len(tokens)} tokens and the context of {self.identity.target} holds "
-                f"{self.context_length}: shorten the prompt by at least {1 - room}"
-            )
-        limit = min(max_new_tokens, room)
+    def _rounds(
+        self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
+    ) -> tuple[Iterator[Round], bool]:
         options: dict[str, Any] = {
             "max_new_tokens": limit,
-            "do_sample": do_sample,
-            "repetition_penalty": repetition_penalty,
+            "do_sample": sampling.do_sample,
+            "repetition_penalty": sampling.repetition_penalty,
         }
-        if do_sample:
-            options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if sampling.do_sample:
+            options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        if sampling.seed is not None:
+            torch.manual_seed(sampling.seed)
         helper = self.assistant if assisted and num_assistant_tokens != 0 else None
         if helper is not None and num_assistant_tokens is not None:
             helper.generation_config.num_assistant_tokens = num_assistant_tokens
             helper.generation_config.num_assistant_tokens_schedule = "constant"
-        if seed is not None:
-            torch.manual_seed(seed)
-        return Generation(
-            _Worker(self.target, helper, tokens, options).rounds(),
-            self.tokenizer,
-            self.identity,
-            prompt_tokens=len(tokens),
-            max_new_tokens=limit,
-            eos=self.eos,
-            stop=stop,
-            assisted=helper is not None,
-            limit_is_context=room < max_new_tokens,
-        )
+        return _Worker(self.target, helper, tokens, options).rounds(), helper is not None
 
 
 def _load(
@@ -193,7 +159,7 @@ class _Worker:
     """transformers' generate in a thread; what it streams becomes rounds."""
 
     def __init__(
-        self, target: PreTrainedModel, assistant: PreTrainedModel | None, prompt: list[int], options: dict[str, Any]
+        self, target: Any, assistant: PreTrainedModel | None, prompt: list[int], options: dict[str, Any]
     ) -> None:
         self.target, self.assistant, self.prompt, self.options = target, assistant, prompt, options
         self.items: queue.Queue[list[int] | BaseException | None] = queue.Queue()

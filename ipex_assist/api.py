@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoint import Checkpoint, open_checkpoint
-from ipex_assist.decode import decode
+from ipex_assist.decode import Round, decode
 from ipex_assist.draft import AssistantModel, DraftSource
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import Decoder
 from ipex_assist.executors.choose import load_decoder, resolve_executor
-from ipex_assist.generation import Generation, Identity, Result
+from ipex_assist.generation import Identity
 from ipex_assist.models import find
 from ipex_assist.sampling import Sampling
-from ipex_assist.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.text_model import TextModel
+from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
@@ -103,59 +103,41 @@ def _check_same_vocabulary(target: Checkpoint, tokenizer: PreTrainedTokenizerBas
     check_vocabulary(tokenizer, load_tokenizer(assistant), target.config["vocab_size"], assistant.config["vocab_size"])
 
 
-@dataclass
-class AssistedModel:
-    """A loaded target with its tokenizer and, where there is one, its assistant."""
+class AssistedModel(TextModel):
+    """Our own decoders and decode loop."""
 
-    decoder: Decoder
-    tokenizer: PreTrainedTokenizerBase
-    eos: frozenset[int]
-    identity: Identity
-    assistant: Decoder | None = None
-
-    def generate(self, prompt: str | Sequence[int], **options: object) -> Result:
-        """`stream` to its end."""
-        generation = self.stream(prompt, **options)  # type: ignore[arg-type]
-        for _ in generation:
-            pass
-        return generation.result()
-
-    def stream(
+    def __init__(
         self,
-        prompt: str | Sequence[int],
-        *,
-        chat: bool = False,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        num_assistant_tokens: int | None = None,
-        assisted: bool = True,
-        do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int = 50,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-    ) -> Generation:
-        """Generate from a text or from token ids; yields `Chunk`s as tokens are accepted.
+        decoder: Decoder,
+        tokenizer: PreTrainedTokenizerBase,
+        eos: frozenset[int],
+        identity: Identity,
+        assistant: Decoder | None = None,
+    ) -> None:
+        self.decoder, self.tokenizer, self.eos, self.identity = decoder, tokenizer, eos, identity
+        self.assistant = assistant
 
-        chat: put a text into the tokenizer's chat template, as a user's message. stop: the text ends before the first
-        of these strings. num_assistant_tokens: drafted tokens a round. The sampling options are transformers'.
-        Raises UsageError for an empty prompt and for one that leaves no room in the model's context.
-        """
-        tokens = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else list(prompt)
-        room = self.decoder.spec.context_length - len(tokens)
-        self._check_prompt(len(tokens), room)
-        limit = min(max_new_tokens, room)
-        sampling = Sampling(do_sample, temperature, top_k, top_p, repetition_penalty, seed)
-        generator = sampling.generator()
+    @property
+    def context_length(self) -> int:
+        """Tokens a sequence can hold."""
+        return self.decoder.spec.context_length
+
+    def _rounds(
+        self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
+    ) -> tuple[Iterator[Round], bool]:
         k = NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
-        draft = self._draft(len(tokens) + limit, sampling, generator) if assisted and k > 0 else None
-        if draft is not None and self.decoder.exact_rows == 1:
-            log.warning(
-                "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass a "
-                "token, so that assisted generation is slower than plain (--no-assisted)"
-            )
-        self.decoder.reserve(len(tokens) + limit)
+        generator = sampling.generator()
+        length = len(tokens) + limit
+        draft: DraftSource | None = None
+        if self.assistant is not None and assisted and k > 0:
+            self.assistant.reserve(min(length, self.assistant.spec.context_length))
+            draft = AssistantModel(self.assistant, sampling, generator, self.decoder.spec.vocab_size)
+            if self.decoder.exact_rows == 1:
+                log.warning(
+                    "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
+                    "a token, so that assisted generation is slower than plain (--no-assisted)"
+                )
+        self.decoder.reserve(length)
         rounds = decode(
             self.decoder,
             tokens,
@@ -165,29 +147,4 @@ class AssistedModel:
             draft=draft,
             num_assistant_tokens=k,
         )
-        return Generation(
-            rounds,
-            self.tokenizer,
-            self.identity,
-            prompt_tokens=len(tokens),
-            max_new_tokens=limit,
-            eos=self.eos,
-            stop=stop,
-            assisted=draft is not None,
-            limit_is_context=room < max_new_tokens,
-        )
-
-    def _draft(self, tokens: int, sampling: Sampling, generator: object) -> DraftSource | None:
-        if self.assistant is None:
-            return None
-        self.assistant.reserve(min(tokens, self.assistant.spec.context_length))
-        return AssistantModel(self.assistant, sampling, generator, self.decoder.spec.vocab_size)  # type: ignore[arg-type]
-
-    def _check_prompt(self, length: int, room: int) -> None:
-        if length == 0:
-            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-        if room <= 0:
-            raise UsageError(
-                f"the prompt has {length} tokens and the context of {self.identity.target} holds "
-                f"{self.decoder.spec.context_length}: shorten the prompt by at least {1 - room}"
-            )
+        return rounds, draft is not None

@@ -68,7 +68,7 @@ def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, A
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
 
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch"):
         try:
             versions[package] = importlib.metadata.version(package)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
 
@@ -11,7 +11,7 @@ REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a c
 class Detokenizer(Protocol):
     """The part of a transformers tokenizer that is used here."""
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> Any: ...
 
 
 class TextStream:
@@ -55,7 +55,7 @@ class TextStream:
             self._done = len(self.tokens)
         return self._release(hold=False)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _take(self, piece: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from ipex_assist.spec import DecoderSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -91,7 +91,7 @@ class TorchDecoder:
             if wanted:
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
                 hidden = hidden if padded else hidden[rows - wanted : rows]
-                logits = self._head(hidden)
+                logits = self.head(hidden)
                 outputs.append(logits[rows - wanted : rows] if padded else logits)
             self.cache.length += rows
             done += rows
@@ -105,7 +105,7 @@ class TorchDecoder:
         """All layers over one stretch of rows; `padded` is the row count of a decode step, 0 in a prompt."""
         start = self.cache.length
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
-        x = self._embed(torch.tensor(tokens), start)
+        x = self.embed(torch.tensor(tokens), start)
         stretches: dict[int | None, Stretch] = {}
         for index, layer in enumerate(self.weights.layers):
             window = self.spec.window(index)
@@ -127,7 +127,8 @@ class TorchDecoder:
         angles = rotary.rows(start, rows, prompt_length) if rotary else None
         return Stretch(start, angles, self._mask(start, rows, window, step), step)
 
-    def _embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
+    def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
+        """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
         weights = self.weights
         x = functional.embedding(tokens, weights.embed_tokens)
         if weights.project_in is not None:
@@ -192,7 +193,8 @@ class TorchDecoder:
             return self.kernels.rms_norm(x, weight, self.spec.norm_eps)
         return self.kernels.layer_norm(x, weight, bias, self.spec.norm_eps)
 
-    def _head(self, x: torch.Tensor) -> torch.Tensor:
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocab) of the last layer's rows."""
         weights = self.weights
         if self.spec.final_norm:
             x = self._norm(x, weights.final_norm)

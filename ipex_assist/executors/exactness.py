@@ -9,6 +9,7 @@ thousands of values in between, and each of those changes many of the outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -65,13 +66,13 @@ class _Trial:
             tensor.copy_(torch.randn(tensor.shape, generator=random))
         self.rotary = RotaryTable(spec, capacity, kernels.dtype) if spec.rope else None
         tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
-        self.rows = self.decoder._embed(tokens, 0)
+        self.rows = self.decoder.embed(tokens, 0)
 
     def reference(self, size: int) -> dict[int, torch.Tensor]:
         """Outputs of all rows in passes of `size`, by start; -1 holds the head's."""
-        outputs = {start: self._in_passes(size, lambda r, o, s=start: self._layer(r, o, s)) for start in STARTS}
+        outputs = {start: self._in_passes(size, partial(self._layer, start)) for start in STARTS}
         self.head_input = outputs[STARTS[0]]
-        outputs[-1] = self._in_passes(size, lambda rows, _: self.decoder._head(rows), self.head_input)
+        outputs[-1] = self._in_passes(size, lambda _, rows: self.decoder.head(rows), self.head_input)
         return outputs
 
     def agrees(self, size: int, reference: dict[int, torch.Tensor]) -> bool:
@@ -79,17 +80,17 @@ class _Trial:
         offsets = [offset for offset in OFFSETS if offset + size <= ROWS]
         for offset in offsets:
             here = slice(offset, offset + size)
-            if not torch.equal(self.decoder._head(self.head_input[here].contiguous()), reference[-1][here]):
+            if not torch.equal(self.decoder.head(self.head_input[here].contiguous()), reference[-1][here]):
                 return False
             for start in STARTS:
-                if not torch.equal(self._layer(self.rows[here].contiguous(), offset, start), reference[start][here]):
+                if not torch.equal(self._layer(start, offset, self.rows[here].contiguous()), reference[start][here]):
                     return False
         return True
 
     def _in_passes(
         self,
         size: int,
-        run: Callable[[torch.Tensor, int], torch.Tensor],
+        run: Callable[[int, torch.Tensor], torch.Tensor],
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows = self.rows if rows is None else rows
@@ -97,10 +98,10 @@ class _Trial:
         for offset in range(0, ROWS, size):
             chunk = rows[offset : offset + size]
             chunk = torch.cat((chunk, chunk[-1:].expand(size - len(chunk), -1)))
-            outputs.append(run(chunk, offset))
+            outputs.append(run(offset, chunk))
         return torch.cat(outputs)[:ROWS]
 
-    def _layer(self, rows: torch.Tensor, offset: int, start: int) -> torch.Tensor:
+    def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
         position = start + offset
         window = self.decoder.spec.window(0)
         at = self.decoder.stretch(position, len(rows), window, True, self.rotary)

@@ -1,0 +1,88 @@
+"""What every loaded model offers, whoever runs it: `generate` and `stream`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.decode import Round
+from ipex_assist.env.errors import UsageError
+from ipex_assist.generation import Generation, Identity, Result
+from ipex_assist.sampling import Sampling
+from ipex_assist.tokenizer import encode_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TextModel(ABC):
+    """A loaded target with its tokenizer and, where there is one, its assistant."""
+
+    tokenizer: PreTrainedTokenizerBase
+    eos: frozenset[int]
+    identity: Identity
+
+    @property
+    @abstractmethod
+    def context_length(self) -> int | None:
+        """Tokens a sequence can hold; None where the model sets no limit."""
+
+    @abstractmethod
+    def _rounds(
+        self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
+    ) -> tuple[Iterator[Round], bool]:
+        """The rounds of one generation of at most `limit` tokens, and whether a draft takes part."""
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:
+        """`stream` to its end; the same options."""
+        generation = self.stream(prompt, **options)
+        for _ in generation:
+            pass
+        return generation.result()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        chat: bool = False,
+        max_new_tokens: int = 128,
+        stop: Sequence[str] = (),
+        num_assistant_tokens: int | None = None,
+        assisted: bool = True,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+    ) -> Generation:
+        """Generate from a text or from token ids; yields `Chunk`s as tokens are accepted.
+
+        chat: put a text into the tokenizer's chat template, as a user's message. stop: the text ends before the first
+        of these strings. num_assistant_tokens: drafted tokens a round. The sampling options are transformers'.
+        Raises UsageError for an empty prompt and for one that leaves no room in the model's context.
+        """
+        tokens = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+        room = max_new_tokens if self.context_length is None else self.context_length - len(tokens)
+        if room <= 0:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens and the context of {self.identity.target} holds "
+                f"{self.context_length}: shorten the prompt by at least {1 - room}"
+            )
+        limit = min(max_new_tokens, room)
+        sampling = Sampling(do_sample, temperature, top_k, top_p, repetition_penalty, seed)
+        rounds, drafting = self._rounds(tokens, limit, sampling, num_assistant_tokens, assisted)
+        return Generation(
+            rounds,
+            self.tokenizer,
+            self.identity,
+            prompt_tokens=len(tokens),
+            max_new_tokens=limit,
+            eos=self.eos,
+            stop=stop,
+            assisted=drafting,
+            limit_is_context=room < max_new_tokens,
+        )
