@@ -6,6 +6,7 @@ What counts are the sets of siblings that each CPU names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -30,15 +31,22 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
 
     def same_package(cpu: int) -> Collection[int]:
         # Sandboxes may show the ids without the sets; with no id either, all CPUs are one socket.
-        ids = {other: tree.number(f"{CPU}/cpu{other}/topology/physical_package_id") for other in online}
-        return [other for other in online if ids[other] == ids[cpu]]
+        return [other for other in online if package_ids()[other] == package_ids()[cpu]]
+
+    @functools.cache
+    def package_ids() -> dict[int, int | None]:
+        return {cpu: tree.number(f"{CPU}/cpu{cpu}/topology/physical_package_id") for cpu in online}
 
     if not any(tree.exists(f"{CPU}/cpu{cpu}/topology") for cpu in online[:1] + online[-1:]):
         warnings.append(f"no {CPU}/cpu*/topology: every CPU is taken for a core of its own, all of them for one socket")
         return tuple(Core((cpu,), socket=0) for cpu in online)
+    groups = _group(online, siblings)
     packages = _merge_split_packages(tree, _group(online, neighbours))
+    if len(packages) >= len(groups) and set(package_ids().values()) == {-1}:
+        # The kernel's stand-ins where it knows no packages: id -1, and every CPU the only one of its kind.
+        packages = [online]
     socket_of = {cpu: index for index, package in enumerate(packages) for cpu in package}
-    cores = [Core(cpus, socket_of[cpus[0]]) for cpus in _group(online, siblings)]
+    cores = [Core(cpus, socket_of[cpus[0]]) for cpus in groups]
     slow = _efficiency_cpus(tree, cores) if len(packages) == 1 else frozenset()
     return tuple(replace(core, efficiency=core.cpus[0] in slow) for core in cores)
 

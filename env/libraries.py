@@ -49,7 +49,7 @@ class Libraries:
 
 def find_libraries(environ: Mapping[str, str] = os.environ, folders: Iterable[str | Path] | None = None) -> Libraries:
     """Look through `folders`, by default the running environment's library folders and then the system's."""
-    search = list(folders) if folders is not None else [*environment_dirs(environ), *SYSTEM_DIRS]
+    search = list(folders) if folders is not None else [*environment_dirs(environ), *linker_dirs(), *SYSTEM_DIRS]
     return Libraries(**{name: _find(pattern, search) for name, pattern in PATTERNS.items()})
 
 
@@ -65,6 +65,18 @@ def environment_dirs(environ: Mapping[str, str] = os.environ) -> list[str]:
     prefixes.append(sys.base_prefix)
     linker_path = [folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     return list(dict.fromkeys([*(os.path.join(prefix, "lib") for prefix in prefixes), *linker_path]))
+
+
+def linker_dirs(configuration: str | Path = "/etc/ld.so.conf.d") -> list[str]:
+    """Folders that the dynamic linker was told of, such as those of oneAPI or of this architecture."""
+    folders = []
+    for file in sorted(Path(configuration).glob("*.conf")):
+        try:
+            lines = file.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        folders += [line.strip() for line in lines if line.strip().startswith("/")]
+    return folders
 
 
 def _find(pattern: re.Pattern[str], folders: Iterable[str | Path]) -> str | None:

@@ -39,7 +39,8 @@ class Node:
 class Machine:
     """The whole machine (`cores`, `nodes`) and this process's share of it (`allowed`, `allowed_nodes`, `cpu_quota`).
 
-    `nodes` is empty on a kernel without NUMA. `cpu_quota` is in CPUs, None without a limit.
+    `nodes` is empty on a kernel without NUMA. `cpu_quota` is in CPUs, None without a limit. `interleaved` are the nodes
+    over which a `numactl -i` around this process spreads its memory, empty without one. `virtual`: it is a VM.
     """
 
     cores: tuple[Core, ...]
@@ -47,6 +48,8 @@ class Machine:
     allowed: tuple[int, ...]
     allowed_nodes: tuple[int, ...]
     cpu_quota: float | None = None
+    interleaved: tuple[int, ...] = ()
+    virtual: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
@@ -79,15 +82,25 @@ class Machine:
     def default_cores(self) -> tuple[Core, ...]:
         """The cores to compute on unless told otherwise: one socket's, P-cores only, as far as they are allowed.
 
-        Of several sockets it is the one with the most such cores, then the lowest index.
+        Of several sockets it is one whose memory is allowed, of these the one with the most such cores, then the
+        lowest index. Virtual machines often show every CPU as a socket; there a NUMA node takes the socket's place.
         """
         cores = self.allowed_cores()
         fast = [core for core in cores if not core.efficiency] or list(cores)
-        sockets: dict[int, list[Core]] = {}
+        by_node = self.virtual and len(self.sockets) == len(self.cores)
+        groups: dict[int, list[Core]] = {}
         for core in fast:
-            sockets.setdefault(core.socket, []).append(core)
-        largest: list[Core] = max(sockets.values(), key=len, default=[])
-        return tuple(largest)
+            groups.setdefault(self._first_node(core) if by_node else core.socket, []).append(core)
+        near = {cpu for node in self.nodes if node.id in self.allowed_nodes for cpu in node.cpus}
+
+        def rank(group: list[Core]) -> tuple[bool, int]:
+            return any(core.cpus[0] in near for core in group), len(group)
+
+        best: list[Core] = max(groups.values(), key=rank, default=[])
+        return tuple(best)
+
+    def _first_node(self, core: Core) -> int:
+        return next((node.id for node in self.nodes if core.cpus[0] in node.cpus), -1)
 
     def threads_within_quota(self, threads: int) -> int:
         """`threads`, or fewer where the CPU quota lets fewer run at full speed; at least 1."""

@@ -37,8 +37,19 @@ def read_topology(root: str | Path = "/") -> Machine:
     cores = read_cores(tree, online, warnings)
     nodes = _read_nodes(tree, online, warnings)
     allowed = _allowed_cpus(tree, online, limits, warnings)
-    allowed_nodes = _allowed_nodes(tree, nodes, limits)
-    return Machine(cores, nodes, allowed, allowed_nodes, limits.cpu_quota, tuple(warnings))
+    policy, policy_nodes = _memory_policy(tree)
+    allowed_nodes = _allowed_nodes(tree, nodes, limits, policy_nodes if policy == "bind" else None)
+    interleaved = tuple(node for node in policy_nodes if node in allowed_nodes) if policy == "interleave" else ()
+    return Machine(
+        cores,
+        nodes,
+        allowed,
+        allowed_nodes,
+        cpu_quota=limits.cpu_quota,
+        interleaved=interleaved,
+        virtual="hypervisor" in _first_flags(tree),
+        warnings=tuple(warnings),
+    )
 
 
 def _online_cpus(tree: Tree) -> tuple[int, ...]:
@@ -107,12 +118,38 @@ def _allowed_cpus(tree: Tree, online: tuple[int, ...], limits: CgroupLimits, war
     return tuple(sorted(allowed))
 
 
-def _allowed_nodes(tree: Tree, nodes: tuple[Node, ...], limits: CgroupLimits) -> tuple[int, ...]:
+def _allowed_nodes(
+    tree: Tree, nodes: tuple[Node, ...], limits: CgroupLimits, bound: tuple[int, ...] | None
+) -> tuple[int, ...]:
     allowed = {node.id for node in nodes}
-    for source in (limits.memory_nodes, _status_list(tree, "Mems_allowed_list")):
+    for source in (limits.memory_nodes, _status_list(tree, "Mems_allowed_list"), bound):
         if source is not None and not allowed.isdisjoint(source):
             allowed &= set(source)
     return tuple(sorted(allowed))
+
+
+def _memory_policy(tree: Tree) -> tuple[str, tuple[int, ...]]:
+    """The memory policy this process inherited, e.g. ("bind", (1,)) inside `numactl -m 1`; ("default", ()) without one.
+
+    The first mapping tells it: `560eab789000 bind:1 file=…`. Words such as `bind=static:1` carry flags.
+    """
+    try:
+        # The kernel builds this file line by line, so that only one line is read.
+        with open(tree.root / "proc/self/numa_maps") as maps:
+            words = maps.readline().split()
+        policy, _, nodes = words[1].partition(":")
+        return policy.partition("=")[0], parse_cpulist(nodes)
+    except (OSError, ValueError, IndexError):
+        return "default", ()
+
+
+def _first_flags(tree: Tree) -> set[str]:
+    """The flags of the first CPU in proc/cpuinfo; empty on processors without that line."""
+    for line in (tree.text("proc/cpuinfo") or "").partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return set(value.split())
+    return set()
 
 
 def _status_list(tree: Tree, key: str) -> tuple[int, ...] | None:

@@ -78,7 +78,7 @@ def build_command(
         placement=placement,
         program=tuple(program),
         affinity=affinity,
-        notes=tuple(variables.describe_kept()),
+        notes=(*placement.notes, *variables.describe_kept()),
         warnings=(*placement.warnings, *loss),
     )
 
@@ -97,11 +97,12 @@ def _pinning(
     else:
         reason, remedy = "the kernel refuses memory policies here", "in a container, --cap-add SYS_NICE"
     lost = {
-        "bind": f"memory is not bound to node {nodes} but goes where the kernel puts it",
-        "interleave": f"memory is not interleaved over nodes {nodes} but goes where the kernel puts it",
-        "none": "there is no memory policy to lose",
+        "bind": f"memory is not bound to node {nodes} but goes where the kernel puts it (to get it: {remedy})",
+        "interleave": f"memory is not interleaved over nodes {nodes} but goes where the kernel puts it "
+        f"(to get it: {remedy})",
+        "none": "nothing is lost by that, since there is no NUMA here",
     }[placement.memory]
-    loss = (f"{reason}: CPUs {cpus} are set with {tool}, {lost} (to get it: {remedy})",)
+    loss = (f"{reason}: CPUs {cpus} are set with {tool}; {lost}",)
     if abilities.taskset:
         return ("taskset", "-c", cpus), None, loss
     return (), placement.cpus, loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
@@ -32,14 +32,15 @@ class Placement:
     """Where a process runs. `cpus` are ascending, as many as `threads`, one per physical core unless more were asked.
 
     `memory` is `bind` (only `nodes`), `interleave` (page by page over `nodes`) or `none` (left to the kernel, on
-    machines without NUMA). `warnings` say what is not as it could be.
+    machines without NUMA). `warnings` say what is not as it could be, `notes` what of the user's was kept.
     """
 
     cpus: tuple[int, ...]
     threads: int
     memory: MemoryPolicy = "none"
     nodes: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One line for people."""
@@ -60,10 +61,11 @@ def place(request: Request, machine: Machine) -> Placement:
         UsageError: the request cannot be met on this machine.
     """
     warnings: list[str] = []
+    notes: list[str] = []
     pool = _pool(request, machine)
     cpus = _choose_cpus(request, machine, pool, warnings)
-    memory, nodes = _choose_memory(request, machine, cpus, warnings)
-    return Placement(cpus, len(cpus), memory, nodes, tuple(warnings))
+    memory, nodes = _choose_memory(request, machine, cpus, warnings, notes)
+    return Placement(cpus, len(cpus), memory, nodes, tuple(warnings), tuple(notes))
 
 
 def _pool(request: Request, machine: Machine) -> tuple[Core, ...]:
@@ -204,7 +206,7 @@ def _first_cpus(cores: Iterable[Core]) -> tuple[int, ...]:
 
 
 def _choose_memory(
-    request: Request, machine: Machine, cpus: tuple[int, ...], warnings: list[str]
+    request: Request, machine: Machine, cpus: tuple[int, ...], warnings: list[str], notes: list[str]
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
     """Memory as near as the model fits: the nodes of the CPUs, those of their sockets, then all."""
     usable = [node for node in machine.nodes if node.id in machine.allowed_nodes and node.has_memory]
@@ -212,6 +214,11 @@ def _choose_memory(
     ordinary = [node for node in usable if node.cpus] or usable
     if not ordinary:
         return "none", ()
+    if machine.interleaved and request.numa_node is None and request.socket is None:
+        notes.append(
+            f"memory stays interleaved over nodes {format_cpulist(machine.interleaved)}, as numactl outside set"
+        )
+        return "interleave", machine.interleaved
     sockets = {core.socket for core in machine.cores_within(cpus)}
     socket_cpus = [cpu for core in machine.cores if core.socket in sockets for cpu in core.cpus]
     near, local = _nodes_among(ordinary, cpus), _nodes_among(ordinary, socket_cpus)

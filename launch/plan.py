@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 
 PLAN_VARIABLE = "IPEX_ASSIST_PLAN"
 
+# Taken at import, which is before any OpenMP runtime binds the initial thread: later the two cannot be told apart.
+MASK_AT_START = frozenset(os.sched_getaffinity(0))
+
 
 @dataclass(frozen=True)
 class Plan:
     """What the launcher arranged: CPUs, threads, memory policy and nodes, what it added to LD_PRELOAD, and the other
-    variables it set."""
+    variables it set. `pid` is the process it was made for, None until that is known (a dry run)."""
 
     cpus: tuple[int, ...]
     threads: int
@@ -22,6 +26,7 @@ class Plan:
     nodes: tuple[int, ...]
     preload: tuple[str, ...]
     variables: dict[str, str]
+    pid: int | None = None
 
     def to_json(self) -> str:
         fields = {
@@ -31,12 +36,35 @@ class Plan:
             "nodes": list(self.nodes),
             "preload": list(self.preload),
             "variables": self.variables,
+            "pid": self.pid,
         }
         return json.dumps(fields, separators=(",", ":"))
 
 
-def inherited_plan(environ: Mapping[str, str]) -> Plan | None:
-    """Return the plan this process was started with; None if it was not launched, or what is there is no plan."""
+def inherited_plan(
+    environ: Mapping[str, str], *, pid: int | None = None, mask: Collection[int] = MASK_AT_START
+) -> Plan | None:
+    """Return the plan this very process was started with; None if it was not launched, or what is there is no plan.
+
+    Environments are inherited without end, so that a plan may be an ancestor's: another `pid` (exec keeps it, a child
+    has its own), or a `mask` without some of the planned CPUs, since something in between has set another. Such a plan
+    says nothing about this process. A wider mask is a pinning that failed, which `check_start` reports. A plan without
+    a pid comes from a dry run that was pasted.
+    """
+    plan = read_plan(environ)
+    if plan is None or plan.pid not in (None, os.getpid() if pid is None else pid):
+        return None
+    return plan if set(plan.cpus) <= set(mask) else None
+
+
+def for_this_process(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with its plan made out to this process, which is about to become the program by exec."""
+    plan = read_plan(environ)
+    return {**environ, PLAN_VARIABLE: replace(plan, pid=os.getpid()).to_json()} if plan else dict(environ)
+
+
+def read_plan(environ: Mapping[str, str]) -> Plan | None:
+    """Return the plan in `environ`, whoever it was made for; None if there is none that can be read."""
     try:
         fields = json.loads(environ.get(PLAN_VARIABLE, ""))
         return Plan(
@@ -46,6 +74,7 @@ def inherited_plan(environ: Mapping[str, str]) -> Plan | None:
             nodes=tuple(int(node) for node in fields["nodes"]),
             preload=tuple(str(path) for path in fields["preload"]),
             variables={str(name): str(value) for name, value in fields["variables"].items()},
+            pid=None if fields.get("pid") is None else int(fields["pid"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -56,7 +85,7 @@ def without_plan(environ: Mapping[str, str]) -> dict[str, str]:
 
     A nested launch must not take the outer launch's OMP_NUM_THREADS for the user's wish.
     """
-    plan = inherited_plan(environ)
+    plan = read_plan(environ)
     own = {name: value for name, value in environ.items() if name != PLAN_VARIABLE}
     if plan is None:
         return own

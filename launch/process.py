@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.libraries import Libraries, find_libraries
 from ipex_assist.env.machine import Machine
@@ -18,7 +19,7 @@ from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities, probe_abilities
 from ipex_assist.launch.command import Command, build_command
 from ipex_assist.launch.placement import Placement, Request, place
-from ipex_assist.launch.plan import without_plan
+from ipex_assist.launch.plan import for_this_process, without_plan
 
 
 class CommandNotFound(IpexAssistError):
@@ -92,12 +93,16 @@ def run(command: Command, name: str = "ipex-launch") -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if command.affinity:
-        os.sched_setaffinity(0, command.affinity)
+        try:
+            os.sched_setaffinity(0, command.affinity)
+        except OSError as error:
+            cpus = format_cpulist(command.affinity)
+            raise IpexAssistError(f"the kernel refuses CPUs {cpus} for this process: {error.strerror}") from None
     # Python ignores these two, and an ignored signal stays ignored across exec: `… | head` would not end.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
-        os.execvpe(command.argv[0], command.argv, command.environ)
+        os.execvpe(command.argv[0], command.argv, for_this_process(command.environ))
     except OSError as error:
         raise CommandNotExecutable(f"{command.argv[0]} cannot be run: {error.strerror}") from None
 

@@ -48,6 +48,7 @@ class MachineSpec:
     threads_per_core: int = 1
     numbering: Numbering = "split"
     nodes_per_socket: int = 1
+    sockets_per_node: int = 1  # more than 1: node interleaving in the BIOS, and virtual machines
     hbm_nodes: int = 0
     node_ids: tuple[int, ...] | None = None  # sparse ids, for nodes with CPUs and then HBM nodes
     numa: bool = True
@@ -80,7 +81,8 @@ class MachineSpec:
                 next_cpu += threads
             else:
                 cpus = tuple(index + thread * total for thread in range(threads))
-            node = socket * self.nodes_per_socket + within * self.nodes_per_socket // self.cores_per_socket
+            first_node = socket // self.sockets_per_node * self.nodes_per_socket
+            node = first_node + within * self.nodes_per_socket // self.cores_per_socket
             cores.append(CoreSpec(cpus, socket, node, slow))
         if with_offline:
             return cores
@@ -95,7 +97,7 @@ class MachineSpec:
 
     def nodes(self) -> dict[int, list[int]]:
         """Node id → its online CPUs."""
-        count = self.sockets * self.nodes_per_socket
+        count = -(-self.sockets // self.sockets_per_node) * self.nodes_per_socket
         ids = self.node_ids or tuple(range(count + self.hbm_nodes))
         nodes: dict[int, list[int]] = {node_id: [] for node_id in ids}
         for core in self.cores():

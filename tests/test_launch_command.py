@@ -16,7 +16,7 @@ from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities
 from ipex_assist.launch.command import Command, build_command, format_command
 from ipex_assist.launch.placement import Placement, Request
-from ipex_assist.launch.plan import PLAN_VARIABLE, inherited_plan, without_plan
+from ipex_assist.launch.plan import PLAN_VARIABLE, inherited_plan, read_plan, without_plan
 from ipex_assist.launch.process import prepare
 
 ALL = Abilities("/usr/bin/numactl", "/usr/bin/taskset", mempolicy=True)
@@ -46,6 +46,13 @@ def test_numactl_binds() -> None:
 def test_numactl_interleaves() -> None:
     command = build(replace(BIND, memory="interleave", nodes=(0, 1)))
     assert command.argv[:5] == ("numactl", "-C", "0-2,5", "-i", "0-1")
+
+
+def test_without_numa_a_missing_numactl_costs_nothing() -> None:
+    """Catches advice to install what would bring nothing."""
+    (line,) = build(replace(BIND, memory="none", nodes=()), replace(ALL, numactl=None)).warnings
+    assert "nothing is lost" in line
+    assert "apt-get" not in line
 
 
 def test_numactl_without_numa() -> None:
@@ -107,10 +114,27 @@ def test_json_is_plain_data() -> None:
 
 
 def test_the_plan_survives_the_environment() -> None:
-    plan = inherited_plan(build().environ)
+    plan = inherited_plan(build().environ, mask=(0, 1, 2, 5))
     assert plan is not None
     assert (plan.cpus, plan.threads, plan.memory, plan.nodes) == ((0, 1, 2, 5), 4, "bind", (0,))
     assert plan.preload == ("/usr/lib/libtcmalloc.so.4", "/venv/lib/libiomp5.so")
+
+
+@pytest.mark.parametrize(
+    ("pid", "mask", "ours"),
+    [
+        (7, {0, 1, 2, 5}, True),
+        (8, {0, 1, 2, 5}, False),  # a child: its parent's plan
+        (7, {1}, False),  # narrowed by a taskset inside the command
+        (7, {6, 7}, False),
+        (7, set(range(8)), True),  # the pinning failed, which the check is to report
+    ],
+)
+def test_a_plan_holds_for_the_process_it_was_made_for(pid: int, mask: set[int], ours: bool) -> None:
+    """Catches a stale plan that widens the mask somebody else has set since."""
+    text = replace(read_plan(build().environ), pid=7).to_json()  # type: ignore[type-var]
+    assert (inherited_plan({PLAN_VARIABLE: text}, pid=pid, mask=mask) is not None) == ours
+    assert PLAN_VARIABLE not in without_plan({PLAN_VARIABLE: text})
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"cpus": 3}', "null", '{"cpus":"0","threads":"x"}'])

@@ -95,6 +95,11 @@ def test_the_dry_run_is_what_is_run() -> None:
     plan = json.loads(launch("--dry-run", "--json", *python(code)).stdout)
     cmdline, environ = json.loads(launch(*python(code)).stdout)
     assert plan["argv"][-3:] == cmdline.rstrip("\0").split("\0")
+    # What only the running process can know is its own number.
+    shown, real = json.loads(plan["set"].pop(PLAN_VARIABLE)), json.loads(environ[PLAN_VARIABLE])
+    assert shown.pop("pid") is None
+    assert isinstance(real.pop("pid"), int)
+    assert shown == real
     assert {name: environ.get(name) for name in plan["set"]} == plan["set"]
 
 
@@ -117,6 +122,36 @@ def test_a_launch_inside_a_launch_narrows() -> None:
     assert launch("--cpus", f"{CPUS[0]},{CPUS[1]}", "--", *inner).stdout.strip() == f"[{CPUS[0]}] 1"
     inner = [*LAUNCH, *python(code)]
     assert launch("--threads", "1", "--", *inner).stdout.strip() == f"[{CPUS[0]}] 1"
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("child", [False, True])
+def test_a_mask_set_inside_the_command_is_not_widened(child: bool) -> None:
+    """Catches `restore_affinity` acting on the plan of an ancestor, or on one that taskset has overruled since."""
+    code = (
+        "import os; from ipex_assist.launch import inherited_plan, restore_affinity\n"
+        "plan = inherited_plan(os.environ); restore_affinity(plan)\n"
+        "print(plan, sorted(os.sched_getaffinity(0)))"
+    )
+    inner = ["taskset", "-c", str(CPUS[1]), sys.executable, "-c", code]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", *inner] if child else inner
+    cpus = f"{CPUS[0]},{CPUS[1]}"
+    assert launch("--cpus", cpus, "--", *command).stdout.strip() == f"None [{CPUS[1]}]"
+
+
+def test_a_process_knows_its_own_plan_through_exec() -> None:
+    """Catches a process number that changes between the launcher and the program."""
+    code = "import os; from ipex_assist.launch import inherited_plan; print(inherited_plan(os.environ).threads)"
+    script = ["sh", "-c", 'exec "$@"', "sh", sys.executable, "-c", code]
+    assert launch("--threads", "1", "--", *script).stdout.strip() == "1"
+
+
+@needs_numactl
+def test_interleaving_set_outside_is_kept() -> None:
+    """Catches a memory policy of the user's that the launcher replaces."""
+    result = launch("--dry-run", "--", "true", prefix=["numactl", "-i", "0"])
+    assert result.stdout.splitlines()[-1].endswith("-i 0 true")
+    assert "memory stays interleaved" in result.stdout
 
 
 def test_without_tools_the_cpus_are_set_all_the_same(bare_path: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipex_assist.env.libraries import environment_dirs, find_libraries, is_preloadable
+from ipex_assist.env.libraries import environment_dirs, find_libraries, is_preloadable, linker_dirs
 
 
 def shared_object(path: Path, *, bits: int = 64) -> Path:
@@ -78,3 +78,11 @@ def test_what_the_linker_would_refuse_is_passed_over(tmp_path: Path) -> None:
     good = shared_object(tmp_path / "e/libiomp5.so")
     assert is_preloadable(str(good))
     assert find_libraries({}, [*folders, good.parent]).libiomp5 == str(good)
+
+
+def test_folders_of_the_dynamic_linker(tmp_path: Path) -> None:
+    """Catches missing what a site installed elsewhere and told the linker of; comments and includes are no folders."""
+    (tmp_path / "site.conf").write_text("# /not/this\n/opt/intel/lib\n\ninclude /etc/other\n  /opt/b/lib  \n")
+    (tmp_path / "ignored.txt").write_text("/not/that\n")
+    assert linker_dirs(tmp_path) == ["/opt/intel/lib", "/opt/b/lib"]
+    assert linker_dirs(tmp_path / "missing") == []

@@ -168,6 +168,22 @@ def test_memory_nodes_outside_the_cpuset_are_not_named() -> None:
     assert any("remote" in line for line in placement.warnings)
 
 
+def test_the_users_interleaving_stays_unless_a_flag_says_otherwise() -> None:
+    """Catches binding to one node what the user started with `numactl -i all`."""
+    where = replace(PLAIN, interleaved=(0, 1))
+    placement = place(Request(model_bytes=GIB), where)
+    assert (placement.cpus, placement.memory, placement.nodes) == (tuple(range(8)), "interleave", (0, 1))
+    assert "0-1" in placement.notes[0]
+    placement = place(Request(numa_node=1), where)
+    assert (placement.memory, placement.nodes, placement.notes) == ("bind", (1,), ())
+
+
+def test_the_socket_with_allowed_memory_is_taken() -> None:
+    """Catches computing on socket 0 inside `numactl -m 1`, with every access remote."""
+    placement = place(Request(), replace(PLAIN, allowed_nodes=(1,)))
+    assert (placement.cpus, placement.nodes, placement.warnings) == (tuple(range(8, 16)), (1,), ())
+
+
 def test_p_cores_first_and_e_cores_on_request() -> None:
     where = machine(MachineSpec(cores_per_socket=6, threads_per_core=2, e_cores=4))
     assert place(Request(), where).cpus == (0, 2)

@@ -105,6 +105,47 @@ def test_package_ids_are_not_counted(package_ids: tuple[int, int], tmp_path: Pat
     assert len(read(spec, tmp_path).sockets) == 2
 
 
+def test_a_kernel_that_knows_no_packages_shows_one_socket(tmp_path: Path) -> None:
+    """Catches as many sockets as cores, and so a placement on one core, from the kernel's stand-in values."""
+    spec = MachineSpec(sockets=4, cores_per_socket=1, sockets_per_node=4, package_ids=(-1,) * 4, style="masks")
+    machine = read(spec, tmp_path)
+    assert machine.sockets == (0,)
+    assert len(machine.cores) == len(machine.default_cores()) == 4
+
+
+def test_virtual_cpus_shown_as_sockets(tmp_path: Path) -> None:
+    """Catches one thread on an eight-CPU virtual machine, because its hypervisor gives each CPU a socket."""
+    flags = "processor\t: 0\nflags\t\t: fpu hypervisor avx2\n"
+    spec = MachineSpec(sockets=8, cores_per_socket=1, sockets_per_node=4, cpuinfo=flags)
+    machine = read(spec, tmp_path / "virtual")
+    assert len(machine.sockets) == 8
+    assert [core.cpus for core in machine.default_cores()] == [(0,), (1,), (2,), (3,)]
+    real = read(MachineSpec(sockets=8, cores_per_socket=1, sockets_per_node=4), tmp_path / "real")
+    assert len(real.default_cores()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "interleaved"),
+    [
+        ("560eab789000 default file=/usr/bin/x mapped=2", (0, 1), ()),
+        ("560eab789000 bind:1 file=/usr/bin/x mapped=2", (1,), ()),
+        ("560eab789000 bind=static:1 file=/usr/bin/x", (1,), ()),
+        ("560eab789000 interleave:0-1 file=/usr/bin/x", (0, 1), (0, 1)),
+        ("560eab789000 local", (0, 1), ()),
+        ("", (0, 1), ()),
+    ],
+)
+def test_memory_policy_around_the_process(
+    line: str, nodes: tuple[int, ...], interleaved: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Catches replacing the `numactl -m` or `-i` that the user put in front of the command."""
+    write_machine(MachineSpec(sockets=2, cores_per_socket=4), tmp_path)
+    write(tmp_path, "proc/self/numa_maps", line)
+    machine = read_topology(tmp_path)
+    assert (machine.allowed_nodes, machine.interleaved) == (nodes, interleaved)
+    assert {core.socket for core in machine.default_cores()} == {nodes[0]}
+
+
 def test_core_siblings_cut_at_node_borders(tmp_path: Path) -> None:
     """Catches counting distinct core_siblings: old kernels list the halves of a cluster-on-die package apart."""
     spec = MachineSpec(sockets=2, cores_per_socket=4, nodes_per_socket=2, siblings_cut_at_nodes=True)
