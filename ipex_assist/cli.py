@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from ipex_assist import launch
 from ipex_assist.arguments import assistant_of, parse
@@ -37,7 +38,7 @@ def _generate(args: argparse.Namespace, argv: list[str]) -> int:
         from ipex_assist import run
 
         return run.main(argv)
-    program = [sys.executable, "-m", "ipex_assist.run", *(flag for flag in argv if flag != "--dry-run")]
+    program = [*_this_command(), "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
     command = launch.prepare(launch.request_from(args, _model_bytes(args)), program)
     if args.dry_run:
         print(launch.format_command(command), flush=True)
@@ -45,6 +46,14 @@ def _generate(args: argparse.Namespace, argv: list[str]) -> int:
     if args.verbose:
         print(f"ipex-assist: {command.placement.describe()}", *command.notes, sep="\n  ", file=sys.stderr)
     return launch.run(command, "ipex-assist")
+
+
+def _this_command() -> list[str]:
+    """How to start this command again. The script, where it is one: `-m` would look in the current folder first."""
+    script = sys.argv[0]
+    if Path(script).name == "ipex-assist" and Path(script).is_file():
+        return [sys.executable, script]
+    return [sys.executable, "-m", "ipex_assist"]
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:

@@ -1,6 +1,6 @@
 """The process that generates: loads both models, streams the text, prints the statistics.
 
-`ipex-assist` starts it as `python -m ipex_assist.run` under numactl, with the same flags.
+`ipex-assist` starts itself under numactl with `--no-launch` and the same flags, and then comes here.
 """
 
 from __future__ import annotations
@@ -215,7 +215,3 @@ def _generate(generation: Generation, args: argparse.Namespace, start_warnings: 
         facts = environment_facts(launch.inherited_plan(os.environ), start_warnings)
         print(json_line(result, facts), flush=True)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
