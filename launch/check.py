@@ -35,7 +35,7 @@ def restore_affinity(plan: Plan | None) -> None:
     With KMP_AFFINITY or OMP_PROC_BIND the OpenMP runtime binds the initial thread to the first core at its first
     parallel region, and threads started later (tokenizer, streaming, data loading) inherit that one core. The workers
     stay bound, and libiomp5 does not bind the initial thread again. Its own remedy, the modifier `reset`,
-    costs two system calls in every parallel region (10 µs more, measured), which is too much for decoding.
+    costs two system calls in every parallel region (5 to 10 µs more, measured), which is too much for decoding.
     """
     if plan is None:
         return

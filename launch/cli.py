@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             print(json.dumps(command.as_dict()), file=sys.stdout if args.dry_run else sys.stderr, flush=True)
         elif args.dry_run:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="surrogateescape")  # arguments are bytes, not always text
             print(format_command(command), flush=True)
         if args.dry_run:
             return 0

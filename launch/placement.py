@@ -215,9 +215,8 @@ def _choose_memory(
     if not ordinary:
         return "none", ()
     if machine.interleaved and request.numa_node is None and request.socket is None:
-        notes.append(
-            f"memory stays interleaved over nodes {format_cpulist(machine.interleaved)}, as numactl outside set"
-        )
+        kept = format_cpulist(machine.interleaved)
+        notes.append(f"memory stays interleaved over nodes {kept}, as the numactl outside has set it")
         return "interleave", machine.interleaved
     sockets = {core.socket for core in machine.cores_within(cpus)}
     socket_cpus = [cpu for core in machine.cores if core.socket in sockets for cpu in core.cpus]

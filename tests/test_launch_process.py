@@ -88,6 +88,14 @@ def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+def test_a_dry_run_of_an_argument_that_is_no_text() -> None:
+    """Catches a traceback in UTF-8 locales for a file name in another encoding."""
+    environ = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    result = subprocess.run([*LAUNCH, "--dry-run", "--", "cat", b"a\xffb"], capture_output=True, env=environ)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.endswith(b"cat 'a\xffb'\n")
+
+
 @needs_numactl
 def test_the_dry_run_is_what_is_run() -> None:
     """Catches a dry run that is computed apart from the real one."""
