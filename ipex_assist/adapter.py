@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +67,8 @@ class TransformersModel(TextModel):
         self.assistant: PreTrainedModel | None = None
         if helper is not None and assistant_precision is not None:
             self.assistant, _ = _load(helper, DTYPES[assistant_precision], executor, alone=False, progress=progress)
+            own = self.assistant.generation_config
+            self._own_drafting = (own.num_assistant_tokens, own.num_assistant_tokens_schedule)
         self.identity = Identity(
             target=checkpoint.source,
             assistant=helper.source if helper else None,
@@ -92,9 +95,11 @@ class TransformersModel(TextModel):
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
         helper = self.assistant if assisted and num_assistant_tokens != 0 else None
-        if helper is not None and num_assistant_tokens is not None:
-            helper.generation_config.num_assistant_tokens = num_assistant_tokens
-            helper.generation_config.num_assistant_tokens_schedule = "constant"
+        if helper is not None:
+            # The model keeps what it is told: one generation's number must not become the next one's default.
+            asked = None if num_assistant_tokens is None else (num_assistant_tokens, "constant")
+            config = helper.generation_config
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule = asked or self._own_drafting
         return _Worker(self.target, helper, tokens, options).rounds(), helper is not None
 
 
@@ -155,6 +160,15 @@ def _load_optimum(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel
         return None
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of the target, and how things stood when it ended: by the time it is read, the thread is further on."""
+
+    tokens: list[int]
+    drafted: int  # tokens of the assistant since the start
+    ended: float  # seconds of perf_counter
+
+
 class _Worker:
     """transformers' generate in a thread; what it streams becomes rounds."""
 
@@ -162,7 +176,7 @@ class _Worker:
         self, target: Any, assistant: PreTrainedModel | None, prompt: list[int], options: dict[str, Any]
     ) -> None:
         self.target, self.assistant, self.prompt, self.options = target, assistant, prompt, options
-        self.items: queue.Queue[list[int] | BaseException | None] = queue.Queue()
+        self.items: queue.Queue[_Pass | BaseException | None] = queue.Queue()
         self.stopped = threading.Event()
         self.draft_passes = 0
 
@@ -170,7 +184,7 @@ class _Worker:
 
     def put(self, value: torch.Tensor) -> None:
         """Take the tokens of one pass."""
-        self.items.put(value.reshape(-1).tolist())
+        self.items.put(_Pass(value.reshape(-1).tolist(), self.draft_passes, time.perf_counter()))
 
     def end(self) -> None:
         """Nothing more comes; `_generate` says so itself, after errors too."""
@@ -219,15 +233,14 @@ class _Worker:
                 if not prompt_seen:
                     prompt_seen = True
                     continue
-                now, drafted = time.perf_counter(), self.draft_passes
                 yield Round(
-                    item,
-                    drafted=drafted - drafted_before,
-                    accepted=len(item) - 1,
-                    target_s=now - started,
+                    item.tokens,
+                    drafted=item.drafted - drafted_before,
+                    accepted=len(item.tokens) - 1,
+                    target_s=item.ended - started,
                     prompt=first,
                 )
-                first, started, drafted_before = False, now, drafted
+                first, started, drafted_before = False, item.ended, item.drafted
         finally:
             self.stopped.set()
             thread.join()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ipex_assist import launch
 from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoint import Checkpoint, open_checkpoint
 from ipex_assist.decode import Round, decode
@@ -22,8 +24,6 @@ from ipex_assist.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from ipex_assist.adapter import TransformersModel
 
 log = logging.getLogger("ipex_assist")
 
@@ -42,7 +42,7 @@ def load(
     revision: str | None = None,
     offline: bool = False,
     progress: bool = False,
-) -> AssistedModel | TransformersModel:
+) -> TextModel:
     """Load a target and its assistant.
 
     target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none.
@@ -56,13 +56,29 @@ def load(
     else:
         helper = open_checkpoint(assistant, offline=offline) if assistant else None
     executor = resolve_executor(executor, precision, assistant_precision if helper else None)
+    model = _build(checkpoint, helper, precision, assistant_precision, executor, assistant == "auto", progress)
+    # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
+    # are started from here on shall have all of them.
+    launch.restore_affinity(launch.inherited_plan(os.environ))
+    return model
+
+
+def _build(
+    checkpoint: Checkpoint,
+    helper: Checkpoint | None,
+    precision: str,
+    assistant_precision: str | None,
+    executor: str,
+    vocabulary_checked: bool,
+    progress: bool,
+) -> TextModel:
     if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
         from ipex_assist.adapter import TransformersModel
 
         return TransformersModel(checkpoint, helper, precision, assistant_precision, executor, progress=progress)
 
     tokenizer = load_tokenizer(checkpoint)
-    if helper is not None and assistant != "auto":
+    if helper is not None and not vocabulary_checked:
         _check_same_vocabulary(checkpoint, tokenizer, helper)
     decoder = load_decoder(checkpoint, precision, executor, progress=progress)
     assistant_decoder = None

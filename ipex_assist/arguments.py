@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
         epilog=EPILOG,
         formatter_class=_Formatter,
+        allow_abbrev=False,  # `--dry` would not be recognised as the flag to leave out of the command that is printed
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 

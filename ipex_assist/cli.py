@@ -15,12 +15,13 @@ from ipex_assist.env.errors import IpexAssistError
 def main(argv: list[str] | None = None) -> int:
     """Run `ipex-assist`; returns an exit code, or becomes the process that generates."""
     argv = sys.argv[1:] if argv is None else argv
+    if sys.stdout is None:
+        print("ipex-assist: error: standard output is closed; >/dev/null discards the text", file=sys.stderr)
+        return 1
     try:
-        if argv[:1] == ["env"]:
-            from ipex_assist.env import report
-
-            return report.main(argv[1:])
-        return _generate(parse(argv), argv)
+        code = _dispatch(argv)
+        sys.stdout.flush()  # here, where a reader that has gone can be handled
+        return code
     except IpexAssistError as error:
         print(f"ipex-assist: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -31,10 +32,27 @@ def main(argv: list[str] | None = None) -> int:
         return 141
 
 
+def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["env"]:
+        from ipex_assist.env import report
+
+        return report.main(argv[1:])
+    try:
+        args = parse(argv)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return int(stop.code or 0)
+    return _generate(args, argv)
+
+
 def _generate(args: argparse.Namespace, argv: list[str]) -> int:
     asked = any(flag is not None for flag in (args.threads, args.cpus, args.socket, args.numa_node))
-    placed = launch.inherited_plan(os.environ) is not None and not asked  # by ipex-launch, outside
+    plan = launch.inherited_plan(os.environ)
+    placed = plan is not None and not asked  # by ipex-launch, outside
     if (placed or args.no_launch) and not args.dry_run:
+        idle = [name for name in ("cpus", "socket", "numa_node") if getattr(args, name) is not None]
+        if plan is None and idle:
+            flags = ", ".join("--" + name.replace("_", "-") for name in idle)
+            print(f"ipex-assist: {flags}: no effect with --no-launch", file=sys.stderr)
         from ipex_assist import run
 
         return run.main(argv)

@@ -17,7 +17,7 @@ PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes by purpose; None where a model is not on this machine yet, so that its size is not known."""
+    """Bytes by purpose; None where a model's size is not known."""
 
     target: int | None
     assistant: int | None
@@ -38,8 +38,13 @@ def estimate_need(
     assistant_precision: str | None,
     max_new_tokens: int,
     revision: str | None = None,
+    *,
+    offline: bool = True,
 ) -> Need:
-    """What `load(model, assistant)` and a generation will take; reads only what is on this machine."""
+    """What `load(model, assistant)` and a generation will take, without downloading anything.
+
+    offline: read only what is on this machine; else the hub is asked for the sizes of models that are not.
+    """
     kv = 0
     try:
         checkpoint = open_checkpoint(model, revision=revision, offline=True)
@@ -54,15 +59,15 @@ def estimate_need(
         # What is wrong with the checkpoint is said when it is loaded.
         assistant = None if assistant == "auto" else assistant
     return Need(
-        target=_size(model, precision, revision),
-        assistant=_size(assistant, assistant_precision or precision) if assistant else None,
+        target=_size(model, precision, revision, offline),
+        assistant=_size(assistant, assistant_precision or precision, None, offline) if assistant else None,
         kv=kv,
     )
 
 
-def _size(source: str, precision: str, revision: str | None = None) -> int | None:
+def _size(source: str, precision: str, revision: str | None, offline: bool) -> int | None:
     try:
-        return estimate_bytes(source, precision, revision=revision, offline=True)
+        return estimate_bytes(source, precision, revision=revision, offline=offline)
     except IpexAssistError:
         return None
 

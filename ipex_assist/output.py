@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -13,9 +12,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.launch import Plan
+from ipex_assist.launch.plan import without_plan
 
 if TYPE_CHECKING:
     from ipex_assist.generation import Result
+
+
+PACKAGES = ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch", "optimum-intel")
+KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
 
 
 class TextPrinter:
@@ -28,9 +32,8 @@ class TextPrinter:
     def write(self, text: str) -> None:
         """Raises BrokenPipeError where the reader has gone."""
         if self.enabled and text:
-            with contextlib.suppress(UnicodeEncodeError):
-                sys.stdout.write(text)
-                sys.stdout.flush()
+            sys.stdout.write(text)
+            sys.stdout.flush()
             self._open = not text.endswith("\n")
 
     def close(self) -> None:
@@ -69,7 +72,7 @@ def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, A
     from ipex_assist.env.isa import read_isa
 
     versions: dict[str, str | None] = {}
-    for package in ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch"):
+    for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -78,6 +81,7 @@ def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, A
         "cpus": format_cpulist(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "plan": asdict(plan) if plan else None,
+        "kept": {name: value for name, value in without_plan(os.environ).items() if name.startswith(KEPT_VARIABLES)},
         "isa": read_isa().as_dict(),
         "python": platform.python_version(),
         "versions": versions,

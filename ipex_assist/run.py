@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import select
@@ -58,9 +59,9 @@ def main(argv: list[str] | None = None) -> int:
         # Nobody reads any more; keep Python from complaining about it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGPIPE_EXIT
-    except MemoryError:
-        return _fail("out of memory; use a smaller --precision or model, or --no-assisted", 1)
     except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+            return _fail("out of memory; use a smaller --precision or model, or --no-assisted", 1)
         if verbose:
             traceback.print_exc()
         return _fail(f"{type(error).__name__}: {error} (run with -v for the whole story)", 1)
@@ -75,6 +76,8 @@ def _configure(verbose: bool) -> None:
     """Messages of ours to standard error; those of libraries only on request."""
     logging.basicConfig(format="ipex-assist: %(message)s", level=logging.ERROR, stream=sys.stderr)
     log.setLevel(logging.INFO if verbose else logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not verbose:
         warnings.filterwarnings("ignore")
@@ -131,17 +134,29 @@ def _input_waits() -> bool:
     """Whether standard input has something to say: without flags, nobody shall have to close it first."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return False
-    return bool(select.select([sys.stdin], [], [], 0.5)[0])
+    if select.select([sys.stdin], [], [], 0.5)[0]:
+        return True
+    log.warning("nothing came from standard input in 0.5 s: taking the built-in prompt (-p TEXT gives another)")
+    return False
 
 
 def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it."""
     precision = args.precision or "bf16"
-    need = estimate_need(args.model, assistant, precision, args.assistant_precision, args.max_new_tokens, args.revision)
-    check_memory(need)
     from ipex_assist.executors.choose import resolve_executor
 
     executor = resolve_executor(args.executor, precision, args.assistant_precision if assistant else None)
+    # Before the download, too: hours of it are a high price for learning that the model does not fit.
+    need = estimate_need(
+        args.model,
+        assistant,
+        precision,
+        args.assistant_precision,
+        args.max_new_tokens,
+        args.revision,
+        offline=args.offline,
+    )
+    check_memory(need)
     with quiet_stderr(not args.verbose):
         import torch
 
@@ -165,8 +180,6 @@ def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[st
         progress=sys.stderr.isatty(),
     )
     log.info("loaded in %.1f s", time.perf_counter() - started)
-    # Loading has computed something, so by now OpenMP has bound its threads, and ours with them.
-    launch.restore_affinity(plan)
     found = launch.check_start(plan, torch.get_num_threads()) if plan else []
     for line in found:
         log.warning(line)
