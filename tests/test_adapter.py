@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from conftest import HAS_IPEX
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
+from ipex_assist import adapter
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 PROMPT = "the quick brown fox"
@@ -70,6 +73,40 @@ def test_assisted_equals_plain_and_counts(tmp_path: Path, executor: str) -> None
     assert result.draft.rounds < 10
     assert result.draft.accepted is not None
     assert 0 < result.draft.accepted <= (result.draft.drafted or 0)
+
+
+def test_counts_do_not_depend_on_when_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that wakes late found the counter of later passes: drafted tokens went missing, accepted ones not."""
+
+    class Late(queue.Queue):
+        def get(self, *args: Any, **kwargs: Any) -> Any:
+            item = super().get(*args, **kwargs)
+            time.sleep(0.02)
+            return item
+
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor="torch")
+    prompt_reader = ours.generate(PROMPT, max_new_tokens=16).draft
+    monkeypatch.setattr(adapter.queue, "Queue", Late)
+    late = ours.generate(PROMPT, max_new_tokens=16).draft
+    assert late == prompt_reader
+    assert late.drafted is not None
+    assert late.accepted is not None
+    assert 0 < late.accepted <= late.drafted
+
+
+def test_number_of_drafted_tokens_is_of_one_generation_only(tmp_path: Path) -> None:
+    """transformers keeps it in the model; the next generation without the option must draft as the first did."""
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor="torch")
+    assert isinstance(ours, adapter.TransformersModel)
+    assert ours.assistant is not None
+    config = ours.assistant.generation_config
+    before = config.num_assistant_tokens, config.num_assistant_tokens_schedule
+    ours.generate(PROMPT, max_new_tokens=4, num_assistant_tokens=2)
+    assert config.num_assistant_tokens == 2
+    ours.generate(PROMPT, max_new_tokens=4)
+    assert (config.num_assistant_tokens, config.num_assistant_tokens_schedule) == before
 
 
 def test_stream_ends_at_a_stop_string_and_frees_the_thread(tmp_path: Path) -> None:
