@@ -126,7 +126,7 @@ def _clustered_cpus(tree: Tree, cores: list[Core]) -> set[int]:
     private: list[Core] = []
     clustered: list[Core] = []
     for core in cores:
-        shared = _shares_l2_with(tree, core.cpus[0])
+        shared = _shares_cache_with(tree, core.cpus[0], 2)
         if not shared:
             return set()
         (private if set(shared) <= set(core.cpus) else clustered).append(core)
@@ -142,10 +142,21 @@ def _clustered_cpus(tree: Tree, cores: list[Core]) -> set[int]:
     return set()
 
 
-def _shares_l2_with(tree: Tree, cpu: int) -> tuple[int, ...]:
-    # L1 data, L1 instructions, L2: the third on every x86 part; the level is checked all the same.
-    for index in (2, 1, 3):
+def read_l3(tree: Tree, online: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The sets of CPUs in `online` that share an L3 cache, in the order of their first CPUs."""
+    groups: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for cpu in online:
+        if cpu not in seen and (shared := set(_shares_cache_with(tree, cpu, 3)) & set(online) - seen):
+            groups.append(tuple(sorted(shared | {cpu})))
+            seen.update(groups[-1])
+    return tuple(groups)
+
+
+def _shares_cache_with(tree: Tree, cpu: int, level: int) -> tuple[int, ...]:
+    # L1 data, L1 instructions, L2, L3: in this order on every x86 part; the level is checked all the same.
+    for index in (level, *(other for other in (1, 2, 3) if other != level)):
         cache = f"{CPU}/cpu{cpu}/cache/index{index}"
-        if tree.number(f"{cache}/level") == 2:
+        if tree.number(f"{cache}/level") == level:
             return tree.ids(f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") or ()
     return ()

@@ -5,7 +5,7 @@ CPUs are always the kernel's CPU ids. A core is a set of sibling CPUs, a socket 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 
@@ -23,12 +23,14 @@ class Node:
     """One NUMA node. `cpus` are online; a node of HBM or CXL memory has none. Memory in bytes, None where unknown.
 
     `free_bytes` is what a new process can get without swapping: free pages, plus page cache and reclaimable slab.
+    `distances` are the kernel's (10 is local), one for each node of the machine in its order; empty where unknown.
     """
 
     id: int
     cpus: tuple[int, ...]
     memory_bytes: int | None = None
     free_bytes: int | None = None
+    distances: tuple[int, ...] = ()
 
     @property
     def has_memory(self) -> bool:
@@ -40,7 +42,8 @@ class Machine:
     """The whole machine (`cores`, `nodes`) and this process's share of it (`allowed`, `allowed_nodes`, `cpu_quota`).
 
     `nodes` is empty on a kernel without NUMA. `cpu_quota` is in CPUs, None without a limit. `interleaved` are the nodes
-    over which a `numactl -i` around this process spreads its memory, empty without one. `virtual`: it is a VM.
+    over which a `numactl -i` around this process spreads its memory, empty without one. `virtual`: it is a VM. `l3` are
+    the sets of CPUs that share an L3 cache; CPUs without one are in none of them.
     """
 
     cores: tuple[Core, ...]
@@ -50,6 +53,7 @@ class Machine:
     cpu_quota: float | None = None
     interleaved: tuple[int, ...] = ()
     virtual: bool = False
+    l3: tuple[tuple[int, ...], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -87,21 +91,38 @@ class Machine:
         """
         cores = self.allowed_cores()
         fast = [core for core in cores if not core.efficiency] or list(cores)
-        by_node = self.virtual and len(self.sockets) == len(self.cores)
-        groups: dict[int, list[Core]] = {}
-        for core in fast:
-            groups.setdefault(self._first_node(core) if by_node else core.socket, []).append(core)
+        groups = self.by_socket(fast)
         near = {cpu for node in self.nodes if node.id in self.allowed_nodes for cpu in node.cpus}
 
-        def rank(group: list[Core]) -> tuple[bool, int]:
+        def rank(group: tuple[Core, ...]) -> tuple[bool, int]:
             return any(core.cpus[0] in near for core in group), len(group)
 
-        best: list[Core] = max(groups.values(), key=rank, default=[])
-        return tuple(best)
+        return max(groups, key=rank, default=())
 
-    def _first_node(self, core: Core) -> int:
-        return next((node.id for node in self.nodes if core.cpus[0] in node.cpus), -1)
+    def by_socket(self, cores: Iterable[Core]) -> list[tuple[Core, ...]]:
+        """`cores` split by socket; by NUMA node on virtual machines that show every CPU as a socket."""
+        if self.virtual and len(self.sockets) == len(self.cores):
+            return self.by_node(cores)
+        return _split(cores, lambda core: core.socket)
+
+    def by_node(self, cores: Iterable[Core]) -> list[tuple[Core, ...]]:
+        """`cores` split by NUMA node; those in no node are one group, the last."""
+        home = {cpu: index for index, node in reversed(list(enumerate(self.nodes))) for cpu in node.cpus}
+        return _split(cores, lambda core: home.get(core.cpus[0], len(self.nodes)))
+
+    def by_l3(self, cores: Iterable[Core]) -> list[tuple[Core, ...]]:
+        """`cores` split by the L3 cache they share; those without one are left out."""
+        home = {cpu: index for index, cpus in enumerate(self.l3) for cpu in cpus}
+        return _split((core for core in cores if core.cpus[0] in home), lambda core: home[core.cpus[0]])
 
     def threads_within_quota(self, threads: int) -> int:
         """`threads`, or fewer where the CPU quota lets fewer run at full speed; at least 1."""
         return threads if self.cpu_quota is None else max(1, min(threads, int(self.cpu_quota)))
+
+
+def _split(cores: Iterable[Core], key: Callable[[Core], int]) -> list[tuple[Core, ...]]:
+    """Groups of equal keys, in the order of the keys, each in the order given."""
+    groups: dict[int, list[Core]] = {}
+    for core in cores:
+        groups.setdefault(key(core), []).append(core)
+    return [tuple(groups[index]) for index in sorted(groups)]

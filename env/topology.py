@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from ipex_assist.env.cgroup import CgroupLimits, read_cgroup_limits
-from ipex_assist.env.cores import CPU, read_cores
+from ipex_assist.env.cores import CPU, read_cores, read_l3
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine, Node
@@ -48,6 +49,7 @@ def read_topology(root: str | Path = "/") -> Machine:
         cpu_quota=limits.cpu_quota,
         interleaved=interleaved,
         virtual="hypervisor" in _first_flags(tree),
+        l3=read_l3(tree, online),
         warnings=tuple(warnings),
     )
 
@@ -77,13 +79,21 @@ def _read_nodes(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tup
             continue
         cpus = set(tree.ids(f"{NODE}/node{node_id}/cpulist", f"{NODE}/node{node_id}/cpumap") or ())
         total, free = _node_memory(tree.text(f"{NODE}/node{node_id}/meminfo") or "")
-        nodes.append(Node(node_id, tuple(cpu for cpu in online if cpu in cpus), total, free))
+        distances = _distances(tree.text(f"{NODE}/node{node_id}/distance") or "")
+        nodes.append(Node(node_id, tuple(cpu for cpu in online if cpu in cpus), total, free, distances))
+    if any(len(node.distances) != len(nodes) for node in nodes):  # a row for nodes that are not shown here
+        nodes = [replace(node, distances=()) for node in nodes]
     times_listed = Counter(cpu for node in nodes for cpu in node.cpus)
     if nodes and (homeless := set(online) - set(times_listed)):
         warnings.append(f"CPUs {format_cpulist(homeless)} lie in no NUMA node; the kernel places their memory")
     if twice := [cpu for cpu, times in times_listed.items() if times > 1]:
         warnings.append(f"CPUs {format_cpulist(twice)} are listed in more than one NUMA node")
     return tuple(nodes)
+
+
+def _distances(text: str) -> tuple[int, ...]:
+    words = text.split()
+    return tuple(int(word) for word in words) if all(word.isdecimal() for word in words) else ()
 
 
 def _node_memory(meminfo: str) -> tuple[int | None, int | None]:

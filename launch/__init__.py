@@ -3,12 +3,14 @@
 from ipex_assist.launch.check import check_start, restore_affinity
 from ipex_assist.launch.cli import add_placement_arguments, request_from
 from ipex_assist.launch.command import Command, format_command
+from ipex_assist.launch.instances import InstanceRequest, place_instances
 from ipex_assist.launch.placement import Placement, Request, place
 from ipex_assist.launch.plan import Plan, inherited_plan
 from ipex_assist.launch.process import prepare, run
 
 __all__ = [
     "Command",
+    "InstanceRequest",
     "Placement",
     "Plan",
     "Request",
@@ -17,6 +19,7 @@ __all__ = [
     "format_command",
     "inherited_plan",
     "place",
+    "place_instances",
     "prepare",
     "request_from",
     "restore_affinity",

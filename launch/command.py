@@ -89,7 +89,13 @@ def _pinning(
     """(argv prefix, CPUs to set ourselves, what was lost)."""
     cpus, nodes = format_cpulist(placement.cpus), format_cpulist(placement.nodes)
     if abilities.numactl and abilities.mempolicy:
-        policy = {"bind": ("-m", nodes), "interleave": ("-i", nodes), "none": ()}[placement.memory]
+        policy = {
+            "bind": ("-m", nodes),
+            "preferred": ("-p", nodes),
+            "interleave": ("-i", nodes),
+            "local": ("-l",),
+            "none": (),
+        }[placement.memory]
         return ("numactl", "-C", cpus, *policy), None, ()
     tool = "taskset" if abilities.taskset else "sched_setaffinity"
     if not abilities.numactl:
@@ -98,8 +104,11 @@ def _pinning(
         reason, remedy = "the kernel refuses memory policies here", "in a container, --cap-add SYS_NICE"
     lost = {
         "bind": f"memory is not bound to node {nodes} but goes where the kernel puts it (to get it: {remedy})",
+        "preferred": f"memory does not come from node {nodes} first but goes where the kernel puts it "
+        f"(to get it: {remedy})",
         "interleave": f"memory is not interleaved over nodes {nodes} but goes where the kernel puts it "
         f"(to get it: {remedy})",
+        "local": "a memory policy set outside stays in force, if there is one",
         "none": "nothing is lost by that, since there is no NUMA here",
     }[placement.memory]
     loss = (f"{reason}: CPUs {cpus} are set with {tool}; {lost}",)

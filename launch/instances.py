@@ -1,0 +1,249 @@
+"""Splits a machine between several processes: a pure function of the request and the machine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.machine import Core, Machine
+from ipex_assist.launch.placement import Placement, place, place_memory
+from ipex_assist.launch.pool import Request, fast_cores, usable_cores
+
+Unit = Literal["per-node", "per-socket", "per-l3"]
+Group = tuple[Core, ...]
+
+# As in IPEX's launcher: --latency-mode runs on 4 cores each, --throughput-mode once per node.
+LATENCY_CORES = 4
+
+
+@dataclass(frozen=True)
+class InstanceRequest(Request):
+    """What several processes ask for. `instances` is a number or what gets one each; None is one process, or with
+    `cores_per_instance` as many as fit. `threads` is for one process only, `model_bytes` what each of them fills.
+    """
+
+    instances: int | Unit | None = None
+    cores_per_instance: int | None = None
+
+
+def latency_request(request: InstanceRequest) -> InstanceRequest:
+    """Many small instances of 4 cores: each request waits for nobody else's."""
+    return replace(request, instances=None, cores_per_instance=LATENCY_CORES)
+
+
+def throughput_request(request: InstanceRequest) -> InstanceRequest:
+    """One instance per NUMA node with all of its cores."""
+    return replace(request, instances="per-node", cores_per_instance=None)
+
+
+def place_instances(request: InstanceRequest, machine: Machine) -> tuple[Placement, ...]:
+    """Place every instance, in the order of their numbers.
+
+    No two share a physical core, and none leaves the allowed CPUs. One instance is placed as `place` does. A number of
+    them is shared out over the sockets and never crosses one; where a socket gets fewer instances than it has NUMA
+    nodes, each has whole nodes, else each stays within one. Sizes differ where cores do not divide evenly. With
+    `cores_per_instance` all are equal and within a node, unless no node is large enough; the rest stays idle.
+
+    Raises:
+        UsageError: the request cannot be met on this machine; the message has the numbers.
+    """
+    _check(request)
+    if request.instances in (None, 1) and request.cores_per_instance is None:
+        return (place(request, machine),)
+    usable = usable_cores(request, machine)
+    pool = fast_cores(request, usable)
+    if isinstance(request.instances, str):
+        chunks = _one_per_unit(request, machine, pool)
+    elif request.cores_per_instance is not None:
+        chunks = _of_size(request, machine, pool)
+    else:
+        chunks = _of_number(request.instances or 1, machine, pool)
+    warnings: list[str] = []
+    notes: list[str] = []
+    if len(pool) < len(usable):
+        notes.append(f"{len(usable) - len(pool)} efficiency cores stay idle; --e-cores uses them, too")
+    if idle := len(pool) - sum(map(len, chunks)):
+        _tell_idle(idle, request, machine, pool, warnings if idle >= min(map(len, chunks)) else notes)
+    chunks = _within_quota(request, machine, chunks, warnings)
+    return _placements(request, machine, chunks, warnings, notes)
+
+
+def _check(request: InstanceRequest) -> None:
+    number, size = request.instances, request.cores_per_instance
+    if isinstance(number, int) and number < 1:
+        raise UsageError(f"--instances {number}: at least 1 is needed.")
+    if size is not None and size < 1:
+        raise UsageError(f"--cores-per-instance {size}: at least 1 is needed.")
+    if request.threads is not None and (size is not None or number not in (None, 1)):
+        raise UsageError(
+            f"--threads {request.threads} is for one process; with several, --cores-per-instance "
+            f"{request.threads} gives each so many cores."
+        )
+
+
+def _one_per_unit(request: InstanceRequest, machine: Machine, pool: Group) -> list[Group]:
+    """One instance per node, socket or L3 cache; with a size, cut down to it."""
+    unit = str(request.instances)
+    if unit == "per-node":
+        groups = machine.by_node(pool)
+    elif unit == "per-socket":
+        groups = machine.by_socket(pool)
+    else:
+        groups = machine.by_l3(pool)
+        if not groups:
+            raise UsageError("--instances per-l3: this machine shows no L3 cache; use --instances per-node.")
+    size = request.cores_per_instance
+    if size is None:
+        return groups
+    if small := [group for group in groups if len(group) < size]:
+        raise UsageError(
+            f"--instances {unit} --cores-per-instance {size}: {len(small)} of the {len(groups)} have fewer physical "
+            f"cores, the smallest {min(map(len, small))}; ask for at most that, or leave --cores-per-instance out."
+        )
+    return [group[:size] for group in groups]
+
+
+def _of_size(request: InstanceRequest, machine: Machine, pool: Group) -> list[Group]:
+    """Instances of `cores_per_instance`, each within a node, or within a socket where no node is large enough."""
+    size = request.cores_per_instance or 1
+    if size > len(pool):
+        raise UsageError(
+            f"--cores-per-instance {size} is more than the {len(pool)} physical cores that may be used here "
+            f"({_listed(pool)}); ask for at most {len(pool)}."
+        )
+    sockets = machine.by_socket(pool)
+    nodes = [node for socket in sockets for node in machine.by_node(socket)]
+    levels = [("node", nodes), ("socket", sockets), ("machine", [pool])]
+    level, groups = next((name, groups) for name, groups in levels if size <= max(map(len, groups)))
+    room = [len(group) // size for group in groups]
+    if request.instances is None:
+        wanted = sum(room)
+        if machine.cpu_quota is not None:
+            wanted = max(1, min(wanted, int(machine.cpu_quota) // size))
+    else:
+        wanted = int(request.instances)
+    if wanted > sum(room):
+        sizes = ", ".join(str(len(group)) for group in groups)
+        raise UsageError(
+            f"--instances {wanted} --cores-per-instance {size}: {sum(room)} of that size fit into the {len(pool)} "
+            f"physical cores here ({sizes} by {level}, and an instance stays within one); ask for {sum(room)}, "
+            "or for fewer cores each."
+        )
+    shares = zip(groups, _apportion(wanted, groups, room), strict=True)
+    ordered = [(_large_caches_first(group, machine), count) for group, count in shares]
+    return [group[index * size : (index + 1) * size] for group, count in ordered for index in range(count)]
+
+
+def _of_number(number: int, machine: Machine, pool: Group) -> list[Group]:
+    """All cores of the sockets used, cut at the widest borders that give so many pieces: sockets, nodes, cores."""
+    if number > len(pool):
+        raise UsageError(
+            f"--instances {number} is more than the {len(pool)} physical cores that may be used here "
+            f"({_listed(pool)}); an instance needs at least one of its own: ask for at most {len(pool)}."
+        )
+    chunks: list[Group] = []
+    sockets = machine.by_socket(pool)
+    for socket, count in zip(sockets, _apportion(number, sockets, [len(socket) for socket in sockets]), strict=True):
+        nodes = machine.by_node(socket)
+        if count <= len(nodes):
+            runs = [nodes[start:end] for start, end in _even_runs(len(nodes), count)]
+            chunks += [tuple(core for node in run for core in node) for run in runs]
+            continue
+        for node, share in zip(nodes, _apportion(count, nodes, [len(node) for node in nodes]), strict=True):
+            ordered = _large_caches_first(node, machine)
+            chunks += [ordered[start:end] for start, end in _even_runs(len(node), share)]
+    return chunks
+
+
+def _apportion(number: int, groups: Sequence[Group], room: Sequence[int]) -> list[int]:
+    """Give each group a number of instances so that the smallest share of cores is as large as can be (D'Hondt)."""
+    counts = [0] * len(groups)
+    for _ in range(number):
+        open_ = [index for index in range(len(groups)) if counts[index] < room[index]]
+        counts[max(open_, key=lambda index: (len(groups[index]) / (counts[index] + 1), -counts[index], -index))] += 1
+    return counts
+
+
+def _even_runs(length: int, count: int) -> list[tuple[int, int]]:
+    """Cut range(length) into `count` runs whose lengths differ by at most one."""
+    borders = [index * length // count for index in range(count + 1)] if count else []
+    return list(itertools.pairwise(borders))
+
+
+def _large_caches_first(cores: Group, machine: Machine) -> Group:
+    """Cores that share an L3 (or a socket) side by side, the larger sets first, so that cuts fall between sets."""
+    sets = machine.by_l3(cores) if machine.l3 else machine.by_socket(cores)
+    inside = {core for group in sets for core in group}
+    ordered = [core for group in sorted(sets, key=len, reverse=True) for core in group]
+    return (*ordered, *(core for core in cores if core not in inside))
+
+
+def _tell_idle(idle: int, request: InstanceRequest, machine: Machine, pool: Group, lines: list[str]) -> None:
+    line = f"{idle} of {len(pool)} physical cores stay idle"
+    if request.cores_per_instance is None and isinstance(request.instances, int):
+        sockets = len(machine.by_socket(pool))
+        line += f", since an instance stays within its socket; --instances {sockets} uses all {sockets}"
+    lines.append(line)
+
+
+def _within_quota(request: InstanceRequest, machine: Machine, chunks: list[Group], warnings: list[str]) -> list[Group]:
+    """Fewer cores where the CPU quota lets fewer run, taken from the largest instances; at least one each."""
+    if machine.cpu_quota is None:
+        return chunks
+
+    def threads(chunk: Group) -> int:
+        return sum(len(core.cpus) for core in chunk) if request.smt else len(chunk)
+
+    total, quota = sum(map(threads, chunks)), f"{machine.cpu_quota:g} CPUs"
+    if total <= machine.cpu_quota:
+        return chunks
+    if request.cores_per_instance is not None:
+        warnings.append(
+            f"{len(chunks)} instances with {total} threads get the time of {quota} (quota), so they will be stopped"
+        )
+        return chunks
+    cut = list(chunks)
+    while sum(map(threads, cut)) > machine.cpu_quota and any(len(chunk) > 1 for chunk in cut):
+        largest = max((i for i, chunk in enumerate(cut) if len(chunk) > 1), key=lambda i: (threads(cut[i]), i))
+        cut[largest] = cut[largest][:-1]
+    left = sum(map(threads, cut))
+    warnings.append(
+        f"the CPU quota of {quota} is below the {sum(map(len, chunks))} cores: {left} thread{'s' * (left != 1)} in "
+        f"{len(cut)} instances; raise the container's CPU limit to use them all"
+    )
+    return cut
+
+
+def _placements(
+    request: InstanceRequest, machine: Machine, chunks: list[Group], warnings: list[str], notes: list[str]
+) -> tuple[Placement, ...]:
+    home = {cpu: node.id for node in reversed(machine.nodes) for cpu in node.cpus}
+    homes = [home.get(chunk[0].cpus[0]) for chunk in chunks]
+    placements = []
+    for index, chunk in enumerate(chunks):
+        own_warnings, own_notes = list(warnings), list(notes)
+        cpus = tuple(sorted(cpu for core in chunk for cpu in (core.cpus if request.smt else core.cpus[:1])))
+        size = request.model_bytes
+        memory, nodes = place_memory(
+            request,
+            machine,
+            cpus,
+            own_warnings,
+            own_notes,
+            # Those that share a node fill it together.
+            model_bytes=None if size is None else size * homes.count(homes[index]),
+        )
+        placements.append(
+            Placement(
+                cpus, len(cpus), memory, nodes, tuple(own_warnings), tuple(own_notes), index=index, count=len(chunks)
+            )
+        )
+    return tuple(placements)
+
+
+def _listed(cores: Group) -> str:
+    return f"CPUs {format_cpulist(cpu for core in cores for cpu in core.cpus)}"

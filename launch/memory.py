@@ -1,0 +1,186 @@
+"""Chooses a process's memory nodes and policy: near its CPUs, as far as the model fits, or as the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.machine import Machine, Node
+
+# As numactl: -m, -p, -i, -l; "none" leaves memory to the kernel.
+MemoryPolicy = Literal["bind", "preferred", "interleave", "local", "none"]
+MemoryFlag = Literal["bind", "preferred", "interleave", "local"]
+MEMORY_ONLY = "hbm"
+
+
+def parse_memory(text: str) -> tuple[MemoryFlag, str | None]:
+    """Split the value of `--memory`, POLICY or POLICY:NODES.
+
+    Raises:
+        UsageError: there is no such policy, or it takes no nodes.
+    """
+    policy, colon, nodes = text.partition(":")
+    for known in get_args(MemoryFlag):
+        if policy == known:
+            if known == "local" and colon:
+                raise UsageError(f"--memory {text}: local takes no nodes; it is the node of whoever writes first.")
+            if colon and not nodes:
+                raise UsageError(f"--memory {text}: no nodes after the colon; write {policy}:0-1 or {policy}:hbm.")
+            return known, nodes or None
+    raise UsageError(
+        f"--memory {text}: the policies are {', '.join(get_args(MemoryFlag))}; all but local take nodes, "
+        "as in bind:0-1, or bind:hbm for the nearest nodes that are memory only."
+    )
+
+
+def choose_memory(
+    cpus: Iterable[int],
+    machine: Machine,
+    warnings: list[str],
+    notes: list[str],
+    *,
+    model_bytes: int | None = None,
+    keep_interleaving: bool = True,
+) -> tuple[MemoryPolicy, tuple[int, ...]]:
+    """Memory as near as the model fits: the nodes of `cpus`, those of their sockets, then all that are allowed.
+
+    May append to `warnings` and `notes`. `keep_interleaving` keeps what a `numactl -i` outside has set.
+    """
+    cpus = tuple(cpus)
+    ordinary = _ordinary(machine)
+    if not ordinary:
+        return "none", ()
+    if machine.interleaved and keep_interleaving:
+        kept = format_cpulist(machine.interleaved)
+        notes.append(f"memory stays interleaved over nodes {kept}, as the numactl outside has set it")
+        return "interleave", machine.interleaved
+    sockets = {core.socket for core in machine.cores_within(cpus)}
+    socket_cpus = [cpu for core in machine.cores if core.socket in sockets for cpu in core.cpus]
+    near, local = _nodes_among(ordinary, cpus), _nodes_among(ordinary, socket_cpus)
+    _warn_if_remote(cpus, near, ordinary, warnings)
+    for nodes in (near, local):
+        if nodes and _fits(model_bytes, nodes):
+            return _policy(nodes)
+    if model_bytes is not None and near:
+        free = sum(_free(node) for node in local or near)
+        warnings.append(
+            f"the model needs {model_bytes / 2**30:.1f} GiB and the nearest nodes have {free / 2**30:.1f} GiB "
+            f"free: memory comes from nodes {format_cpulist(node.id for node in ordinary)}, part of it remote"
+            if len(ordinary) > len(local)
+            else f"the model needs {model_bytes / 2**30:.1f} GiB and only {free / 2**30:.1f} GiB are free"
+        )
+    return _policy(ordinary)
+
+
+def apply_memory_flag(
+    policy: MemoryFlag,
+    named: str | None,
+    cpus: Iterable[int],
+    machine: Machine,
+    warnings: list[str],
+    *,
+    model_bytes: int | None = None,
+) -> tuple[MemoryPolicy, tuple[int, ...]]:
+    """The policy the user chose, over the nodes in `named` (a list, or `hbm`); without those `bind` and `preferred`
+    take the nodes of `cpus`, and `interleave` all that are allowed and have CPUs.
+
+    Raises:
+        UsageError: there are no such nodes, or the policy does not take so many.
+    """
+    cpus = tuple(cpus)
+    ordinary = _ordinary(machine)
+    if not ordinary:
+        if named is not None:
+            raise UsageError(f"--memory {policy}:{named}: this kernel shows no NUMA nodes; leave --memory out.")
+        warnings.append(f"--memory {policy}: no effect, this kernel shows no NUMA nodes")
+        return "none", ()
+    near = _nodes_among(ordinary, cpus)
+    if policy == "local":
+        _warn_if_remote(cpus, near, ordinary, warnings)
+        chosen = near or ordinary
+    elif named is not None:
+        chosen = _named_nodes(policy, named, cpus, machine)
+    elif policy == "interleave":
+        chosen = ordinary
+    else:
+        _warn_if_remote(cpus, near, ordinary, warnings)
+        chosen = near or ordinary
+    ids = tuple(node.id for node in chosen)
+    if policy == "preferred" and len(ids) > 1:
+        raise UsageError(
+            f"--memory preferred takes one node, and CPUs {format_cpulist(cpus)} lie in nodes {format_cpulist(ids)}: "
+            f"name one (--memory preferred:{ids[0]}), or use --memory interleave:{format_cpulist(ids)}."
+        )
+    if policy in ("bind", "interleave") and not _fits(model_bytes, chosen):
+        free = sum(_free(node) for node in chosen)
+        warnings.append(
+            f"the model needs {(model_bytes or 0) / 2**30:.1f} GiB and nodes {format_cpulist(ids)}, to which --memory "
+            f"{policy} restricts it, have {free / 2**30:.1f} GiB free"
+        )
+    return policy, () if policy == "local" else ids
+
+
+def _named_nodes(policy: str, named: str, cpus: tuple[int, ...], machine: Machine) -> list[Node]:
+    usable = [node for node in machine.nodes if node.id in machine.allowed_nodes and node.has_memory]
+    if named == MEMORY_ONLY:
+        return _nearest_memory_only(policy, cpus, machine, usable)
+    try:
+        ids = parse_cpulist(named)
+    except ValueError as error:
+        raise UsageError(f"--memory {policy}:{named}: {error}. Write a list of nodes such as 0-1, or hbm.") from None
+    if missing := set(ids) - {node.id for node in usable}:
+        raise UsageError(
+            f"--memory {policy}:{named}: no memory of node {format_cpulist(missing)} may be used here; "
+            f"nodes that have some: {format_cpulist(node.id for node in usable)}."
+        )
+    return [node for node in usable if node.id in ids]
+
+
+def _nearest_memory_only(policy: str, cpus: tuple[int, ...], machine: Machine, usable: list[Node]) -> list[Node]:
+    """For each node of `cpus` the memory-only nodes nearest to it; all of them where distances are unknown."""
+    candidates = [node for node in usable if not node.cpus]
+    if not candidates:
+        raise UsageError(
+            f"--memory {policy}:hbm: no memory-only node may be used here; "
+            f"nodes with CPUs: {format_cpulist(node.id for node in usable)}."
+        )
+    position = {node.id: index for index, node in enumerate(machine.nodes)}
+    chosen: set[int] = set()
+    for home in _nodes_among([node for node in machine.nodes if node.cpus], cpus):
+        distance = {node.id: home.distances[position[node.id]] if home.distances else 0 for node in candidates}
+        chosen.update(node_id for node_id in distance if distance[node_id] == min(distance.values()))
+    return [node for node in candidates if node.id in chosen] or candidates
+
+
+def _ordinary(machine: Machine) -> list[Node]:
+    """HBM and CXL nodes have no CPUs. They are small or slow, so that using them is a decision of its own."""
+    usable = [node for node in machine.nodes if node.id in machine.allowed_nodes and node.has_memory]
+    return [node for node in usable if node.cpus] or usable
+
+
+def _warn_if_remote(cpus: tuple[int, ...], near: list[Node], ordinary: list[Node], warnings: list[str]) -> None:
+    if not near:
+        warnings.append(
+            f"no memory of the nodes of CPUs {format_cpulist(cpus)} may be used, only nodes "
+            f"{format_cpulist(node.id for node in ordinary)}: every access is remote"
+        )
+
+
+def _nodes_among(nodes: list[Node], cpus: Iterable[int]) -> list[Node]:
+    wanted = set(cpus)
+    return [node for node in nodes if not wanted.isdisjoint(node.cpus)]
+
+
+def _policy(nodes: list[Node]) -> tuple[MemoryPolicy, tuple[int, ...]]:
+    return "bind" if len(nodes) == 1 else "interleave", tuple(node.id for node in nodes)
+
+
+def _fits(size: int | None, nodes: list[Node]) -> bool:
+    return size is None or size <= sum(_free(node) for node in nodes)
+
+
+def _free(node: Node) -> int:
+    """Bytes; where a recorded machine does not tell what is free, all of its memory."""
+    return node.free_bytes if node.free_bytes is not None else node.memory_bytes or 0
