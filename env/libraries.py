@@ -8,8 +8,14 @@ import site
 import struct
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+from ipex_assist.env.errors import UsageError
+
+OpenMP = Literal["auto", "intel", "gnu", "none"]
+Allocator = Literal["auto", "tcmalloc", "jemalloc", "system"]
 
 # Debian and Red Hat install these only under versioned names unless the -dev package is there as well.
 # The debug and profiling variants of tcmalloc are slower, so that names must match as a whole.
@@ -42,6 +48,24 @@ class Libraries:
     def allocator(self) -> str | None:
         """tcmalloc where there is one, else jemalloc: the order of IPEX's launcher."""
         return self.tcmalloc or self.jemalloc
+
+    def restricted(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> Libraries:
+        """What may be preloaded if the user wants this OpenMP runtime and this allocator.
+
+        Raises:
+            UsageError: one that was asked for by name was not found.
+        """
+        if openmp == "intel" and not self.libiomp5:
+            raise UsageError("--openmp intel: libiomp5.so was not found; type pip install intel-openmp")
+        if allocator in ("tcmalloc", "jemalloc") and not getattr(self, allocator):
+            package = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}[allocator]
+            raise UsageError(f"--allocator {allocator}: it was not found; type apt-get install {package}")
+        return replace(
+            self,
+            libiomp5=self.libiomp5 if openmp in ("auto", "intel") else None,
+            tcmalloc=self.tcmalloc if allocator in ("auto", "tcmalloc") else None,
+            jemalloc=self.jemalloc if allocator in ("auto", "jemalloc") else None,
+        )
 
     def as_dict(self) -> dict[str, str | None]:
         return {"libiomp5": self.libiomp5, "tcmalloc": self.tcmalloc, "jemalloc": self.jemalloc}

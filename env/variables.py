@@ -52,6 +52,7 @@ def choose_variables(
     *,
     override_threads: bool = False,
     show_openmp_settings: bool = False,
+    set_openmp: bool = True,
 ) -> Variables:
     """Choose the variables for a process of `threads` OpenMP threads.
 
@@ -61,16 +62,11 @@ def choose_variables(
         environ: the user's environment, which wins, except for:
         override_threads: the user asked for `threads` on the command line, so that OMP_NUM_THREADS follows it.
         show_openmp_settings: let libiomp5 print its settings at start (KMP_SETTINGS=1), a page on stderr.
+        set_openmp: without it no OpenMP variable is set; its runtimes then take a thread for each CPU of the mask.
     """
     preload = libraries_to_preload(libraries, environ)
     loaded = _names_in_preload(environ) + [os.path.basename(path) for path in preload]
-    wanted = {"OMP_NUM_THREADS": str(threads)}
-    if _any_starts(loaded, ("libiomp5", "libomp")):
-        wanted["KMP_AFFINITY"] = KMP_AFFINITY
-        wanted["KMP_BLOCKTIME"] = KMP_BLOCKTIME
-        wanted["KMP_SETTINGS"] = "1" if show_openmp_settings else "0"
-    else:
-        wanted.update(GNU_OPENMP)
+    wanted = _openmp_variables(threads, loaded, show_openmp_settings) if set_openmp else {}
     if _any_starts(loaded, ("libjemalloc",)):
         wanted["MALLOC_CONF"] = MALLOC_CONF
     kept = {name: environ[name] for name in wanted if environ.get(name)}
@@ -85,6 +81,18 @@ def choose_variables(
     if preload:
         chosen["LD_PRELOAD"] = ":".join([*_split_preload(environ), *preload])
     return Variables(chosen, kept, {name: wanted[name] for name in kept}, preload)
+
+
+def _openmp_variables(threads: int, loaded: list[str], show_settings: bool) -> dict[str, str]:
+    """Those of the runtime that is preloaded; GNU's, which frameworks bring along, where none is."""
+    variables = {"OMP_NUM_THREADS": str(threads)}
+    if _any_starts(loaded, ("libiomp5", "libomp")):
+        variables["KMP_AFFINITY"] = KMP_AFFINITY
+        variables["KMP_BLOCKTIME"] = KMP_BLOCKTIME
+        variables["KMP_SETTINGS"] = "1" if show_settings else "0"
+    else:
+        variables.update(GNU_OPENMP)
+    return variables
 
 
 def libraries_to_preload(libraries: Libraries, environ: Mapping[str, str]) -> tuple[str, ...]:

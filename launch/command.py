@@ -54,8 +54,9 @@ def build_command(
     program: Sequence[str],
     environ: Mapping[str, str],
     abilities: Abilities,
+    extra: Mapping[str, str] | None = None,
 ) -> Command:
-    """Combine everything into a Command that runs `program` (its argv).
+    """Combine everything into a Command that runs `program` (its argv); `extra` are more variables to set.
 
     numactl places CPUs and memory. Where it is missing or the kernel forbids memory policies, taskset or
     sched_setaffinity still place the CPUs, and one warning says what was lost and how to get it.
@@ -69,7 +70,7 @@ def build_command(
         variables.preload,
         {name: value for name, value in variables.set.items() if name != "LD_PRELOAD"},
     )
-    chosen = {**variables.set, PLAN_VARIABLE: plan.to_json()}
+    chosen = {**variables.set, **(extra or {}), PLAN_VARIABLE: plan.to_json()}
     return Command(
         argv=(*prefix, *program),
         environ={**environ, **chosen},

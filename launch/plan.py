@@ -18,7 +18,8 @@ MASK_AT_START = frozenset(os.sched_getaffinity(0))
 @dataclass(frozen=True)
 class Plan:
     """What the launcher arranged: CPUs, threads, memory policy and nodes, what it added to LD_PRELOAD, and the other
-    variables it set. `pid` is the process it was made for, None until that is known (a dry run)."""
+    variables it set. `pid` is the process it was made for, or `parent` that process's parent where the process had no
+    number yet; both are None in a dry run."""
 
     cpus: tuple[int, ...]
     threads: int
@@ -27,6 +28,7 @@ class Plan:
     preload: tuple[str, ...]
     variables: dict[str, str]
     pid: int | None = None
+    parent: int | None = None
 
     def to_json(self) -> str:
         fields = {
@@ -37,30 +39,48 @@ class Plan:
             "preload": list(self.preload),
             "variables": self.variables,
             "pid": self.pid,
+            "parent": self.parent,
         }
         return json.dumps(fields, separators=(",", ":"))
 
 
 def inherited_plan(
-    environ: Mapping[str, str], *, pid: int | None = None, mask: Collection[int] = MASK_AT_START
+    environ: Mapping[str, str],
+    *,
+    pid: int | None = None,
+    parent: int | None = None,
+    mask: Collection[int] = MASK_AT_START,
 ) -> Plan | None:
     """Return the plan this very process was started with; None if it was not launched, or what is there is no plan.
 
     Environments are inherited without end, so that a plan may be an ancestor's: another `pid` (exec keeps it, a child
-    has its own), or a `mask` without some of the planned CPUs, since something in between has set another. Such a plan
-    says nothing about this process. A wider mask is a pinning that failed, which `check_start` reports. A plan without
-    a pid comes from a dry run that was pasted.
+    has its own) or `parent`, or a `mask` without some of the planned CPUs, since something in between has set another.
+    Such a plan says nothing about this process. A wider mask is a pinning that failed, which `check_start` reports. A
+    plan with neither number comes from a dry run that was pasted.
     """
     plan = read_plan(environ)
     if plan is None or plan.pid not in (None, os.getpid() if pid is None else pid):
+        return None
+    if plan.parent not in (None, os.getppid() if parent is None else parent):
         return None
     return plan if set(plan.cpus) <= set(mask) else None
 
 
 def for_this_process(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with its plan made out to this process, which is about to become the program by exec."""
+    return _made_out(environ, pid=os.getpid())
+
+
+def for_a_child(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with its plan made out to a process that this one is about to start."""
+    return _made_out(environ, parent=os.getpid())
+
+
+def _made_out(environ: Mapping[str, str], *, pid: int | None = None, parent: int | None = None) -> dict[str, str]:
     plan = read_plan(environ)
-    return {**environ, PLAN_VARIABLE: replace(plan, pid=os.getpid()).to_json()} if plan else dict(environ)
+    if plan is None:
+        return dict(environ)
+    return {**environ, PLAN_VARIABLE: replace(plan, pid=pid, parent=parent).to_json()}
 
 
 def read_plan(environ: Mapping[str, str]) -> Plan | None:
@@ -75,6 +95,7 @@ def read_plan(environ: Mapping[str, str]) -> Plan | None:
             preload=tuple(str(path) for path in fields["preload"]),
             variables={str(name): str(value) for name, value in fields["variables"].items()},
             pid=None if fields.get("pid") is None else int(fields["pid"]),
+            parent=None if fields.get("parent") is None else int(fields["parent"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

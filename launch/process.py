@@ -7,17 +7,18 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.libraries import Libraries, find_libraries
+from ipex_assist.env.libraries import Allocator, Libraries, OpenMP, find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities, probe_abilities
 from ipex_assist.launch.command import Command, build_command
+from ipex_assist.launch.instances import InstanceRequest, place_instances
 from ipex_assist.launch.placement import Placement, Request, place
 from ipex_assist.launch.plan import for_this_process, without_plan
 
@@ -32,6 +33,24 @@ class CommandNotExecutable(IpexAssistError):
     """The file is there and cannot be run; 126 is what shells use."""
 
     exit_code = 126
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process is started with besides its placement: what is found here, and what the user prefers of it."""
+
+    libraries: Libraries
+    abilities: Abilities
+    openmp: OpenMP = "auto"
+    allocator: Allocator = "auto"
+    show_openmp_settings: bool = False
+
+    @classmethod
+    def here(
+        cls, environ: Mapping[str, str] = os.environ, openmp: OpenMP = "auto", allocator: Allocator = "auto"
+    ) -> Surroundings:
+        """Look at this machine, with the folders that `environ` names."""
+        return cls(find_libraries(environ), probe_abilities(environ), openmp, allocator)
 
 
 def prepare(
@@ -57,15 +76,68 @@ def prepare(
         UsageError: the request cannot be met here.
     """
     own = without_plan(environ)
-    placement = _place(request, machine or read_topology(), own)
-    variables = choose_variables(
-        placement.threads,
+    surroundings = Surroundings(
         libraries or find_libraries(own),
-        own,
-        override_threads=request.threads is not None,
+        abilities or probe_abilities(own),
         show_openmp_settings=show_openmp_settings,
     )
-    return build_command(placement, variables, argv, own, abilities or probe_abilities(own))
+    placement = _place(request, machine or read_topology(), own)
+    return command_for(placement, argv, own, surroundings, override_threads=request.threads is not None)
+
+
+def prepare_instances(
+    request: InstanceRequest,
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    machine: Machine | None = None,
+    surroundings: Surroundings | None = None,
+    extra_environ: Mapping[str, str] | None = None,
+) -> tuple[Command, ...]:
+    """Plan the run of `argv` in every instance that `request` asks for; nothing is started or changed.
+
+    Each finds its number in IPEX_INSTANCE and how many there are in IPEX_INSTANCES. `extra_environ` counts as the
+    user's own variables. The rest is as in `prepare`.
+
+    Raises:
+        UsageError: the request cannot be met here.
+    """
+    own = {**without_plan(environ), **(extra_environ or {})}
+    machine = machine or read_topology()
+    single = request.instances in (None, 1) and request.cores_per_instance is None
+    placements = (_place(request, machine, own),) if single else place_instances(request, machine)
+    surroundings = surroundings or Surroundings.here(own)
+    override = request.threads is not None or request.cores_per_instance is not None
+    return tuple(
+        command_for(placement, argv, own, surroundings, override_threads=override, numbered=True)
+        for placement in placements
+    )
+
+
+def command_for(
+    placement: Placement,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    surroundings: Surroundings,
+    *,
+    override_threads: bool = False,
+    numbered: bool = False,
+) -> Command:
+    """The command that runs `argv` at `placement`, with the variables that suit it added to `environ`.
+
+    `override_threads`: the flags decide the number of threads, not OMP_NUM_THREADS in `environ`. `numbered` tells the
+    process which instance it is.
+    """
+    variables = choose_variables(
+        placement.threads,
+        surroundings.libraries.restricted(surroundings.openmp, surroundings.allocator),
+        environ,
+        override_threads=override_threads,
+        show_openmp_settings=surroundings.show_openmp_settings,
+        set_openmp=surroundings.openmp != "none",
+    )
+    extra = {"IPEX_INSTANCE": str(placement.index), "IPEX_INSTANCES": str(placement.count)} if numbered else {}
+    return build_command(placement, variables, argv, environ, surroundings.abilities, extra)
 
 
 def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Placement:
@@ -90,8 +162,9 @@ def run(command: Command, name: str = "ipex-launch") -> NoReturn:
     check_program(command.program[0], command.environ)
     for warning in command.warnings:
         print(f"{name}: {warning}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # the user closed it
+            stream.flush()
     if command.affinity:
         try:
             os.sched_setaffinity(0, command.affinity)

@@ -1,0 +1,152 @@
+"""Starts a placed command as a child that does not outlive its parent, and ends it with all that it started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.launch.command import Command
+from ipex_assist.launch.placement import Placement
+from ipex_assist.launch.plan import for_a_child, without_plan
+from ipex_assist.launch.process import CommandNotExecutable, Surroundings, check_program, command_for
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+Stream = int | IO[Any] | None
+
+# Looked up here: after a fork nothing may be imported or loaded.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def spawn(
+    placement: Placement,
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = None,
+    stderr: Stream = None,
+    surroundings: Surroundings | None = None,
+    override_threads: bool = False,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `argv` at `placement`, as instance `placement.index` of `placement.count`; see `spawn_command`.
+
+    Give `surroundings` (`Surroundings.here()`) where several are started, so that the machine is looked at once.
+    """
+    own = without_plan(environ)
+    command = command_for(
+        placement, argv, own, surroundings or Surroundings.here(own), override_threads=override_threads, numbered=True
+    )
+    return spawn_command(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
+
+
+def spawn_command(
+    command: Command,
+    *,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = None,
+    stderr: Stream = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a process group of its own; pipes are bytes without a buffer.
+
+    The kernel kills the child when the thread that called this ends (PR_SET_PDEATHSIG, which numactl and taskset hand
+    on, because they become the program by exec): call it from the main thread. What the child starts itself is in its
+    process group (`end_group`), and within `guard.guarded` it does not outlive a kill -9 either.
+
+    Raises:
+        CommandNotFound, CommandNotExecutable: the program cannot be started.
+    """
+    check_program(command.program[0], command.environ)
+    try:
+        return subprocess.Popen(
+            command.argv,
+            bufsize=0,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=for_a_child(command.environ),
+            pass_fds=pass_fds,
+            preexec_fn=_in_the_child(os.getpid(), command.affinity),
+        )
+    except subprocess.SubprocessError:  # in preexec_fn, whose own message is lost
+        cpus = format_cpulist(command.affinity or command.placement.cpus)
+        raise IpexAssistError(f"the kernel refuses CPUs {cpus} for a child of this process") from None
+    except OSError as error:
+        raise CommandNotExecutable(f"{command.argv[0]} cannot be run: {error.strerror}") from None
+
+
+def _in_the_child(parent: int, affinity: Sequence[int] | None) -> Callable[[], None]:
+    """What to do between fork and exec; only system calls."""
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        die_with_parent(parent, signal.SIGKILL)
+        if affinity:
+            os.sched_setaffinity(0, affinity)
+
+    return prepare
+
+
+def die_with_parent(parent: int, number: int) -> None:
+    """Let the kernel send this process `number` when its parent, whose pid is `parent`, ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already, before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of those of its descendants whose own parents end."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def signal_group(pid: int, number: int) -> bool:
+    """Send `number` to the process group of the child `pid`; whether there was anybody to get it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+        return True
+    return False
+
+
+def read_processes() -> dict[int, tuple[int, int]]:
+    """pid → (parent's pid, process group) of all processes that run; those that have ended (zombies) are left out."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name in parentheses may itself have blanks and parentheses.
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields and fields[0] not in (b"Z", b"X"):
+            found[int(name)] = (int(fields[1]), int(fields[2]))
+    return found
+
+
+def group_members(pid: int) -> list[int]:
+    """The processes that run in the process group of the child `pid`."""
+    return [member for member, (_, group) in read_processes().items() if group == pid]
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The processes that run and descend from `ancestor`, by way of parents that are still there."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in read_processes().items():
+        children.setdefault(parent, []).append(pid)
+    found, queue = [], [ancestor]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
