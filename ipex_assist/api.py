@@ -14,7 +14,7 @@ from ipex_assist.decode import Round, decode
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import Decoder
-from ipex_assist.executors.choose import load_decoder, resolve_executor
+from ipex_assist.executors.choose import library_executor, load_decoder, resolve_executor
 from ipex_assist.generation import Identity
 from ipex_assist.models import find
 from ipex_assist.sampling import Sampling
@@ -75,6 +75,8 @@ def _build(
     if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
         from ipex_assist.adapter import TransformersModel
 
+        if executor == "native":
+            executor = library_executor()
         return TransformersModel(checkpoint, helper, precision, assistant_precision, executor, progress=progress)
 
     tokenizer = load_tokenizer(checkpoint)

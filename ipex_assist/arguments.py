@@ -56,7 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("--precision", choices=PRECISIONS, help="of the target's weights (default: bf16)")
     models.add_argument("--assistant-precision", choices=PRECISIONS, help="(default: the target's)")
     models.add_argument(
-        "--executor", choices=("auto", "ipex", "torch"), default="auto", help="(default: ipex where it is installed)"
+        "--executor",
+        choices=("auto", "native", "ipex", "torch"),
+        default="auto",
+        help="what runs the models (default: the native core where the processor has AVX-512, else ipex, else torch)",
     )
     models.add_argument("--revision", metavar="REV", help="branch, tag or commit of the target on the hub")
     models.add_argument("--offline", action="store_true", help="use only what is on this machine")

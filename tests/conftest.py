@@ -7,16 +7,20 @@ import os
 
 import pytest
 
+from ipex_assist.native.library import unavailable
+
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 HAS_IPEX = importlib.util.find_spec("intel_extension_for_pytorch") is not None
-EXECUTORS = ["torch", *(["ipex"] if HAS_IPEX else [])]
+HAS_NATIVE = unavailable() is None
+EXECUTORS = ["torch", *(["native"] if HAS_NATIVE else []), *(["ipex"] if HAS_IPEX else [])]
 # Every executor with every precision it has.
 PRECISIONS = [
     ("torch", "fp32"),
     ("torch", "bf16"),
+    *([("native", "fp32"), ("native", "bf16"), ("native", "int8"), ("native", "int4")] if HAS_NATIVE else []),
     *([("ipex", "fp32"), ("ipex", "bf16"), ("ipex", "int8"), ("ipex", "int4")] if HAS_IPEX else []),
 ]
 

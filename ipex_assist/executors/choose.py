@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors import Decoder
-from ipex_assist.models import find
+from ipex_assist.models import Source, find
+from ipex_assist.spec import DecoderSpec
 
 if TYPE_CHECKING:
     import torch
@@ -20,25 +21,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-PRECISIONS = {"ipex": ("bf16", "fp32", "int8", "int4"), "torch": ("bf16", "fp32")}
+PRECISIONS = {
+    "native": ("bf16", "fp32", "int8", "int4"),
+    "ipex": ("bf16", "fp32", "int8", "int4"),
+    "torch": ("bf16", "fp32"),
+}
+
+
+EXECUTORS = ("auto", *PRECISIONS)
 
 
 def resolve_executor(executor: str, *precisions: str | None) -> str:
-    """auto is ipex where it is installed, else torch. UsageError where it is missing or lacks a precision."""
-    installed = importlib.util.find_spec("intel_extension_for_pytorch") is not None
-    if executor == "ipex" and not installed:
+    """auto is the best of native, ipex and torch that works here. UsageError where one is missing or lacks a precision.
+
+    `precisions` None are ignored.
+    """
+    chosen = _best_executor() if executor == "auto" else executor
+    if executor == "native":
+        from ipex_assist.native.library import unavailable
+
+        if reason := unavailable():
+            raise UsageError(f"--executor native: {reason}; or use --executor {library_executor()}")
+    if executor == "ipex" and not _ipex_installed():
         raise UsageError(
             "--executor ipex needs intel-extension-for-pytorch, which is not installed here: "
             "pip install 'ipex-assist[ipex]', or use --executor torch"
         )
-    chosen = ("ipex" if installed else "torch") if executor == "auto" else executor
     for precision in precisions:
         if precision is not None and precision not in PRECISIONS[chosen]:
             raise UsageError(
-                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): "
-                "pip install 'ipex-assist[ipex]' and use --executor ipex, or choose another --precision"
+                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): use --executor native "
+                "or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
+                "or choose another --precision"
             )
     return chosen
+
+
+def library_executor() -> str:
+    """The better of the executors that run on a library: what models without a spec of ours use, too."""
+    return "ipex" if _ipex_installed() else "torch"
+
+
+def _best_executor() -> str:
+    from ipex_assist.native.library import unavailable
+
+    reason = unavailable()
+    if reason is None:
+        return "native"
+    log.warning("using --executor %s: %s", library_executor(), reason)
+    return library_executor()
+
+
+def _ipex_installed() -> bool:
+    return importlib.util.find_spec("intel_extension_for_pytorch") is not None
 
 
 def make_kernels(executor: str, precision: str) -> Kernels:
@@ -64,20 +99,20 @@ def load_decoder(
     """
     import torch
 
-    from ipex_assist.executors.decoder import TorchDecoder
-    from ipex_assist.executors.exactness import find_plan, unchecked_plan
-    from ipex_assist.executors.weights import load_weights, resolve
-
     architecture = find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
     spec = architecture.spec(checkpoint.config)
     sources = architecture.weights(spec)
-    kernels = make_kernels(executor, precision)
     started = time.perf_counter()
     with torch.inference_mode():
-        names = checkpoint.names()
-        wanted = resolve(sources, names)
-        tensors = _with_progress(checkpoint.tensors(wanted), len(wanted), checkpoint.source, progress)
+        if executor == "native":
+            return _load_native(checkpoint, precision, spec, sources, progress)
+        from ipex_assist.executors.decoder import TorchDecoder
+        from ipex_assist.executors.exactness import find_plan, unchecked_plan
+        from ipex_assist.executors.weights import load_weights
+
+        kernels = make_kernels(executor, precision)
+        names, tensors = _stream(checkpoint, sources, progress)
         weights = load_weights(spec, sources, names, tensors, kernels)
         loaded = time.perf_counter()
         plan = find_plan(spec, weights, kernels) if exact else unchecked_plan(kernels)
@@ -92,6 +127,40 @@ def load_decoder(
         time.perf_counter() - loaded,
     )
     return TorchDecoder(spec, weights, kernels, plan)
+
+
+def _load_native(
+    checkpoint: Checkpoint, precision: str, spec: DecoderSpec, sources: dict[str, Source], progress: bool
+) -> Decoder:
+    from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool
+    from ipex_assist.native.library import instruction_set
+
+    started = time.perf_counter()
+    pool = planned_pool()
+    model = NativeModel(spec, precision, pool)
+    names, tensors = _stream(checkpoint, sources, progress)
+    pack_weights(model, sources, names, tensors)
+    log.info(
+        "%s: %s packed (%.2f GB) in %.1f s; native core with %s, %d threads",
+        checkpoint.source,
+        precision,
+        model.nbytes / 1e9,
+        time.perf_counter() - started,
+        instruction_set(),
+        pool.threads,
+    )
+    return NativeDecoder(model)
+
+
+def _stream(
+    checkpoint: Checkpoint, sources: dict[str, Source], progress: bool
+) -> tuple[list[str], Iterator[tuple[str, torch.Tensor]]]:
+    """All names of a checkpoint, and the tensors that `sources` needs of it."""
+    from ipex_assist.executors.weights import resolve
+
+    names = list(checkpoint.names())
+    wanted = resolve(sources, names)
+    return names, _with_progress(checkpoint.tensors(wanted), len(wanted), checkpoint.source, progress)
 
 
 def _with_progress(

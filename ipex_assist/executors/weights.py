@@ -63,7 +63,7 @@ def load_weights(
     packer = _Packer(spec, kernels, sources)
     for name, tensor in tensors:
         for ours in wanted.get(name, ()):
-            packer.add(ours, _part(tensor, sources[ours], spec.head_dim))
+            packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
         del tensor  # or it would live on while the next one is read
     return packer.weights()
 
@@ -88,7 +88,7 @@ def resolve(sources: dict[str, Source], names: Iterable[str]) -> dict[str, list[
     return wanted
 
 
-def _part(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
+def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
     if source.rows is not None:
         return tensor[slice(*source.rows)]
     if source.interleaved is not None:

@@ -1,0 +1,1 @@
+"""The native core: a C++ library that runs a whole forward pass in one call, and its Python side."""

@@ -1,0 +1,140 @@
+// The C interface, used through ctypes (ipex_assist/native/library.py). No exception crosses it.
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "cpu.h"
+#include "forward.h"
+
+using namespace ipex_assist;
+
+namespace {
+
+thread_local std::string last_error;
+
+struct Handle {
+    Model model;
+    Workspace workspace;
+    Memory logits;  // of drafting
+    Timing timing;
+};
+
+// Runs f; where it throws, keeps the message and returns `failed`.
+template <class T, class F>
+T guarded(T failed, F&& f) {
+    try {
+        return f();
+    } catch (const std::bad_alloc&) {
+        last_error = "out of memory";
+    } catch (const std::exception& error) {
+        last_error = error.what();
+    }
+    return failed;
+}
+
+void count(Timing& sum, const Timing& part) {
+    sum.linear += part.linear;
+    sum.attention += part.attention;
+    sum.total += part.total;
+}
+
+}  // namespace
+
+#define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
+
+IPEX_ASSIST_API const char* ia_last_error() { return last_error.c_str(); }
+
+// The name of the best kernels for this processor, or null; then ia_last_error() says why.
+IPEX_ASSIST_API const void* ia_kernels(const char* limit) {
+    const char* reason = nullptr;
+    const Kernels* kernels = choose_kernels(limit, &reason);
+    if (!kernels) last_error = reason;
+    return kernels;
+}
+
+IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) { return static_cast<const Kernels*>(kernels)->name; }
+
+IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
+    return guarded<void*>(nullptr, [&] { return new Pool(threads, cpus); });
+}
+
+IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
+
+IPEX_ASSIST_API uint64_t ia_checksum(void* pool, const void* data, int64_t size) {
+    return checksum(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(data), size);
+}
+
+IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows) {
+    return guarded<void*>(nullptr, [&] {
+        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels)), {}, {}, {}};
+    });
+}
+
+IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
+IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return static_cast<Handle*>(handle)->model.image_bytes(); }
+IPEX_ASSIST_API const void* ia_model_image(void* handle) { return static_cast<Handle*>(handle)->model.image(); }
+
+IPEX_ASSIST_API int32_t ia_model_allocate(void* handle) {
+    return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.allocate(), 0; });
+}
+
+IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t copy) {
+    return guarded(-1, [&] {
+        return static_cast<Handle*>(handle)->model.adopt(*static_cast<Pool*>(pool), file, offset, copy != 0), 0;
+    });
+}
+
+// 0 done, 1 no such weight in this model, or another shape, -1 failed.
+IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
+                                      const void* data, int64_t rows, int64_t columns) {
+    return guarded(-1, [&] {
+        return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), layer, bias != 0,
+                                                        SourceType(type), data, rows, columns)
+                   ? 0
+                   : 1;
+    });
+}
+
+IPEX_ASSIST_API void* ia_cache_new(void* handle, int64_t positions) {
+    return guarded<void*>(nullptr, [&] { return new Cache(static_cast<Handle*>(handle)->model, positions); });
+}
+
+IPEX_ASSIST_API void ia_cache_delete(void* cache) { delete static_cast<Cache*>(cache); }
+
+IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch) {
+    return guarded(-1, [&] {
+        Handle& h = *static_cast<Handle*>(handle);
+        Forward forward(h.model, *static_cast<Pool*>(pool), h.workspace, *batch);
+        forward.run();
+        count(h.timing, forward.timing);
+        return 0;
+    });
+}
+
+// The number of drafted tokens, or -1. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, int32_t number, int32_t vocabulary,
+                                 float least, int32_t* tokens, float* probabilities) {
+    return guarded(-1, [&] {
+        Handle& h = *static_cast<Handle*>(handle);
+        Batch own = *batch;
+        own.last = 1;
+        own.stride = h.model.head.blocks * LANES;
+        h.logits.grow(size_t(own.stride) * 4);
+        own.logits = h.logits.as<float>();
+        Forward forward(h.model, *static_cast<Pool*>(pool), h.workspace, own, number);
+        const int32_t drafted = forward.draft(number, vocabulary, least, tokens, probabilities);
+        count(h.timing, forward.timing);
+        return drafted;
+    });
+}
+
+// Cycles of linears, of attention, and of all passes since the last call.
+IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
+    Timing& timing = static_cast<Handle*>(handle)->timing;
+    cycles[0] = timing.linear;
+    cycles[1] = timing.attention;
+    cycles[2] = timing.total;
+    timing = {};
+}

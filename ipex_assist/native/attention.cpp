@@ -1,0 +1,208 @@
+// Attention of a pass: appending keys and values, the blocks of the cache, and their combination.
+//
+// Up to 16 rows: a block of the cache belongs to the thread that wrote it (Model::owner). Each thread computes its
+// blocks' parts of every row, and a barrier later the parts of a head are merged in the order of the blocks. More rows:
+// threads take tiles of rows in turn, each going through all blocks that its rows see.
+#include <algorithm>
+#include <cstring>
+
+#include "forward.h"
+
+#include <x86intrin.h>
+
+namespace ipex_assist {
+namespace {
+
+Partial partial_at(float* row, int64_t width) {
+    return {row[width - LANES], row[width - LANES + 1], row};
+}
+
+void keep_partial(const Partial& partial, float* row, int64_t width) {
+    row[width - LANES] = partial.maximum;
+    row[width - LANES + 1] = partial.sum;
+}
+
+}  // namespace
+
+void Forward::attention(int thread, int32_t index) {
+    const uint64_t started = __rdtsc();
+    append(thread, index);
+    if (few()) {
+        attend_few(thread, index);
+        wait(thread);
+        combine_few(thread, index);
+    } else {
+        if (thread == 0) next_.store(0);
+        wait(thread);
+        attend_many(thread, index);
+        wait(thread);
+        quantise_all(thread, w_.attended.as<float>(), attended_width_, int64_t(spec_.heads) * spec_.head_dim,
+                     model_.layers[size_t(index)].output);
+    }
+    wait(thread);
+    if (thread == 0) timing.attention += __rdtsc() - started;
+}
+
+// Norm and rotation of one head of queries or keys.
+void Forward::rotate_head(float* head, const float* norm, int32_t row) const {
+    if (norm) k_.normalise(true, head, norm, nullptr, spec_.norm_eps, spec_.head_dim, head);
+    if (!batch_.cosine) return;
+    const int64_t at = int64_t(batch_.positions[row] - batch_.table_start) * spec_.head_dim;
+    k_.rotate(head, spec_.head_dim, batch_.cosine + at, batch_.sine + at);
+}
+
+void Forward::append(int thread, int32_t index) {
+    const Layer& layer = model_.layers[size_t(index)];
+    const Precision precision = model_.attention_precision();
+    float* head = scratch(thread).head;
+    for (int32_t r = 0; r < batch_.rows; r++) {
+        const float* qkv = w_.qkv.as<float>() + r * qkv_width_;
+        for (int32_t h = 0; h < spec_.kv_heads; h++) {
+            if (model_.owner(h, last_block(r), pool_.threads()) != thread) continue;
+            const KeyValueBlock block = batch_.caches[r]->block(index, h, last_block(r));
+            const int32_t within = batch_.positions[r] % KEYS;
+            std::memcpy(head, qkv + model_.key_column() + int64_t(h) * spec_.head_dim, size_t(spec_.head_dim) * 4);
+            rotate_head(head, layer.k_norm, r);
+            k_.store_key(precision, head, spec_.head_dim, model_.key_depth(), within, block.keys);
+            k_.store_value(precision, qkv + model_.value_column() + int64_t(h) * spec_.head_dim, spec_.head_dim, within,
+                           block.values);
+        }
+    }
+}
+
+int64_t Forward::first_block(int32_t row, int32_t window) const {
+    const int32_t position = batch_.positions[row];
+    return window > 0 && position >= window ? (position - window + 1) / KEYS : 0;
+}
+
+AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, Segment tile) const {
+    const Layer& layer = model_.layers[size_t(index)];
+    AttentionTile t{};
+    t.precision = model_.attention_precision();
+    t.queries = (tile.end - tile.first) * group();
+    t.head_dim = spec_.head_dim;
+    t.key_depth = model_.key_depth();
+    t.scale = spec_.attention_scale;
+    t.query = s.query;
+    t.first = s.first;
+    t.end = s.end;
+    t.scores = s.scores;
+    t.probabilities = s.probabilities;
+    const int64_t bytes = t.precision == FP32 ? 4 : k_.bf16_row_bytes;
+    for (int32_t q = 0; q < t.queries; q++) {
+        const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
+        std::memcpy(s.head, w_.qkv.as<float>() + row * qkv_width_ + int64_t(head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
+        rotate_head(s.head, layer.q_norm, row);
+        k_.convert(t.precision, s.head, spec_.head_dim, t.key_depth, s.query + q * t.key_depth * bytes);
+    }
+    return t;
+}
+
+// What each query of a tile sees of a block.
+void Forward::limit_tile(const Scratch& s, Segment tile, int64_t block, int32_t window) const {
+    for (int32_t q = 0; q < (tile.end - tile.first) * group(); q++) {
+        const int64_t position = batch_.positions[tile.first + q / group()], start = block * KEYS;
+        const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+        s.first[q] = int32_t(std::clamp<int64_t>(first - start, 0, KEYS));
+        s.end[q] = int32_t(std::clamp<int64_t>(position + 1 - start, 0, KEYS));
+    }
+}
+
+const Forward::Segment& Forward::segment_of(int32_t row) const {
+    return *std::find_if(segments_.begin(), segments_.end(), [&](const Segment& s) { return row < s.end; });
+}
+
+// Where the part of a block, counted from the first one its sequence's rows see, lies for the queries of a row.
+float* Forward::partial(int64_t block, int32_t kv_head, int64_t row) const {
+    return w_.partials.as<float>() +
+           ((block * spec_.kv_heads + kv_head) * batch_.rows + row) * group() * partial_width_;
+}
+
+void Forward::attend_few(int thread, int32_t index) {
+    const int32_t window = model_.layers[size_t(index)].window;
+    const Scratch s = scratch(thread);
+    std::vector<Partial> partials(size_t(tile_rows()) * size_t(group()));
+    for (int32_t h = 0; h < spec_.kv_heads; h++) {
+        for (const Segment& tile : tiles_) {
+            const int64_t base = first_block(segment_of(tile.first).first, window);
+            AttentionTile t{};
+            for (int64_t b = first_block(tile.first, window); b <= last_block(tile.end - 1); b++) {
+                if (model_.owner(h, b, pool_.threads()) != thread) continue;
+                if (!t.queries) t = prepare_tile(s, index, h, tile);
+                limit_tile(s, tile, b, window);
+                float* to = partial(b - base, h, tile.first);
+                for (int32_t q = 0; q < t.queries; q++) partials[size_t(q)] = {0, 0, to + q * partial_width_};
+                k_.attend(t, batch_.caches[tile.first]->block(index, h, b), partials.data());
+                for (int32_t q = 0; q < t.queries; q++) {
+                    keep_partial(partials[size_t(q)], partials[size_t(q)].output, partial_width_);
+                }
+            }
+        }
+    }
+}
+
+void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
+    const int32_t window = model_.layers[size_t(index)].window, kv_head = head / group();
+    const int64_t base = first_block(segment_of(int32_t(row)).first, window);
+    const auto at = [&](int64_t block) { return partial(block - base, kv_head, row) + head % group() * partial_width_; };
+    const int64_t first = first_block(int32_t(row), window);
+    Partial sum = partial_at(at(first), partial_width_);
+    for (int64_t b = first + 1; b <= last_block(int32_t(row)); b++) {
+        k_.merge(sum, partial_at(at(b), partial_width_), spec_.attention_scale, spec_.head_dim);
+    }
+    float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
+    for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
+}
+
+// Merges the parts of each head, and puts the rows into the form of the output linear, in units of whole heads and spans.
+void Forward::combine_few(int thread, int32_t index) {
+    const Linear& next = model_.layers[size_t(index)].output;
+    const int64_t dim = spec_.head_dim, columns = int64_t(spec_.heads) * dim;
+    const bool aligned = SPAN % dim == 0 || dim % SPAN == 0;
+    const int64_t unit = aligned ? std::max<int64_t>(SPAN, dim) : next.depth;
+    const int64_t each = (next.depth + unit - 1) / unit, units = batch_.rows * each;
+    for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
+        const int64_t row = u / each, first = u % each * unit, last = std::min(first + unit, next.depth);
+        for (int64_t h = first / dim; h < std::min(last, columns) / dim; h++) combine_head(index, row, int32_t(h));
+        quantise(w_.attended.as<float>() + row * attended_width_, columns, first, last, row, next);
+    }
+}
+
+void Forward::attend_many(int thread, int32_t index) {
+    const int64_t units = int64_t(tiles_.size()) * spec_.kv_heads;
+    for (int64_t u = next_.fetch_add(1); u < units; u = next_.fetch_add(1)) {
+        // The last rows see most: they come first, so that none of them is left over at the end.
+        const Segment& tile = tiles_[tiles_.size() - 1 - size_t(u / spec_.kv_heads)];
+        attend_tile(thread, index, int32_t(u % spec_.kv_heads), tile);
+    }
+}
+
+void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, Segment tile) {
+    const int32_t window = model_.layers[size_t(index)].window;
+    const Scratch s = scratch(thread);
+    const AttentionTile t = prepare_tile(s, index, kv_head, tile);
+    std::vector<Partial> results(size_t(t.queries)), running(size_t(t.queries));
+    for (int64_t b = first_block(tile.first, window); b <= last_block(tile.end - 1); b++) {
+        limit_tile(s, tile, b, window);
+        for (int32_t q = 0; q < t.queries; q++) results[size_t(q)] = {0, 0, s.results + q * partial_width_};
+        k_.attend(t, batch_.caches[tile.first]->block(index, kv_head, b), results.data());
+        for (int32_t q = 0; q < t.queries; q++) {
+            if (s.first[q] >= s.end[q]) continue;
+            Partial &sum = running[size_t(q)], &next = results[size_t(q)];
+            if (sum.output) {
+                k_.merge(sum, next, spec_.attention_scale, spec_.head_dim);
+            } else {
+                sum = {next.maximum, next.sum, s.running + q * partial_width_};
+                std::memcpy(sum.output, next.output, size_t(model_.value_width()) * 4);
+            }
+        }
+    }
+    for (int32_t q = 0; q < t.queries; q++) {
+        const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
+        float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
+        const Partial& sum = running[size_t(q)];
+        for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
+    }
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,103 @@
+"""Compiles the native core with g++. Run by setup.py, where this package is not yet importable: standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OLDEST_GCC = 11  # the first with AMX intrinsics
+COMMON = ("pool.cpp", "cpu.cpp", "model.cpp", "forward.cpp", "attention.cpp", "api.cpp")
+# kernels.cpp is compiled once for each of these; cpu.cpp chooses among them when the library is loaded.
+INSTRUCTION_SETS = {
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mavx2"),
+    "avx512_vnni": ("-march=cascadelake",),
+    "avx512_bf16": ("-march=cooperlake",),
+    "amx": ("-march=sapphirerapids",),
+}
+FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-g1")
+WARNINGS = (
+    "-Wall",
+    "-Wextra",
+    "-Wno-ignored-attributes",  # vector types as template arguments
+    "-Wno-maybe-uninitialized",  # gcc's own intrinsics headers
+    "-Wno-uninitialized",
+)
+
+
+class BuildError(Exception):
+    """The core cannot be built here; the message says why, for people."""
+
+
+def compiler() -> str:
+    """The path of a g++ that is new enough ($CXX if set). Raises BuildError."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise BuildError(f"the native core needs an x86-64 processor, this is {platform.machine()}")
+    name = os.environ.get("CXX", "g++")
+    path = shutil.which(name)
+    if path is None:
+        raise BuildError(f"no compiler: {name} was not found (Debian, Ubuntu: apt install g++)")
+    answer = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True)
+    version = re.match(r"\d+", answer.stdout.strip())
+    if answer.returncode or version is None:
+        raise BuildError(f"{path} does not tell its version; is it g++?")
+    if int(version[0]) < OLDEST_GCC:
+        raise BuildError(f"{path} is version {answer.stdout.strip()}, {OLDEST_GCC} or newer is needed")
+    return path
+
+
+def build(output: Path, *, extra_flags: tuple[str, ...] = ("-O3",), program: Path | None = None) -> None:
+    """Compile the library to `output`, or, with `program`, an executable of that source and the core's.
+
+    extra_flags: for every file, such as -fsanitize=address. Nothing is done where `output` was built from the same
+    sources with the same flags. Raises BuildError.
+    """
+    gcc = compiler()
+    key = _key(gcc, extra_flags, program)
+    stamp = output.with_suffix(".key")
+    if output.exists() and stamp.exists() and stamp.read_text() == key:
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    work = output.parent / f".{output.name}.{os.getpid()}"
+    work.mkdir()
+    try:
+        jobs = [(HERE / name, work / f"{name}.o", ()) for name in COMMON]
+        for name, flags in INSTRUCTION_SETS.items():
+            defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
+            jobs.append((HERE / "kernels.cpp", work / f"kernels_{name}.o", (*flags, *defines)))
+        if program is not None:
+            jobs.append((program, work / "program.o", (f"-I{HERE}",)))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda job: _compile(gcc, job[0], job[1], (*extra_flags, *job[2])), jobs))
+        kind = () if program is not None else ("-shared",)
+        objects = [str(job[1]) for job in jobs]
+        _run([gcc, *kind, *FLAGS, *extra_flags, *objects, "-o", str(work / "linked")])
+        os.replace(work / "linked", output)
+        stamp.write_text(key)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _compile(gcc: str, source: Path, output: Path, flags: tuple[str, ...]) -> None:
+    _run([gcc, *FLAGS, *WARNINGS, *flags, "-c", str(source), "-o", str(output)])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-12:])
+        raise BuildError(f"{command[0]} failed on {command[-3] if '-c' in command else 'linking'}:\n{last}")
+
+
+def _key(gcc: str, flags: tuple[str, ...], program: Path | None) -> str:
+    digest = hashlib.sha256(repr((gcc, flags, FLAGS, INSTRUCTION_SETS)).encode())
+    sources = [*sorted(HERE.glob("*.cpp")), *sorted(HERE.glob("*.h")), *([program] if program else [])]
+    for path in sources:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+// The kernels for one instruction set: compiled once for each, with IPEX_ASSIST_KERNELS naming the function.
+#include "kernels.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+
+#include "attention.h"
+#include "linear_float.h"
+#include "linear_integer.h"
+#include "pack.h"
+#include "rows.h"
+#if defined(__AMX_TILE__) || defined(IPEX_ASSIST_EMULATE_AMX)
+#define IPEX_ASSIST_HAS_AMX
+#include "linear_amx.h"
+#endif
+
+namespace ipex_assist {
+namespace {
+
+template <class D>
+void float_linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+                  int64_t stride) {
+    const auto* values = reinterpret_cast<const typename D::Row*>(in.values);
+    rows <= FEW ? float_few<D>(w, values, rows, first, last, out, stride)
+                : float_many<D>(w, values, rows, first, last, out, stride);
+}
+
+void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+#ifdef IPEX_ASSIST_HAS_AMX
+    if (rows > FEW && w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
+    if (rows > FEW && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
+        return amx_integer(w, in, rows, first, last, out, stride);
+    }
+#endif
+    switch (w.precision) {
+        case FP32: return float_linear<Fp32>(w, in, rows, first, last, out, stride);
+        case BF16: return float_linear<Bf16>(w, in, rows, first, last, out, stride);
+        default: return integer_linear(w, in, rows, first, last, out, stride);
+    }
+}
+
+}  // namespace
+
+const Kernels* IPEX_ASSIST_KERNELS() {
+    static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), linear,      quantise, normalise,
+                                  add,                  activate,          rotate,      convert,  store_key,
+                                  store_value,          attend,            merge,       maximum,  pack,
+                                  widen,                narrow};
+    return &table;
+}
+
+}  // namespace ipex_assist
+
+#else
+
+namespace ipex_assist {
+const Kernels* IPEX_ASSIST_KERNELS() { return nullptr; }
+}  // namespace ipex_assist
+
+#endif

@@ -1,0 +1,133 @@
+// The kernels' interface: plain structures and one table of functions for each instruction set.
+//
+// A matrix is packed in blocks of 16 output columns. Within a block the order is that of the input columns: of each 64
+// bytes, lane j holds the next 4 bytes of output column j. These are 1 fp32, 2 bf16, 4 int8, or 8 int4 values, which
+// is what vfmadd, vdpbf16ps and vpdpbusd multiply with a broadcast piece of a row, and also what a tile of AMX holds
+// as its B operand. So one copy of the weights serves single rows and long prompts.
+//
+//   fp32   [depth][16]                      depth padded to 32
+//   bf16   [depth/2][16][2]                 depth padded to 32
+//   int8   [depth/4][16][4]                 depth padded to 128; unsigned, value + 128; one scale a column, beside it
+//   int4   [depth/group] of                 depth padded to 128; group 32, 64 or 128
+//            [16] scale, zero in its lowest 5 bits (32 bits: a float with 19 significant bits, and an integer 0…31)
+//            [group/32][4][16][4] bytes     low nibble: quads 0…3 of the 32 columns, high nibble: quads 4…7
+//          value = scale · (nibble - zero)
+#pragma once
+#include <cstdint>
+
+namespace ipex_assist {
+
+enum Precision : int32_t { FP32, BF16, INT8, INT4 };
+enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH };
+enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
+
+constexpr int LANES = 16;  // output columns of a block
+constexpr int SPAN = 128;  // input columns that share the scale of a row in int8
+constexpr int KEYS = 256;  // positions of a block of the KV cache
+constexpr int FEW = 16;    // rows of the longest decode step: the results of up to so many rows do not depend on their number
+constexpr int ZERO_BITS = 31;
+
+struct Linear {
+    Precision precision;
+    int32_t group;           // input columns that share an int4 scale
+    int64_t depth;           // input columns, padded
+    int64_t blocks;          // of 16 output columns
+    const uint8_t* weights;  // blocks · block_bytes(precision, group, depth)
+    const float* scales;     // int8: (blocks · 16)
+    const float* bias;       // (blocks · 16), or null
+};
+
+inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {
+    switch (precision) {
+        case FP32: return depth * LANES * 4;
+        case BF16: return depth * LANES * 2;
+        case INT8: return depth * LANES;
+        default: return depth * LANES / 2 + depth / group * LANES * 4;
+    }
+}
+
+inline int64_t padded_depth(Precision precision, int64_t width) {
+    const int64_t unit = precision == INT8 || precision == INT4 ? SPAN : 32;
+    return (width + unit - 1) / unit * unit;
+}
+
+// Inputs of a linear, in the form its precision multiplies: values (rows, depth), and for integers a scale for every
+// 128 columns and the negated sum of every `group` columns (128 for int8).
+struct Rows {
+    uint8_t* values;
+    float* scales;
+    int32_t* negated_sums;
+    int64_t depth;
+};
+
+// One block of 256 positions of one KV head. Keys are packed like weights whose output columns are positions, values
+// like weights whose input columns are positions; element type as in attention_precision().
+struct KeyValueBlock {
+    uint8_t* keys;    // KEYS / 16 blocks of depth `key_depth`
+    uint8_t* values;  // value_blocks blocks of depth KEYS
+};
+
+// Queries of one KV head against one block of keys; all arrays are the calling thread's own.
+struct AttentionTile {
+    Precision precision;       // FP32 or BF16
+    int32_t queries;           // rows of `query`
+    int32_t head_dim;
+    int64_t key_depth;         // head_dim padded to 32
+    float scale;
+    const uint8_t* query;      // (queries, key_depth), as Rows.values
+    const int32_t* first;      // per query: the first position of the block it sees …
+    const int32_t* end;        // … and the one after the last; first >= end where it sees none
+    float* scores;             // (queries, KEYS)
+    uint8_t* probabilities;    // (queries, KEYS), as Rows.values
+};
+
+// Softmax-weighted values of one block: sum of exp(scale · (score - maximum)), and the values weighted with these.
+// `output` has room for head_dim rounded up to 16.
+struct Partial {
+    float maximum;
+    float sum;
+    float* output;
+};
+
+struct Maximum {
+    float value;
+    int32_t index;
+    float sum;  // of exp(x - value)
+};
+
+struct Kernels {
+    const char* name;
+    int32_t bf16_row_bytes;  // bytes of a value in rows of bf16: 2, or 4 where they are kept widened
+
+    // out[r * stride + (b - first) * 16 …] for blocks first <= b < last.
+    void (*linear)(const Linear&, const Rows&, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
+    // Columns first … last of row `row`, from x (width); beyond width they are zero. Both are multiples of SPAN or the end.
+    void (*quantise)(Precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row,
+                     const Rows&);
+    void (*normalise)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
+                      float* out);
+    void (*add)(float* x, const float* y, int64_t size);
+    // Gated: in holds blocks of gate and up by turns. out gets blocks · 16 columns.
+    void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
+    void (*rotate)(float* x, int32_t head_dim, const float* cosine, const float* sine);
+    // Values (size) in the row form of a precision without scales.
+    void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);
+    void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position, uint8_t* keys);
+    void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, uint8_t* values);
+    void (*attend)(const AttentionTile&, const KeyValueBlock&, Partial* partials);
+    void (*merge)(Partial& into, const Partial& next, float scale, int32_t head_dim);
+    Maximum (*maximum)(const float* x, int64_t size);
+    // Packs 16 output columns (fewer at the end of a matrix: `columns`) of `width` inputs, `stride` elements apart.
+    void (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns, int64_t width,
+                 int64_t depth, uint8_t* block, float* scales, float* scratch);
+    void (*widen)(SourceType, const void* source, int64_t size, float* out);
+    void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16
+};
+
+// Null where this library was built without the instruction set.
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_vnni();
+const Kernels* kernels_avx512_bf16();
+const Kernels* kernels_amx();
+
+}  // namespace ipex_assist

@@ -1,0 +1,57 @@
+// Memory from the kernel, zeroed and in huge pages where there are any; a page lands on the node of its first writer.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace ipex_assist {
+
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(size_t bytes) : bytes_(bytes) {
+        if (!bytes) return;
+        void* got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (got == MAP_FAILED) throw std::bad_alloc();
+        data_ = static_cast<uint8_t*>(got);
+        madvise(data_, bytes, MADV_HUGEPAGE);
+    }
+    // `bytes` of a file from `offset` (a multiple of the page size), read-only and shared with others who map it.
+    Memory(int file, int64_t offset, size_t bytes) : bytes_(bytes) {
+        void* got = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, offset);
+        if (got == MAP_FAILED) throw std::bad_alloc();
+        data_ = static_cast<uint8_t*>(got);
+    }
+    ~Memory() {
+        if (data_) munmap(data_, bytes_);
+    }
+    Memory(Memory&& other) noexcept { swap(other); }
+    Memory& operator=(Memory&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+
+    uint8_t* data() const { return data_; }
+    size_t size() const { return bytes_; }
+    template <class T>
+    T* as() const {
+        return reinterpret_cast<T*>(data_);
+    }
+    // At least `bytes`; what was in it is lost if it grows.
+    void grow(size_t bytes) {
+        if (bytes > bytes_) *this = Memory(bytes);
+    }
+
+private:
+    void swap(Memory& other) {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+    }
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+}  // namespace ipex_assist

@@ -1,0 +1,282 @@
+// A model's packed weights: where each of them lies in one image, how they get there, and its KV caches.
+#include "model.h"
+
+#include <cstring>
+#include <utility>
+
+namespace ipex_assist {
+
+Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_)
+    : spec(given), kernels(kernels_), windows_(windows, windows + given.layers) {
+    lay_out();  // from address 0: how many bytes it takes
+}
+
+void Model::allocate() {
+    image_ = Memory(size_t(image_bytes_));
+    lay_out();
+}
+
+void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
+    Memory mapped(file, offset, size_t(image_bytes_));
+    if (!copy) {
+        // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.
+        madvise(mapped.data(), mapped.size(), MADV_WILLNEED);
+        image_ = std::move(mapped);
+        lay_out();
+        return;
+    }
+    allocate();
+    pool.run([&](int thread) {
+        const auto move = [&](const uint8_t* to, int64_t bytes) {
+            std::memcpy(const_cast<uint8_t*>(to), mapped.data() + (to - image_.data()), size_t(bytes));
+        };
+        int64_t done = 0;
+        for (const Linear* linear : linears_) {
+            const int64_t start = linear->weights - image_.data();
+            if (thread == 0) move(image_.data() + done, start - done);
+            const int64_t bytes = block_bytes(linear->precision, linear->group, linear->depth);
+            const auto [first, last] = slice(*linear, thread, pool.threads());
+            move(linear->weights + first * bytes, (last - first) * bytes);
+            done = start + linear->blocks * bytes;
+        }
+        if (thread == 0) move(image_.data() + done, image_bytes_ - done);
+    });
+}
+
+const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
+    const int64_t at = (image_bytes_ + alignment - 1) / alignment * alignment;
+    image_bytes_ = at + bytes;
+    return reinterpret_cast<const uint8_t*>(base_ + uintptr_t(at));
+}
+
+Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias) {
+    Linear linear{};
+    linear.precision = spec.precision;
+    linear.group = spec.precision == INT4 ? spec.group : SPAN;
+    linear.depth = padded_depth(spec.precision, width);
+    linear.blocks = columns_padded / LANES;
+    if (bias) linear.bias = make_vector(columns_padded);
+    if (spec.precision == INT8) linear.scales = make_vector(columns_padded);
+    const int64_t bytes = linear.blocks * block_bytes(linear.precision, linear.group, linear.depth);
+    linear.weights = take(bytes, 4096);
+    return linear;
+}
+
+const float* Model::make_vector(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
+
+Norm Model::make_norm() {
+    Norm norm;
+    if (spec.norm_weight) norm.weight = make_vector(spec.hidden_size);
+    if (spec.norm_bias) norm.bias = make_vector(spec.hidden_size);
+    return norm;
+}
+
+// The one place that says what lies where; layout version in ipex_assist/packed_cache.py changes with it.
+void Model::lay_out() {
+    image_bytes_ = 0;
+    base_ = reinterpret_cast<uintptr_t>(image_.data());
+    const int64_t intermediate = part_width(spec.intermediate_size);
+    const int64_t attended = int64_t(spec.heads) * spec.head_dim;
+    layers.assign(size_t(spec.layers), Layer{});
+    for (size_t i = 0; i < layers.size(); i++) {
+        Layer& layer = layers[i];
+        layer.window = windows_[i];
+        layer.attention_norm = make_norm();
+        layer.qkv = make_linear(value_column() + value_column() - key_column(), spec.hidden_size, spec.qkv_bias);
+        if (spec.qk_norm) {
+            layer.q_norm = make_vector(spec.head_dim);
+            layer.k_norm = make_vector(spec.head_dim);
+        }
+        layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias);
+        layer.mlp_norm = make_norm();
+        layer.up = make_linear(intermediate * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias);
+        layer.down = make_linear(part_width(spec.hidden_size), spec.intermediate_size, spec.mlp_bias);
+    }
+    if (spec.final_norm) final_norm = make_norm();
+    if (spec.projected_embedding) {
+        project_in = make_linear(part_width(spec.hidden_size), spec.embedding_size, false);
+        project_out = make_linear(part_width(spec.embedding_size), spec.hidden_size, false);
+    }
+    head = make_linear(part_width(spec.vocab_size), spec.embedding_size, false);
+    if (spec.positions) positions_ = make_vector(int64_t(spec.positions) * spec.hidden_size);
+    if (!shared_table()) {
+        table_ = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
+    }
+    image_bytes_ = (image_bytes_ + 4095) / 4096 * 4096;
+    linears_.clear();
+    for (const Layer& layer : layers) linears_.insert(linears_.end(), {&layer.qkv, &layer.output, &layer.up, &layer.down});
+    if (spec.projected_embedding) linears_.insert(linears_.end(), {&project_in, &project_out});
+    linears_.push_back(&head);
+}
+
+std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int threads) const {
+    // Blocks of gate and up go in pairs.
+    const bool pairs = spec.gated && !layers.empty() && linear.blocks % 2 == 0;
+    const int64_t unit = pairs ? 2 : 1, units = linear.blocks / unit;
+    return {share(units, thread, threads) * unit, share(units, thread + 1, threads) * unit};
+}
+
+int Model::owner(int32_t kv_head, int64_t block, int threads) const {
+    const int first = int(share(threads, kv_head, spec.kv_heads));
+    // Where every thread has whole heads it keeps them; else the blocks of a head go round.
+    return spec.kv_heads % threads == 0 ? first : int((first + block) % threads);
+}
+
+Part Model::part(Slot slot, int32_t index) const {
+    if (slot >= Q_PROJ && size_t(index) >= layers.size()) return {};
+    const Layer* layer = slot >= Q_PROJ ? &layers[size_t(index)] : nullptr;
+    const int64_t hidden = spec.hidden_size, attended = int64_t(spec.heads) * spec.head_dim;
+    const int64_t kv = int64_t(spec.kv_heads) * spec.head_dim;
+    switch (slot) {
+        case EMBED_TOKENS: return {spec.tied_head ? &head : nullptr, 0, 1, spec.vocab_size, spec.embedding_size};
+        case LM_HEAD: return {&head, 0, 1, spec.vocab_size, spec.embedding_size};
+        case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
+        case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
+        case Q_PROJ: return {&layer->qkv, 0, 1, attended, hidden};
+        case K_PROJ: return {&layer->qkv, key_column() / LANES, 1, kv, hidden};
+        case V_PROJ: return {&layer->qkv, value_column() / LANES, 1, kv, hidden};
+        case O_PROJ: return {&layer->output, 0, 1, hidden, attended};
+        case GATE_PROJ: return {&layer->up, 0, 2, spec.intermediate_size, hidden};
+        case UP_PROJ: return {&layer->up, spec.gated ? 1 : 0, spec.gated ? 2 : 1, spec.intermediate_size, hidden};
+        case DOWN_PROJ: return {&layer->down, 0, 1, hidden, spec.intermediate_size};
+        default: return {};
+    }
+}
+
+const float* Model::vector(Slot slot, int32_t index, bool bias) const {
+    if (slot == FINAL_NORM) return bias ? final_norm.bias : final_norm.weight;
+    if (slot == EMBED_POSITIONS) return bias ? nullptr : positions_;
+    if (size_t(index) >= layers.size()) return nullptr;
+    const Layer& layer = layers[size_t(index)];
+    switch (slot) {
+        case ATTENTION_NORM: return bias ? layer.attention_norm.bias : layer.attention_norm.weight;
+        case MLP_NORM: return bias ? layer.mlp_norm.bias : layer.mlp_norm.weight;
+        case Q_NORM: return bias ? nullptr : layer.q_norm;
+        case K_NORM: return bias ? nullptr : layer.k_norm;
+        default: return nullptr;
+    }
+}
+
+bool Model::pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
+                 int64_t columns) {
+    if (float* to = const_cast<float*>(vector(slot, layer, bias))) {
+        kernels->widen(type, data, rows * columns, to);
+        return true;
+    }
+    if (slot == EMBED_TOKENS && !shared_table()) pack_table(pool, type, data, rows, columns);
+    const Part where = part(slot, layer);
+    if (!where.linear) return slot == EMBED_TOKENS && !bias;
+    if (!where.linear->weights || (bias ? rows * columns : rows) != where.columns) return false;
+    return (bias || columns == where.width) && pack_linear(pool, where, bias, type, data);
+}
+
+bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data) {
+    const Linear& linear = *part.linear;
+    const int64_t count = (part.columns + LANES - 1) / LANES, bytes = type == SOURCE_F32 ? 4 : 2;
+    const auto source = [&](int64_t column, int64_t width) {
+        return static_cast<const uint8_t*>(data) + column * width * bytes;
+    };
+    const auto columns_of = [&](int64_t i) { return part.columns - i * LANES < LANES ? part.columns - i * LANES : LANES; };
+    if (bias) {
+        if (!linear.bias) return false;
+        for (int64_t i = 0; i < count; i++) {
+            float* to = const_cast<float*>(linear.bias) + (part.first + i * part.step) * LANES;
+            kernels->widen(type, source(i * LANES, 1), columns_of(i), to);
+        }
+        return true;
+    }
+    const int64_t size = block_bytes(linear.precision, linear.group, linear.depth);
+    pool.run([&](int thread) {
+        std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
+        const auto [first, last] = slice(linear, thread, pool.threads());
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t block = part.first + i * part.step;
+            if (block < first || block >= last) continue;
+            float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
+            kernels->pack(linear.precision, linear.group, type, source(i * LANES, part.width), part.width, columns_of(i),
+                          part.width, linear.depth, const_cast<uint8_t*>(linear.weights) + block * size, scales,
+                          scratch.data());
+        }
+    });
+    return true;
+}
+
+void Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns) {
+    const int64_t from_bytes = type == SOURCE_F32 ? 4 : 2, to_bytes = spec.precision == FP32 ? 4 : 2;
+    const bool same = type == (spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
+    pool.run([&](int thread) {
+        std::vector<float> row(static_cast<size_t>(columns));
+        for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
+            const uint8_t* from = static_cast<const uint8_t*>(data) + r * columns * from_bytes;
+            uint8_t* to = const_cast<uint8_t*>(table_) + r * columns * to_bytes;
+            if (same) {
+                std::memcpy(to, from, size_t(columns * to_bytes));
+                continue;
+            }
+            kernels->widen(type, from, columns, row.data());
+            kernels->narrow(spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16, row.data(), columns, to);
+        }
+    });
+}
+
+void Model::embed(int32_t token, float* out) const {
+    if (table_) {
+        const int64_t bytes = spec.precision == FP32 ? 4 : 2;
+        kernels->widen(spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16,
+                       table_ + int64_t(token) * spec.embedding_size * bytes, spec.embedding_size, out);
+        return;
+    }
+    // The head's column of this token: 4 bytes in each line of its block.
+    const uint8_t* block = head.weights + token / LANES * block_bytes(head.precision, head.group, head.depth);
+    const int64_t step = head.precision == FP32 ? 1 : 2;
+    for (int64_t k = 0; k < spec.embedding_size; k += step) {
+        uint32_t bits;
+        std::memcpy(&bits, block + k / step * 64 + token % LANES * 4, 4);
+        const uint32_t first = step == 1 ? bits : bits << 16, second = bits & 0xffff0000;
+        std::memcpy(out + k, &first, 4);
+        if (step == 2 && k + 1 < spec.embedding_size) std::memcpy(out + k + 1, &second, 4);
+    }
+}
+
+const float* Model::position_row(int32_t position) const {
+    return positions_ ? positions_ + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
+}
+
+Cache::Cache(const Model& model, int64_t positions)
+    : blocks_((positions + KEYS - 1) / KEYS),
+      kv_heads_(model.spec.kv_heads),
+      key_bytes_(KEYS * model.key_depth() * (model.spec.precision == FP32 ? 4 : 2)),
+      value_bytes_(KEYS * model.value_width() * (model.spec.precision == FP32 ? 4 : 2)),
+      data_(size_t(model.spec.layers * kv_heads_ * blocks_ * (key_bytes_ + value_bytes_))) {}
+
+KeyValueBlock Cache::block(int32_t layer, int32_t kv_head, int64_t block) const {
+    uint8_t* keys = data_.data() + ((layer * kv_heads_ + kv_head) * blocks_ + block) * (key_bytes_ + value_bytes_);
+    return {keys, keys + key_bytes_};
+}
+
+uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
+    constexpr int64_t CHUNK = 1 << 20;
+    constexpr uint64_t PRIME = 0x9e3779b185ebca87;
+    const int64_t chunks = (size + CHUNK - 1) / CHUNK;
+    std::vector<uint64_t> sums(static_cast<size_t>(chunks));
+    pool.run([&](int thread) {
+        for (int64_t c = share(chunks, thread, pool.threads()); c < share(chunks, thread + 1, pool.threads()); c++) {
+            const int64_t end = (c + 1) * CHUNK < size ? (c + 1) * CHUNK : size;
+            uint64_t lanes[4] = {1, 2, 3, 4};
+            for (int64_t i = c * CHUNK; i < end; i += 32) {
+                uint64_t words[4] = {};
+                std::memcpy(words, data + i, size_t(end - i < 32 ? end - i : 32));
+                for (int j = 0; j < 4; j++) {
+                    lanes[j] = (lanes[j] ^ words[j]) * PRIME;
+                    lanes[j] ^= lanes[j] >> 29;
+                }
+            }
+            for (const uint64_t lane : lanes) sums[size_t(c)] = (sums[size_t(c)] ^ lane) * PRIME;
+        }
+    });
+    uint64_t total = uint64_t(size);
+    for (const uint64_t sum : sums) total = ((total ^ sum) * PRIME) ^ (total >> 31);
+    return total;
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,121 @@
+// A model's packed weights: where each of them lies in one image, how they get there, and its KV caches.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace ipex_assist {
+
+// Mirrors ipex_assist/native/structures.py.
+struct Spec {
+    Precision precision;
+    int32_t group;  // input columns that share an int4 scale
+    int32_t vocab_size, hidden_size, intermediate_size, layers, heads, kv_heads, head_dim;
+    int32_t positions;  // rows of the learned table, 0 with rotary positions
+    int32_t position_offset;
+    int32_t embedding_size;
+    int32_t rms_norm, norm_weight, norm_bias, post_norm, final_norm;
+    Activation activation;
+    int32_t gated, qkv_bias, output_bias, mlp_bias, qk_norm, tied_head, projected_embedding;
+    float norm_eps, attention_scale;
+};
+
+enum Slot : int32_t {
+    EMBED_TOKENS, EMBED_POSITIONS, PROJECT_IN, PROJECT_OUT, LM_HEAD, FINAL_NORM, ATTENTION_NORM, MLP_NORM,
+    Q_NORM, K_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ
+};
+
+struct Norm {
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+};
+
+struct Layer {
+    Linear qkv, output, up, down;
+    Norm attention_norm, mlp_norm;
+    const float *q_norm = nullptr, *k_norm = nullptr;
+    int32_t window = 0;  // positions a row may see, 0: all
+};
+
+// Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
+struct Part {
+    const Linear* linear;
+    int64_t first, step, columns, width;
+};
+
+class Model {
+public:
+    Model(const Spec& spec, const int32_t* windows, const Kernels* kernels);
+
+    // Bytes of the image; it is the same on every machine and for any number of threads.
+    int64_t image_bytes() const { return image_bytes_; }
+    const uint8_t* image() const { return image_.data(); }
+    // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices.
+    void allocate();
+    void adopt(Pool& pool, int file, int64_t offset, bool copy);
+
+    // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight exists.
+    bool pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
+              int64_t columns);
+
+    // The blocks of a linear that `thread` computes, and packed: [first, second).
+    std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) const;
+    // The thread that writes a block of a KV head, and so has it in its memory.
+    int owner(int32_t kv_head, int64_t block, int threads) const;
+
+    void embed(int32_t token, float* out) const;
+    const float* position_row(int32_t position) const;
+
+    int64_t key_depth() const { return padded_depth(FP32, spec.head_dim); }
+    int64_t value_width() const { return (spec.head_dim + LANES - 1) / LANES * LANES; }
+    Precision attention_precision() const { return spec.precision == FP32 ? FP32 : BF16; }
+    int64_t key_column() const { return part_width(int64_t(spec.heads) * spec.head_dim); }
+    int64_t value_column() const { return key_column() + part_width(int64_t(spec.kv_heads) * spec.head_dim); }
+
+    const Spec spec;
+    const Kernels* const kernels;
+    std::vector<Layer> layers;
+    Linear head{}, project_in{}, project_out{};
+    Norm final_norm;
+
+private:
+    static int64_t part_width(int64_t columns) { return (columns + LANES - 1) / LANES * LANES; }
+    bool shared_table() const { return spec.tied_head && (spec.precision == FP32 || spec.precision == BF16); }
+    const uint8_t* take(int64_t bytes, int64_t alignment);
+    void lay_out();
+    Linear make_linear(int64_t columns_padded, int64_t width, bool bias);
+    const float* make_vector(int64_t size);
+    Norm make_norm();
+    Part part(Slot slot, int32_t layer) const;
+    const float* vector(Slot slot, int32_t layer, bool bias) const;
+    bool pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data);
+    void pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns);
+
+    std::vector<int32_t> windows_;
+    std::vector<const Linear*> linears_;
+    int64_t image_bytes_ = 0;
+    uintptr_t base_ = 0;  // of the image while it is laid out
+    Memory image_;
+    const uint8_t* table_ = nullptr;      // (vocab, embedding) bf16 or fp32, unless the head serves
+    const float* positions_ = nullptr;    // (positions, hidden)
+};
+
+// The keys and values of one sequence: blocks of 256 positions for each layer and KV head.
+class Cache {
+public:
+    Cache(const Model& model, int64_t positions);
+    KeyValueBlock block(int32_t layer, int32_t kv_head, int64_t block) const;
+    int64_t positions() const { return blocks_ * KEYS; }
+
+private:
+    int64_t blocks_, kv_heads_, key_bytes_, value_bytes_;
+    Memory data_;
+};
+
+// Of an image in memory, by all threads at the speed of reading it.
+uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size);
+
+}  // namespace ipex_assist

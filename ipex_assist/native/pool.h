@@ -1,0 +1,66 @@
+// A fixed set of threads on fixed CPUs that run one function together.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ipex_assist {
+
+// Spins first, because the threads of a pass arrive within microseconds of each other; then yields, for machines whose
+// CPUs are shared with others. Counted in groups, so that a hundred threads do not queue up at one cache line.
+class Barrier {
+public:
+    explicit Barrier(int threads);
+    void wait(int thread);
+
+private:
+    static constexpr int GROUP = 8;
+    struct alignas(64) Counter {
+        std::atomic<int> arrived{0};
+    };
+    int threads_, groups_;
+    std::vector<Counter> counters_;  // one for each group, and the root behind them
+    alignas(64) std::atomic<uint32_t> generation_{0};
+};
+
+class Pool {
+public:
+    // cpus: one for each thread, or null to leave placement to the kernel. The calling thread is thread 0; it is bound
+    // for the duration of a run only.
+    Pool(int threads, const int32_t* cpus);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return threads_; }
+    void wait(int thread) { barrier_.wait(thread); }
+
+    // f(thread) in every thread; returns when all have ended. Callers take turns.
+    template <class F>
+    void run(F&& f) {
+        run_any([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f);
+    }
+
+private:
+    using Function = void (*)(void* context, int thread);
+    void run_any(Function function, void* context);
+    void work(int thread);
+
+    int threads_;
+    std::vector<int32_t> cpus_;
+    Barrier barrier_;
+    std::mutex turn_;
+    Function function_ = nullptr;
+    void* context_ = nullptr;
+    bool stop_ = false;
+    alignas(64) std::atomic<uint32_t> job_{0};
+    std::atomic<int> sleepers_{0};
+    std::vector<std::thread> workers_;
+};
+
+// Share `index` of `total` things among `threads`, contiguous and as equal as can be.
+inline int64_t share(int64_t total, int thread, int threads) { return total * thread / threads; }
+
+}  // namespace ipex_assist

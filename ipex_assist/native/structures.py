@@ -1,0 +1,103 @@
+"""The structures that the C++ core and Python share, as ctypes; they mirror model.h and forward.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ipex_assist.spec import DecoderSpec
+
+PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
+SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+# Our weight names' last part but one (executors/weights.py) by their number.
+SLOTS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "embed_tokens",
+            "embed_positions",
+            "project_in",
+            "project_out",
+            "lm_head",
+            "final_norm",
+            "attention_norm",
+            "mlp_norm",
+            "q_norm",
+            "k_norm",
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        )
+    )
+}
+
+_INTEGERS = (
+    "precision group vocab_size hidden_size intermediate_size layers heads kv_heads head_dim positions position_offset "
+    "embedding_size rms_norm norm_weight norm_bias post_norm final_norm activation gated qkv_bias output_bias mlp_bias "
+    "qk_norm tied_head projected_embedding"
+)
+
+
+class Spec(ctypes.Structure):
+    """model.h: Spec."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in _INTEGERS.split()),
+        ("norm_eps", ctypes.c_float),
+        ("attention_scale", ctypes.c_float),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """forward.h: Batch."""
+
+    _fields_ = [
+        ("rows", ctypes.c_int32),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("positions", ctypes.POINTER(ctypes.c_int32)),
+        ("caches", ctypes.POINTER(ctypes.c_void_p)),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+        ("table_start", ctypes.c_int32),
+        ("last", ctypes.c_int32),
+        ("logits", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+    ]
+
+
+def native_spec(spec: DecoderSpec, precision: str, group: int) -> Spec:
+    """A DecoderSpec as the core reads it; `group` columns share an int4 scale."""
+    learned = spec.rope is None
+    return Spec(
+        precision=PRECISIONS[precision],
+        group=group,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        layers=spec.num_hidden_layers,
+        heads=spec.num_attention_heads,
+        kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        positions=spec.max_position_embeddings + spec.position_offset if learned else 0,
+        position_offset=spec.position_offset,
+        embedding_size=spec.embedding_size or spec.hidden_size,
+        rms_norm=spec.norm == "rms",
+        norm_weight=spec.norm_affine,
+        norm_bias=spec.norm_affine and spec.norm == "layer",
+        post_norm=spec.post_norm,
+        final_norm=spec.final_norm,
+        activation=ACTIVATIONS[spec.activation],
+        gated=spec.gated,
+        qkv_bias=spec.qkv_bias,
+        output_bias=spec.output_bias,
+        mlp_bias=spec.mlp_bias,
+        qk_norm=spec.qk_norm,
+        tied_head=spec.tied_head,
+        projected_embedding=spec.projected_embedding,
+        norm_eps=spec.norm_eps,
+        attention_scale=spec.scale,
+    )

@@ -1,0 +1,98 @@
+// The eight tile registers of AMX. With IPEX_ASSIST_EMULATE_AMX they are plain arrays, so that the code built on them
+// can be tested on processors without them.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace ipex_assist {
+namespace {
+
+// Layout as ldtilecfg reads it (Intel SDM, volume 1, 18.2).
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+#ifndef IPEX_ASSIST_EMULATE_AMX
+
+// All eight tiles have 16 rows of 64 bytes.
+inline void tiles_begin() {
+    TileConfig config;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+    _tile_loadconfig(&config);
+}
+inline void tiles_end() { _tile_release(); }
+#define TILE_ZERO(tile) _tile_zero(tile)
+#define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
+#define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
+#define TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
+#define TILE_DOT_SIGNED_UNSIGNED(c, a, b) _tile_dpbsud(c, a, b)
+
+#else
+
+thread_local uint8_t emulated_tiles[8][16][64];
+
+inline void tiles_begin() { std::memset(emulated_tiles, 0xee, sizeof emulated_tiles); }
+inline void tiles_end() {}
+
+inline void emulated_load(int tile, const void* from, int64_t stride) {
+    for (int r = 0; r < 16; r++) std::memcpy(emulated_tiles[tile][r], static_cast<const uint8_t*>(from) + r * stride, 64);
+}
+
+inline void emulated_store(int tile, void* to, int64_t stride) {
+    for (int r = 0; r < 16; r++) std::memcpy(static_cast<uint8_t*>(to) + r * stride, emulated_tiles[tile][r], 64);
+}
+
+inline float emulated_bf16(const uint8_t* from) {
+    uint16_t half;
+    std::memcpy(&half, from, 2);
+    const uint32_t bits = uint32_t(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline void emulated_dot_bf16(int c, int a, int b) {
+    for (int m = 0; m < 16; m++) {
+        for (int k = 0; k < 16; k++) {
+            for (int n = 0; n < 16; n++) {
+                float sum;
+                std::memcpy(&sum, &emulated_tiles[c][m][n * 4], 4);
+                for (int i = 0; i < 2; i++) {
+                    sum += emulated_bf16(&emulated_tiles[a][m][(k * 2 + i) * 2]) *
+                           emulated_bf16(&emulated_tiles[b][k][(n * 2 + i) * 2]);
+                }
+                std::memcpy(&emulated_tiles[c][m][n * 4], &sum, 4);
+            }
+        }
+    }
+}
+
+inline void emulated_dot_signed_unsigned(int c, int a, int b) {
+    for (int m = 0; m < 16; m++) {
+        for (int k = 0; k < 16; k++) {
+            for (int n = 0; n < 16; n++) {
+                int32_t sum;
+                std::memcpy(&sum, &emulated_tiles[c][m][n * 4], 4);
+                for (int i = 0; i < 4; i++) {
+                    sum += int32_t(int8_t(emulated_tiles[a][m][k * 4 + i])) * emulated_tiles[b][k][n * 4 + i];
+                }
+                std::memcpy(&emulated_tiles[c][m][n * 4], &sum, 4);
+            }
+        }
+    }
+}
+
+#define TILE_ZERO(tile) std::memset(emulated_tiles[tile], 0, sizeof emulated_tiles[tile])
+#define TILE_LOAD(tile, from, stride) emulated_load(tile, from, stride)
+#define TILE_STORE(tile, to, stride) emulated_store(tile, to, stride)
+#define TILE_DOT_BF16(c, a, b) emulated_dot_bf16(c, a, b)
+#define TILE_DOT_SIGNED_UNSIGNED(c, a, b) emulated_dot_signed_unsigned(c, a, b)
+
+#endif
+
+}  // namespace
+}  // namespace ipex_assist
