@@ -16,6 +16,7 @@ from ipex_assist.env.isa import read_isa
 from ipex_assist.env.libraries import find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
+from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
 
@@ -124,7 +125,5 @@ def main(argv: list[str]) -> int:
         print(f"ipex-assist env: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # The reader has gone; keep Python from complaining about it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return reader_has_gone()
     return 0

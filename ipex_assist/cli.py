@@ -10,6 +10,7 @@ from pathlib import Path
 from ipex_assist import launch
 from ipex_assist.arguments import assistant_of, parse
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.pipes import reader_has_gone
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return reader_has_gone()
 
 
 def _dispatch(argv: list[str]) -> int:

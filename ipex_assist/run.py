@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist import launch
 from ipex_assist.arguments import assistant_of, parse
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.memory import check_memory, estimate_need
 from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line
 from ipex_assist.quiet import quiet_stderr
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
 DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
-SIGPIPE_EXIT, INTERRUPT_EXIT, TERMINATE_EXIT = 141, 130, 143  # 128 + the signal's number, as shells report them
+INTERRUPT_EXIT, TERMINATE_EXIT = 130, 143  # 128 + the signal's number, as shells report them
 
 log = logging.getLogger("ipex_assist")
 
@@ -56,9 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPT_EXIT
     except BrokenPipeError:
-        # Nobody reads any more; keep Python from complaining about it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SIGPIPE_EXIT
+        return reader_has_gone()
     except Exception as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
             return _fail("out of memory; use a smaller --precision or model, or --no-assisted", 1)

@@ -14,7 +14,16 @@ from ipex_assist.launch.spawn import adopt_orphans, descendants, die_with_parent
 
 # Sent to the worker by the kernel when the guard has ended; nobody else uses it.
 GUARD_HAS_ENDED = signal.SIGRTMIN + 11
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
 SWEEP_SECONDS = 2.0
 
 
@@ -39,6 +48,8 @@ def guarded(work: Callable[[], int]) -> int:
     def forward(number: int, frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
             os.kill(worker, number)
+        if number == signal.SIGTSTP:  # Ctrl-Z: the worker stops its processes, and the shell waits for this one to stop
+            os.kill(guard, signal.SIGSTOP)
 
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:  # nohup

@@ -93,11 +93,12 @@ def prepare_instances(
     machine: Machine | None = None,
     surroundings: Surroundings | None = None,
     extra_environ: Mapping[str, str] | None = None,
+    unbuffered_python: bool = False,
 ) -> tuple[Command, ...]:
     """Plan the run of `argv` in every instance that `request` asks for; nothing is started or changed.
 
     Each finds its number in IPEX_INSTANCE and how many there are in IPEX_INSTANCES. `extra_environ` counts as the
-    user's own variables. The rest is as in `prepare`.
+    user's own variables. The rest is as in `prepare` and `command_for`.
 
     Raises:
         UsageError: the request cannot be met here.
@@ -109,7 +110,15 @@ def prepare_instances(
     surroundings = surroundings or Surroundings.here(own)
     override = request.threads is not None or request.cores_per_instance is not None
     return tuple(
-        command_for(placement, argv, own, surroundings, override_threads=override, numbered=True)
+        command_for(
+            placement,
+            argv,
+            own,
+            surroundings,
+            override_threads=override,
+            numbered=True,
+            unbuffered_python=unbuffered_python,
+        )
         for placement in placements
     )
 
@@ -122,11 +131,13 @@ def command_for(
     *,
     override_threads: bool = False,
     numbered: bool = False,
+    unbuffered_python: bool = False,
 ) -> Command:
     """The command that runs `argv` at `placement`, with the variables that suit it added to `environ`.
 
     `override_threads`: the flags decide the number of threads, not OMP_NUM_THREADS in `environ`. `numbered` tells the
-    process which instance it is.
+    process which instance it is. `unbuffered_python`: what Python prints into a pipe or file is there at once, and not
+    lost with a process that is killed.
     """
     variables = choose_variables(
         placement.threads,
@@ -137,6 +148,8 @@ def command_for(
         set_openmp=surroundings.openmp != "none",
     )
     extra = {"IPEX_INSTANCE": str(placement.index), "IPEX_INSTANCES": str(placement.count)} if numbered else {}
+    if unbuffered_python and "PYTHONUNBUFFERED" not in environ:
+        extra["PYTHONUNBUFFERED"] = "1"
     return build_command(placement, variables, argv, environ, surroundings.abilities, extra)
 
 

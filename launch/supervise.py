@@ -1,0 +1,342 @@
+"""Runs the instances of a command and watches them: output, exit codes, signals, time limits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.pipes import READER_HAS_GONE
+from ipex_assist.launch.command import Command
+from ipex_assist.launch.guard import FORWARDED, guarded
+from ipex_assist.launch.output import LineAssembler, Sink, Source
+from ipex_assist.launch.placement import Placement
+from ipex_assist.launch.plan import without_plan
+from ipex_assist.launch.process import Surroundings, check_program, command_for
+from ipex_assist.launch.spawn import group_members, signal_group, spawn_command
+
+OnFailure = Literal["stop", "continue"]
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TIMEOUT_EXIT = 124  # as timeout(1)
+# What an instance started and left running may finish its output (`cmd > >(tee log)`) before it is told to end.
+LINGER_SECONDS = 1.0
+# Ctrl-C reaches the launcher once; a scheduler may signal every process of a job and so send the same signal twice.
+REPEAT_SECONDS = 0.5
+TICK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How instances are run. `log_dir`: their output goes to files there; `label`: lines say whose they are;
+    `timeout` and `grace` in seconds: the longest run, and the time between SIGTERM and SIGKILL."""
+
+    log_dir: str | None = None
+    label: bool = False
+    on_failure: OnFailure = "stop"
+    timeout: float | None = None
+    grace: float = 10.0
+    name: str = "ipex-launch"
+
+
+def run_instances(
+    placements: Sequence[Placement],
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    log_dir: str | None = None,
+    label: bool = False,
+    on_failure: OnFailure = "stop",
+    timeout: float | None = None,
+    extra_env: Mapping[str, str] | None = None,
+    only: int | None = None,
+    grace: float = 10.0,
+    surroundings: Surroundings | None = None,
+    name: str = "ipex-launch",
+) -> int:
+    """Run `argv` at every placement, or at the one with index `only`, and return the exit code; see `supervise`."""
+    own = {**without_plan(environ), **(extra_env or {})}
+    surroundings = surroundings or Surroundings.here(own)
+    commands = [
+        command_for(placement, argv, own, surroundings, numbered=True, unbuffered_python=True)
+        for placement in placements
+        if only in (None, placement.index)
+    ]
+    return supervise(commands, Supervision(log_dir, label, on_failure, timeout, grace, name))
+
+
+def supervise(commands: Sequence[Command], settings: Supervision) -> int:
+    """Run all `commands` and return the exit code: 0, or that of the first to fail (128 + the signal that ended it).
+
+    The first failure ends the others (SIGTERM, after `grace` seconds SIGKILL) unless `on_failure` is `continue`. Signals
+    go to every instance and all in its process group. An instance ends with its first process: what it leaves running is
+    ended. Nothing is left behind, even by a kill -9 of this process.
+
+    Raises:
+        CommandNotFound, CommandNotExecutable: the program cannot be started.
+        IpexAssistError: the log files cannot be written.
+    """
+    check_program(commands[0].program[0], commands[0].environ)
+    if settings.log_dir is not None:
+        _make_folder(settings.log_dir)
+    return guarded(lambda: _Supervisor(settings).run(commands))
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IpexAssistError(f"--log-dir {folder}: the folder cannot be made: {error.strerror}") from None
+
+
+@dataclass
+class _Instance:
+    """A started instance. Deadlines are times of time.monotonic(), None where there is none."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    sources: list[Source] = field(default_factory=list)
+    code: int | None = None
+    timeout_at: float | None = None
+    terminate_at: float | None = None
+    kill_at: float | None = None
+    timed_out: bool = False
+    gone: bool = False
+
+    def describe(self) -> str:
+        placement = self.command.placement
+        return f"instance {placement.index} (CPUs {format_cpulist(placement.cpus)})"
+
+
+class _Supervisor:
+    """The loop in the guarded worker: waits for output, signals, ends and deadlines, and acts on them."""
+
+    def __init__(self, settings: Supervision) -> None:
+        self.settings = settings
+        self.instances: list[_Instance] = []
+        self.code: int | None = None
+        self.ending = False
+        self.interrupted_at: float | None = None
+        self.signals: list[int] = []
+        self.sinks = {1: Sink(1), 2: Sink(2)}
+        self.selector = selectors.DefaultSelector()
+
+    def run(self, commands: Sequence[Command]) -> int:
+        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        for number in (*FORWARDED, signal.SIGCHLD):
+            if number is signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+        self.selector.register(wake, selectors.EVENT_READ)
+        try:
+            for command in commands:
+                self.instances.append(self._start(command, alone=len(commands) == 1))
+        except IpexAssistError as error:
+            self._say(str(error))
+            return error.exit_code
+        while not all(instance.gone for instance in self.instances):
+            for key, _ in self.selector.select(self._patience()):
+                self._read(key)
+            self._act_on_signals()
+            self._follow_logs()
+            for instance in self.instances:
+                self._look_after(instance)
+            self._close_what_nobody_reads()
+        return self._exit_code()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.signals.append(number)
+
+    def _say(self, message: str) -> None:
+        self.sinks[2].write(f"{self.settings.name}: {message}\n".encode(errors="surrogateescape"))
+
+    # Starting.
+
+    def _start(self, command: Command, *, alone: bool) -> _Instance:
+        # Only one process can read the standard input, and not from a terminal, whose foreground is ours.
+        stdin = None if alone and sys.stdin is not None and not sys.stdin.isatty() else subprocess.DEVNULL
+        if self.settings.log_dir is None:
+            process = spawn_command(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            sources = [self._source(os.dup(process.stdout.fileno()), 1, command.placement)]
+            sources.append(self._source(os.dup(process.stderr.fileno()), 2, command.placement))
+            process.stdout.close()
+            process.stderr.close()
+            for source in sources:
+                self.selector.register(source.fd, selectors.EVENT_READ, source)
+        else:
+            process, sources = self._start_with_logs(command, self.settings.log_dir, stdin)
+        instance = _Instance(command, process, sources)
+        if self.settings.timeout is not None:
+            instance.timeout_at = time.monotonic() + self.settings.timeout
+        return instance
+
+    def _start_with_logs(
+        self, command: Command, log_dir: str, stdin: int | None
+    ) -> tuple[subprocess.Popen[bytes], list[Source]]:
+        """The instance writes its files itself, so that nothing of them depends on this process."""
+        out, err = log_files(log_dir, command.placement)
+        sources = []
+        try:
+            with open(out, "ab") as stdout, open(err, "ab") as stderr:
+                if self.settings.label:
+                    for sink, file in ((1, stdout), (2, stderr)):
+                        fd = os.open(file.name, os.O_RDONLY | os.O_CLOEXEC)
+                        os.lseek(fd, 0, os.SEEK_END)
+                        sources.append(self._source(fd, sink, command.placement))
+                return spawn_command(command, stdin=stdin, stdout=stdout, stderr=stderr), sources
+        except OSError as error:
+            raise IpexAssistError(f"--log-dir: {error.filename} cannot be written: {error.strerror}") from None
+
+    def _source(self, fd: int, sink: int, placement: Placement) -> Source:
+        width = len(str(placement.count - 1))
+        prefix = f"{placement.index:>{width}}: " if self.settings.label else ""
+        return Source(fd, LineAssembler(self.sinks[sink].write, prefix))
+
+    # Output.
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        if key.data is None:
+            with suppress(BlockingIOError):
+                os.read(key.fd, 4096)
+        elif key.data.open and not key.data.read():
+            self._close(key.data)
+
+    def _follow_logs(self) -> None:
+        if self.settings.log_dir is not None:
+            for source in self._open_sources():
+                while source.read():
+                    pass
+
+    def _open_sources(self) -> list[Source]:
+        return [source for instance in self.instances for source in instance.sources if source.open]
+
+    def _close(self, source: Source) -> None:
+        with suppress(KeyError):  # log files are not in it
+            self.selector.unregister(source.fd)
+        source.close()
+
+    def _close_what_nobody_reads(self) -> None:
+        """Our reader has gone (`… | head`): instances learn it from their own pipes, as without a launcher."""
+        for position, sink in ((0, self.sinks[1]), (1, self.sinks[2])):
+            if sink.lost is not None:
+                for instance in self.instances:
+                    for source in instance.sources[position : position + 1]:
+                        if source.open:
+                            self._close(source)
+
+    # Signals, ends and deadlines.
+
+    def _act_on_signals(self) -> None:
+        while self.signals:
+            number = self.signals.pop(0)
+            now = time.monotonic()
+            again = False
+            if number == signal.SIGINT:
+                again = self.interrupted_at is not None
+                if self.interrupted_at is not None and now - self.interrupted_at < REPEAT_SECONDS:
+                    continue
+                self.interrupted_at = now
+            sent = signal.SIGKILL if again else signal.SIGSTOP if number == signal.SIGTSTP else number
+            for instance in self.instances:
+                if not instance.gone:
+                    signal_group(instance.process.pid, sent)
+            if number in ENDING:
+                if self.code is None:
+                    self.code = 128 + number
+                self.ending = True
+                for instance in self.instances:
+                    instance.kill_at = instance.kill_at or now + self.settings.grace
+
+    def _look_after(self, instance: _Instance) -> None:
+        now = time.monotonic()
+        if instance.code is None and (code := instance.process.poll()) is not None:
+            self._ended(instance, TIMEOUT_EXIT if instance.timed_out else code if code >= 0 else 128 - code)
+        if instance.code is None and instance.timeout_at is not None and now >= instance.timeout_at:
+            self._say(f"{instance.describe()} has not ended after {self.settings.timeout:g} s (--timeout): ending it")
+            instance.timeout_at, instance.timed_out = None, True
+            self._terminate(instance)
+        if instance.terminate_at is not None and now >= instance.terminate_at:
+            self._terminate(instance)
+        if instance.kill_at is not None and now >= instance.kill_at:
+            signal_group(instance.process.pid, signal.SIGKILL)
+            instance.kill_at = now + LINGER_SECONDS  # until it is seen to be gone
+        if instance.code is not None and not instance.gone and not group_members(instance.process.pid):
+            self._gone(instance)
+
+    def _terminate(self, instance: _Instance) -> None:
+        instance.terminate_at = None
+        if not instance.gone:
+            signal_group(instance.process.pid, signal.SIGTERM)
+            signal_group(instance.process.pid, signal.SIGCONT)  # a stopped process would not act on it
+            instance.kill_at = instance.kill_at or time.monotonic() + self.settings.grace
+
+    def _ended(self, instance: _Instance, code: int) -> None:
+        """The first process of the instance has ended."""
+        instance.code = code
+        instance.terminate_at = time.monotonic() + LINGER_SECONDS
+        if code == 0 or self.ending:
+            return
+        if code == 128 + signal.SIGPIPE and self.sinks[1].lost is not None:
+            self.code, self.ending = self.code or code, True  # what the reader wanted; not worth a word
+        else:
+            others = sum(other.code is None for other in self.instances)
+            stop = self.settings.on_failure == "stop"
+            consequence = f": {'ending' if stop else 'going on with'} the other {others}" if others else ""
+            self._say(f"{instance.describe()} ended with exit code {code}{consequence}")
+            self.code = code if self.code is None else self.code
+            self.ending = stop
+        if self.ending:
+            for other in self.instances:
+                self._terminate(other)
+
+    def _gone(self, instance: _Instance) -> None:
+        """Nothing of the instance runs any more: what its pipes still hold is all there will be."""
+        instance.gone = True
+        for source in instance.sources:
+            while source.open and source.read():
+                pass
+            self._close(source)
+
+    def _patience(self) -> float | None:
+        """Seconds until something is to be done that nobody wakes us for."""
+        waiting = [instance for instance in self.instances if not instance.gone]
+        if self.settings.log_dir is not None and self.settings.label:
+            return TICK_SECONDS
+        if any(instance.code is not None for instance in waiting):
+            return TICK_SECONDS
+        moments = [
+            moment for each in waiting for moment in (each.timeout_at, each.terminate_at, each.kill_at) if moment
+        ]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _exit_code(self) -> int:
+        if self.code:
+            return self.code
+        if self.sinks[1].lost is None:
+            return 0
+        reason = os.strerror(self.sinks[1].lost)
+        if self.sinks[1].lost in (errno.EPIPE, errno.EBADF):
+            return READER_HAS_GONE
+        self._say(f"the output could not be written: {reason}")
+        return 1
+
+
+def log_files(log_dir: str, placement: Placement) -> tuple[str, str]:
+    """Where an instance's standard output and standard error go; numbers are padded so that names sort."""
+    width = len(str(placement.count - 1))
+    stem = os.path.join(log_dir, f"instance-{placement.index:0{width}}")
+    return f"{stem}.out", f"{stem}.err"
