@@ -35,6 +35,8 @@ class Command:
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain data for `--json`."""
         return {
+            "instance": self.placement.index,
+            "of": self.placement.count,
             "argv": list(self.argv),
             "set": self.set,
             "kept": self.kept,

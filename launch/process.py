@@ -93,12 +93,14 @@ def prepare_instances(
     machine: Machine | None = None,
     surroundings: Surroundings | None = None,
     extra_environ: Mapping[str, str] | None = None,
+    only: int | None = None,
     unbuffered_python: bool = False,
 ) -> tuple[Command, ...]:
     """Plan the run of `argv` in every instance that `request` asks for; nothing is started or changed.
 
     Each finds its number in IPEX_INSTANCE and how many there are in IPEX_INSTANCES. `extra_environ` counts as the
-    user's own variables. The rest is as in `prepare` and `command_for`.
+    user's own variables; `only` chooses one instance. The rest is as in `prepare` and `command_for`; several instances
+    always have `unbuffered_python`, since their output is not a terminal's.
 
     Raises:
         UsageError: the request cannot be met here.
@@ -107,8 +109,14 @@ def prepare_instances(
     machine = machine or read_topology()
     single = request.instances in (None, 1) and request.cores_per_instance is None
     placements = (_place(request, machine, own),) if single else place_instances(request, machine)
-    surroundings = surroundings or Surroundings.here(own)
     override = request.threads is not None or request.cores_per_instance is not None
+    if not single and not override:
+        placements = _tell_kept_threads(placements, own)
+    if only is not None:
+        if not 0 <= only < len(placements):
+            raise UsageError(f"--instance {only}: there are {len(placements)} instances, 0 to {len(placements) - 1}.")
+        placements = placements[only : only + 1]
+    surroundings = surroundings or Surroundings.here(own)
     return tuple(
         command_for(
             placement,
@@ -117,10 +125,24 @@ def prepare_instances(
             surroundings,
             override_threads=override,
             numbered=True,
-            unbuffered_python=unbuffered_python,
+            unbuffered_python=unbuffered_python or len(placements) > 1,
         )
         for placement in placements
     )
+
+
+def _tell_kept_threads(placements: Sequence[Placement], environ: Mapping[str, str]) -> tuple[Placement, ...]:
+    """The user's OMP_NUM_THREADS holds in every instance, whose number of cores may be another."""
+    threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    sizes = sorted({placement.threads for placement in placements})
+    if not threads.isdecimal() or sizes == [int(threads)]:
+        return tuple(placements)
+    cores = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+    warning = (
+        f"OMP_NUM_THREADS={threads} is kept in every instance, though {cores} threads would suit; unset it, or give "
+        f"--cores-per-instance {threads}"
+    )
+    return tuple(replace(placement, warnings=(*placement.warnings, warning)) for placement in placements)
 
 
 def command_for(

@@ -79,9 +79,9 @@ def run_instances(
 def supervise(commands: Sequence[Command], settings: Supervision) -> int:
     """Run all `commands` and return the exit code: 0, or that of the first to fail (128 + the signal that ended it).
 
-    The first failure ends the others (SIGTERM, after `grace` seconds SIGKILL) unless `on_failure` is `continue`. Signals
-    go to every instance and all in its process group. An instance ends with its first process: what it leaves running is
-    ended. Nothing is left behind, even by a kill -9 of this process.
+    The first failure ends the others (SIGTERM, after `grace` seconds SIGKILL) unless `on_failure` is `continue`.
+    Signals go to every instance and all in its process group. An instance ends with its first process: what it leaves
+    running is ended. Nothing is left behind, even by a kill -9 of this process.
 
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started.
@@ -90,7 +90,21 @@ def supervise(commands: Sequence[Command], settings: Supervision) -> int:
     check_program(commands[0].program[0], commands[0].environ)
     if settings.log_dir is not None:
         _make_folder(settings.log_dir)
+    _fill_standard_streams()
     return guarded(lambda: _Supervisor(settings).run(commands))
+
+
+def _fill_standard_streams() -> None:
+    """Where the user has closed one (`>&-`), the next file to be opened would take its number, and its output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
 
 
 def _make_folder(folder: str) -> None:
@@ -293,15 +307,18 @@ class _Supervisor:
         if code == 128 + signal.SIGPIPE and self.sinks[1].lost is not None:
             self.code, self.ending = self.code or code, True  # what the reader wanted; not worth a word
         else:
-            others = sum(other.code is None for other in self.instances)
             stop = self.settings.on_failure == "stop"
-            consequence = f": {'ending' if stop else 'going on with'} the other {others}" if others else ""
-            self._say(f"{instance.describe()} ended with exit code {code}{consequence}")
+            rest = ("; ending the others" if stop else "; the others go on") if self._others_run() else ""
+            if not instance.timed_out:  # which has been said
+                self._say(f"{instance.describe()} ended with exit code {code}{rest}")
             self.code = code if self.code is None else self.code
             self.ending = stop
         if self.ending:
             for other in self.instances:
                 self._terminate(other)
+
+    def _others_run(self) -> bool:
+        return any(instance.code is None for instance in self.instances)
 
     def _gone(self, instance: _Instance) -> None:
         """Nothing of the instance runs any more: what its pipes still hold is all there will be."""

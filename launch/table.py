@@ -1,0 +1,40 @@
+"""The dry run of several instances as a table: where each runs, what it is, and what is set for it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from ipex_assist.env.cpulist import format_cpulist
+from ipex_assist.launch.command import Command
+from ipex_assist.launch.plan import PLAN_VARIABLE
+
+
+def format_instances(commands: Sequence[Command]) -> str:
+    """Comments, one line per instance, then the variables: those that all have in common, and those of each."""
+    comments = dict.fromkeys(line for command in commands for line in (*command.notes, *command.warnings))
+    rows = [("instance", "threads", "cpus", "memory", "nodes", "command"), *map(_row, commands)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"# {line}" for line in comments]
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    shown = [{name: value for name, value in c.set.items() if name != PLAN_VARIABLE} for c in commands]
+    common = {name: value for name, value in shown[0].items() if all(other.get(name) == value for other in shown)}
+    lines += ["", "variables of all", *(f"  {name}={shlex.quote(value)}" for name, value in common.items())]
+    lines += ["variables of each"]
+    for command, variables in zip(commands, shown, strict=True):
+        own = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items() if name not in common)
+        lines.append(f"  {command.placement.index}  {own}")
+    lines.append(f"# and {PLAN_VARIABLE}, which --json or --instance I shows")
+    return "\n".join(lines)
+
+
+def _row(command: Command) -> tuple[str, ...]:
+    placement = command.placement
+    return (
+        str(placement.index),
+        str(placement.threads),
+        format_cpulist(placement.cpus),
+        placement.memory,
+        format_cpulist(placement.nodes) or "-",
+        shlex.join(command.argv),
+    )
