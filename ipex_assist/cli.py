@@ -37,6 +37,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.env import report
 
         return report.main(argv[1:])
+    if argv[:1] == ["batch"]:
+        from ipex_assist.batch import command
+
+        return command.main(argv[1:])
     try:
         args = parse(argv)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong

@@ -1,0 +1,1 @@
+"""Many prompts over pinned instances: one queue, one result file."""

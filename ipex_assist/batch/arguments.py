@@ -1,0 +1,160 @@
+"""The flags of `ipex-assist batch`: those of `ipex-assist`, and what many prompts need besides."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, cast, get_args
+
+from ipex_assist import arguments
+from ipex_assist.batch.options import OPTIONS, LineError, check_options
+from ipex_assist.batch.prompts import Defaults
+from ipex_assist.env.errors import UsageError
+from ipex_assist.launch import InstanceRequest, request_from
+from ipex_assist.launch.instances import Unit
+
+EPILOG = """\
+A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or with "messages" (a list of objects with
+role and content) instead of the prompt. It may have its own "chat" and options, which come before the flags:
+max_new_tokens, stop, num_assistant_tokens, assisted, do_sample, temperature, top_p, top_k, repetition_penalty, seed.
+Without an id it has its line's number. Of two lines with one id, the first is run.
+
+  ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b
+  ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b --resume --timeout 600
+  ipex-assist batch prompts.jsonl -o out-$SLURM_ARRAY_TASK_ID.jsonl --shard $SLURM_ARRAY_TASK_ID/8 --resume
+
+Exit codes: 0 every prompt has a result, 1 some failed or could not be read, 2 wrong usage, 130 and 143 interrupted.
+"""
+# Of `ipex-assist` itself, and without a meaning here.
+NOT_HERE = {
+    ("-p", "--prompt"): "the prompts are lines of PROMPTS",
+    ("--prompt-file",): "the prompts are lines of PROMPTS",
+    ("--json",): "results are JSON lines in the file of -o anyway",
+    ("--no-stream",): "results are lines in the file of -o, whole ones",
+}
+
+
+class _NotHere(argparse.Action):
+    """A flag that is refused with its reason."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise UsageError(f"{option_string}: {NOT_HERE[tuple(self.option_strings)]}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags; the models' and the generation's are those of `ipex-assist`, the same objects."""
+    single = arguments.build_parser()
+    parser = argparse.ArgumentParser(
+        prog="ipex-assist batch",
+        usage="%(prog)s PROMPTS -o RESULTS [options]",
+        description="Generate for every line of a file, with instances pinned side by side that share one queue.",
+        epilog=EPILOG,
+        formatter_class=single.formatter_class,
+        parents=[single],
+        conflict_handler="resolve",  # a flag that is added again replaces the inherited one
+        allow_abbrev=False,
+    )
+    for flags in NOT_HERE:
+        parser.add_argument(*flags, action=_NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines")
+    batch = parser.add_argument_group("batch")
+    batch.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")
+    batch.add_argument("-o", "--output", metavar="RESULTS", required=True, help="append results here, one a line")
+    batch.add_argument("--resume", action="store_true", help="do only what has no record in RESULTS yet")
+    batch.add_argument("--retry-failed", action="store_true", help="with --resume: also what failed, once more")
+    batch.add_argument("--timeout", type=float, metavar="S", help="end and retry a prompt that takes longer (seconds)")
+    batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")
+    batch.add_argument(
+        "--instances", type=_instances, metavar="N", help="a number, per-node, per-socket or per-l3 (default: per-node)"
+    )
+    batch.add_argument("--cores-per-instance", type=int, metavar="N", help="physical cores each; alone: all that fit")
+    batch.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="on the nodes of a Ray cluster: auto, HOST:PORT, or local for this machine",
+    )
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse and check; UsageError says which value is wrong and what would be right."""
+    args = build_parser().parse_args(argv)
+    if args.timeout is not None and not (math.isfinite(args.timeout) and args.timeout > 0):
+        raise UsageError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
+    if args.retry_failed and not args.resume:
+        raise UsageError("--retry-failed goes with --resume, which keeps the results there are")
+    if args.ray is not None and args.dry_run:
+        raise UsageError("--dry-run shows this machine only; leave out --ray to see how such a node is used")
+    if args.ray is not None and args.no_launch:
+        raise UsageError("--ray and --no-launch exclude each other: instances on Ray are always placed")
+    if args.no_launch and (args.cores_per_instance is not None or isinstance(args.instances, str)):
+        raise UsageError("--no-launch places nothing: give --instances as a number, without --cores-per-instance")
+    if args.no_launch and args.instances is not None and args.instances < 1:
+        raise UsageError(f"--instances {args.instances}: at least 1 is needed.")
+    defaults_from(args)
+    return args
+
+
+def defaults_from(args: argparse.Namespace) -> Defaults:
+    """What the flags say about lines that say nothing themselves.
+
+    Raises:
+        UsageError: a flag's value is out of range.
+    """
+    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) not in (None, [])}
+    for name, value in given.items():
+        try:
+            check_options({name: value})
+        except LineError as error:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} {str(error).removeprefix(name).lstrip()}") from None
+    return Defaults(given, args.chat)
+
+
+def instance_request(args: argparse.Namespace, model_bytes: int | None) -> InstanceRequest:
+    """Which instances the flags ask for: one per NUMA node, unless something else is said."""
+    instances = args.instances
+    if instances is None and args.cores_per_instance is None and args.threads is None:
+        instances = "per-node"
+    fields = asdict(request_from(args, model_bytes))
+    fields.update(instances=instances, cores_per_instance=args.cores_per_instance)
+    return InstanceRequest(**fields)
+
+
+def worker_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What an instance is told to load, as plain data."""
+    names = (
+        "model",
+        "precision",
+        "assistant_precision",
+        "executor",
+        "revision",
+        "offline",
+        "max_new_tokens",
+        "threads",
+        "verbose",
+    )
+    return {
+        "args": {name: getattr(args, name) for name in names},
+        "assistant": arguments.assistant_of(args),
+    }
+
+
+def _instances(text: str) -> int | Unit:
+    return cast(Unit, text) if text in get_args(Unit) else int(text)
+
+
+_instances.__name__ = f"number (or {', '.join(get_args(Unit))})"  # argparse names the function in its message
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    shard = int(index), int(count)
+    if not 0 <= shard[0] < shard[1]:
+        raise ValueError
+    return shard
+
+
+_shard.__name__ = "shard (0/N to N-1/N)"

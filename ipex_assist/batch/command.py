@@ -1,0 +1,182 @@
+"""The command `ipex-assist batch`: from its flags to a run, and from its end to an exit code. Never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
+from ipex_assist.batch.coordinator import Coordinator, StopSignal
+from ipex_assist.batch.local import LocalPool
+from ipex_assist.batch.options import suggestion
+from ipex_assist.batch.pool import Pool
+from ipex_assist.batch.progress import Progress
+from ipex_assist.batch.prompts import PromptFile
+from ipex_assist.batch.results import OutputError, ResultFile
+from ipex_assist.batch.worker import worker_program
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.memory import read_memory
+from ipex_assist.launch import Command, Placement
+from ipex_assist.launch.plan import without_plan
+from ipex_assist.launch.process import prepare_instances
+from ipex_assist.memory import estimate_need, gib
+
+SHOWN_PROBLEMS = 20
+
+
+def main(argv: Sequence[str], program: Sequence[str] | None = None) -> int:
+    """Run `ipex-assist batch`; returns the exit code. `program` is the argv of an instance, by default our own.
+
+    Raises:
+        IpexAssistError: the run cannot begin, or cannot go on; records written before are kept.
+    """
+    try:
+        args = parse(argv)
+    except SystemExit as exit_:  # argparse has printed the help, or what is wrong
+        return int(exit_.code or 0)
+    use_demo_model(args)
+    prompts = PromptFile(args.prompts, defaults_from(args), args.shard)
+    if args.dry_run:
+        return _dry_run(args, prompts, program or worker_program())
+    with StopSignal().caught() as stop:
+        results = ResultFile(args.output, resume=args.resume, prompts=args.prompts)
+        try:
+            return _run(args, prompts, results, stop, program or worker_program())
+        finally:
+            with suppress(OutputError):  # what the run wrote it has synced itself
+                results.close()
+
+
+def use_demo_model(args: argparse.Namespace) -> None:
+    """Without -m the embedded model, as `ipex-assist` takes it: fp32, no assistant."""
+    if args.model is None:
+        from ipex_assist.demo_model import demo_model_path
+
+        args.model = str(demo_model_path())
+        args.precision = args.precision or "fp32"
+        args.assisted = args.assisted and args.assistant_model is not None
+
+
+def _run(
+    args: argparse.Namespace, prompts: PromptFile, results: ResultFile, stop: StopSignal, program: Sequence[str]
+) -> int:
+    check_same_prompts(prompts, results)
+    ids = {entry.id for entry in prompts.entries}
+    retried = results.drop(lambda own_id, done: done.failed and own_id in ids) if args.retry_failed else 0
+    todo = [entry for entry in prompts.entries if entry.id not in results.done]
+    before = len(prompts.entries) - len(todo)
+    progress = Progress(len(prompts.entries), before)
+    for note in results.notes:
+        progress.say(note)
+    _tell_about_lines(prompts, progress)
+    if retried:
+        progress.say(f"{retried} failed prompts are tried again")
+    earlier = sum(results.done[entry.id].failed for entry in prompts.entries if entry.id in results.done)
+    if todo:
+        pool = _local_pool(args, program, progress, len(todo)) if args.ray is None else _ray_pool(args, progress)
+        run = Coordinator(prompts, todo, results, pool, progress, stop, timeout=args.timeout, verbose=args.verbose)
+        run.run()
+        results.sync(now=True)
+        progress.say(progress.close())
+    else:
+        progress.say(f"nothing to do: {before} of {before} prompts have their records in {args.output}")
+    if stop.number is not None:
+        left = len(todo) - progress.done
+        progress.say(f"stopped by a signal; {left} prompts are left for --resume")
+        return 128 + stop.number
+    if earlier:
+        progress.say(f"{earlier} prompts failed in an earlier run; --resume --retry-failed tries them again")
+    return 1 if progress.failed or earlier or prompts.problems else 0
+
+
+def check_same_prompts(prompts: PromptFile, results: ResultFile) -> None:
+    """UsageError where records belong to other prompts than those that have their ids now."""
+    others = [
+        entry
+        for entry in prompts.entries
+        if entry.id in results.done and results.done[entry.id].digest not in (None, entry.digest)
+    ]
+    if others:
+        first = others[0]
+        raise UsageError(
+            f"{results.path} has {len(others)} results of other prompts or options under the same ids, the first is id "
+            f"{first.id!r} of line {first.line}: resume with the file and the flags of the first run, or name another "
+            "-o. (Lines without an id have their number, which changes when lines are added or removed.)"
+        )
+
+
+def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
+    for problem in prompts.problems[:SHOWN_PROBLEMS]:
+        progress.say(f"{prompts.path} line {problem.line}: {problem.message}")
+    if len(prompts.problems) > SHOWN_PROBLEMS:
+        progress.say(f"{prompts.path}: and {len(prompts.problems) - SHOWN_PROBLEMS} more lines that cannot be run")
+    for name, (lines, first) in prompts.unknown.items():
+        progress.say(
+            f"{prompts.path}: {name} is no option and has no effect{suggestion(name)}; in {lines} "
+            f"line{'s' * (lines != 1)} from line {first}"
+        )
+
+
+def _commands(args: argparse.Namespace, program: Sequence[str], model_bytes: int | None) -> tuple[Command, ...]:
+    if not args.no_launch:
+        return prepare_instances(instance_request(args, model_bytes), program, os.environ)
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    count = args.instances or 1
+    places = [Placement(cpus, len(cpus), index=index, count=count) for index in range(count)]
+    return tuple(Command(tuple(program), without_plan(os.environ), {}, {}, place, tuple(program)) for place in places)
+
+
+def _model_bytes(args: argparse.Namespace) -> int | None:
+    from ipex_assist.arguments import assistant_of
+
+    need = estimate_need(
+        args.model,
+        assistant_of(args),
+        args.precision or "bf16",
+        args.assistant_precision,
+        args.max_new_tokens,
+        args.revision,
+        offline=args.offline,
+    )
+    return need.total
+
+
+def _local_pool(args: argparse.Namespace, program: Sequence[str], progress: Progress, prompts: int) -> Pool:
+    need = _model_bytes(args)
+    commands = _commands(args, program, need)[:prompts]
+    check_memory_of_all(need, len(commands), read_memory().available)
+    for command in commands:
+        for line in (*command.warnings, *(command.notes if args.verbose else ())):
+            progress.say_once(line)
+    if args.verbose:
+        for command in commands:
+            progress.say(f"instance {command.placement.index}: {command.placement.describe()}")
+    return LocalPool(commands, worker_settings(args))
+
+
+def _ray_pool(args: argparse.Namespace, progress: Progress) -> Pool:
+    from ipex_assist.batch.ray_pool import connect
+
+    return connect(args.ray, instance_request(args, _model_bytes(args)), worker_settings(args), progress.say_once)
+
+
+def check_memory_of_all(need: int | None, instances: int, available: int | None) -> None:
+    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
+    if need is None or not available or need * instances <= available or instances == 1:
+        return
+    fitting = available // need
+    remedy = f"--instances {fitting}" if fitting else "a smaller --precision or model"
+    raise IpexAssistError(
+        f"too little memory: {instances} instances need {gib(need)} each, {gib(need * instances)} in all, and "
+        f"{gib(available)} are available. Use {remedy}, or run on more machines with --shard"
+    )
+
+
+def _dry_run(args: argparse.Namespace, prompts: PromptFile, program: Sequence[str]) -> int:
+    from ipex_assist.launch.table import format_instances
+
+    print(f"# {len(prompts.entries)} prompts, {len(prompts.problems)} lines that cannot be run")
+    print(format_instances(_commands(args, program, _model_bytes(args))), flush=True)
+    return 0

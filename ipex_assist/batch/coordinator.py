@@ -1,0 +1,278 @@
+"""Feeds instances from one queue, writes each result as it ends, and outlives what happens to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from ipex_assist.batch.options import LineError
+from ipex_assist.batch.pool import Answered, Ended, Event, Pool, Ready, Said
+from ipex_assist.batch.progress import Progress
+from ipex_assist.batch.prompts import Entry, PromptFile
+from ipex_assist.batch.results import ResultFile
+from ipex_assist.batch.schedule import Schedule, Task
+from ipex_assist.env.errors import IpexAssistError, UsageError
+
+TICK_SECONDS = 0.2  # how long a signal or a time limit may go unnoticed
+GRACE_SECONDS = 3.0  # for prompts that are nearly done when a signal comes
+# A scheduler may send the same signal to a job and to each of its processes; a person presses Ctrl-C again.
+REPEAT_SECONDS = 0.5
+# Before an instance is started anew, by how often it ended in a row without finishing a prompt.
+RESTART_DELAYS = (0.0, 1.0, 2.0, 5.0)
+
+
+class StopSignal:
+    """Remembers SIGINT, SIGTERM and SIGHUP; nothing is interrupted by them in the middle."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.twice = False
+        self._first = 0.0
+
+    @contextmanager
+    def caught(self) -> Iterator[StopSignal]:
+        """Take the signals meanwhile; those that were ignored (nohup) stay ignored."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        previous = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in previous.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self._take)
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.number is None:
+            self.number, self._first = number, now
+        elif now - self._first >= REPEAT_SECONDS:
+            self.twice = True
+
+
+@dataclass
+class _Instance:
+    """Where an instance stands. `restart_at` is when a dead one is started anew; `deadline` its prompt's."""
+
+    alive: bool = False
+    ready: bool = False
+    was_ready: bool = False
+    given_up: bool = False
+    timed_out: bool = False
+    ends_in_a_row: int = 0
+    restart_at: float = 0.0
+    sent_at: float = 0.0
+    deadline: float | None = None
+
+
+class Coordinator:
+    """One run over `todo`. Every prompt gets exactly one record: a result, or an error after two tries."""
+
+    def __init__(
+        self,
+        prompts: PromptFile,
+        todo: Sequence[Entry],
+        results: ResultFile,
+        pool: Pool,
+        progress: Progress,
+        stop: StopSignal,
+        *,
+        timeout: float | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._prompts, self._results, self._pool = prompts, results, pool
+        self._progress, self._stop, self._timeout, self._verbose = progress, stop, timeout, verbose
+        self._schedule = Schedule(todo, len(todo))
+        self._instances = [_Instance() for _ in range(min(pool.size, len(todo)))]
+        self._models = {done.model for done in results.done.values() if done.model is not None}
+        self._last_refusal: IpexAssistError | None = None
+        self._begun = False
+
+    def run(self) -> None:
+        """Until every prompt has its record, or a signal comes.
+
+        Raises:
+            OutputError: a record cannot be written.
+            IpexAssistError: no instance is left to go on with.
+        """
+        try:
+            while self._schedule.unfinished and self._stop.number is None:
+                self._start_due()
+                self._feed()
+                self._take(self._pool.wait(TICK_SECONDS))
+                self._end_overdue()
+                self._results.sync()
+            if self._stop.number is not None:
+                self._keep_what_is_nearly_done()
+        finally:
+            self._pool.close()
+
+    def _start_due(self) -> None:
+        if not self._schedule.waiting:  # the others do the rest
+            return
+        now = time.monotonic()
+        for number, instance in enumerate(self._instances):
+            if instance.alive or instance.given_up or now < instance.restart_at:
+                continue
+            instance.alive = True
+            try:
+                self._pool.start(number)
+            except IpexAssistError as error:
+                self._ended(Ended(number, "cannot be started", (str(error), error.exit_code)))
+
+    def _feed(self) -> None:
+        usable = [number for number, instance in enumerate(self._instances) if not instance.given_up]
+        for number, instance in enumerate(self._instances):
+            while instance.ready and self._schedule.running(number) is None:
+                task = self._schedule.next_for(number, usable)
+                if task is None:
+                    break
+                instance.sent_at = time.time()
+                try:
+                    request = self._prompts.read(task.entry).request()
+                except LineError as error:
+                    self._finish(number, {"error": str(error)})
+                    continue
+                instance.deadline = None if self._timeout is None else time.monotonic() + self._timeout
+                self._pool.submit(number, request)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Ready):
+                self._is_ready(event)
+            elif isinstance(event, Answered):
+                self._answered(event)
+            elif isinstance(event, Ended):
+                self._ended(event)
+            else:
+                self._said(event)
+
+    def _said(self, event: Said) -> None:
+        line = event.line.rstrip("\r")
+        if self._verbose:
+            self._progress.say(f"instance {event.instance}: {line}")
+        else:
+            self._progress.say_once(line)
+
+    def _is_ready(self, event: Ready) -> None:
+        instance = self._instances[event.instance]
+        instance.ready = instance.was_ready = True
+        if not self._begun:
+            self._begun = True
+            self._progress.begin()
+        facts = event.facts
+        model = (facts["target"], facts["precision"])
+        if self._models and model not in self._models:
+            before = ", ".join(f"{target} in {precision}" for target, precision in sorted(self._models))
+            self._progress.say(
+                f"{self._results.path} has results of {before}; those of {model[0]} in {model[1]} join them"
+            )
+        self._models.add(model)
+        if self._verbose:
+            self._progress.say(
+                f"instance {event.instance}: {facts['target']} loaded in {facts['load_s']:.1f} s, "
+                f"{self._pool.describe(event.instance)}"
+            )
+
+    def _answered(self, event: Answered) -> None:
+        if event.result is not None:
+            self._finish(event.instance, event.result)
+        elif event.again:
+            self._lost(event.instance, event.error or "failed")
+        else:
+            self._finish(event.instance, {"error": event.error})
+        self._instances[event.instance].ends_in_a_row = 0
+
+    def _ended(self, event: Ended) -> None:
+        number, instance = event.instance, self._instances[event.instance]
+        state = "between prompts" if instance.ready else "while loading"
+        instance.alive = instance.ready = False
+        task = self._schedule.running(number)
+        if event.refusal is not None:
+            self._refused(instance, *event.refusal)
+        elif not instance.timed_out:
+            instance.ends_in_a_row += 1
+            instance.given_up = instance.ends_in_a_row > len(RESTART_DELAYS)
+        instance.restart_at = time.monotonic()
+        if instance.ends_in_a_row and not instance.given_up:
+            instance.restart_at += RESTART_DELAYS[instance.ends_in_a_row - 1]
+        if self._stop.number is None:
+            what = f"at id {json.dumps(task.entry.id)}" if task is not None else state
+            ends = "; left out from here on" if instance.given_up else ""
+            reason = event.refusal[0] if event.refusal is not None else event.reason
+            if not instance.given_up or any(not other.given_up for other in self._instances):
+                self._progress.say(f"instance {number}: {reason} ({what}){ends}")
+            if task is not None:
+                self._lost(number, f"instance {number} {event.reason}")
+            self._check_somebody_is_left(number, reason)
+        instance.timed_out = False
+
+    def _refused(self, instance: _Instance, message: str, exit_code: int) -> None:
+        """It said that it cannot load: at its first start for good, later perhaps for want of memory just now."""
+        self._last_refusal = UsageError(message) if exit_code == UsageError.exit_code else IpexAssistError(message)
+        instance.ends_in_a_row += 1
+        instance.given_up = not instance.was_ready or instance.ends_in_a_row > len(RESTART_DELAYS)
+        if exit_code == UsageError.exit_code and not self._begun:
+            raise self._last_refusal
+
+    def _check_somebody_is_left(self, number: int, reason: str) -> None:
+        if not all(instance.given_up for instance in self._instances):
+            return
+        if self._last_refusal is not None:
+            raise self._last_refusal
+        raise IpexAssistError(
+            f"instance {number} {reason}, and so did the others, {len(RESTART_DELAYS) + 1} times in a row without "
+            "finishing a prompt: start with -v to see why. Results so far are kept; --resume goes on from there"
+        )
+
+    def _lost(self, number: int, reason: str) -> None:
+        task = self._schedule.lost(number, reason)
+        if task is not None:
+            tries = "; ".join(f"try {index}: {text}" for index, text in enumerate(task.failures, start=1))
+            self._write(number, task, {"error": tries})
+
+    def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
+        self._write(number, self._schedule.finished(number), outcome)
+
+    def _write(self, number: int, task: Task, outcome: Mapping[str, Any]) -> None:
+        entry, instance = task.entry, self._instances[number]
+        self._results.append(
+            {
+                "id": entry.id,
+                "line": entry.line,
+                **outcome,
+                "instance": number,
+                "host": self._pool.host(number),
+                "tries": task.tries,
+                "started": round(instance.sent_at, 3),
+                "ended": round(time.time(), 3),
+                "digest": entry.digest,
+            }
+        )
+        self._progress.count(None if "error" in outcome else outcome["new_tokens"])
+        if "error" in outcome:
+            self._progress.say(f"id {json.dumps(entry.id)} (line {entry.line}) failed: {outcome['error']}")
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for number, instance in enumerate(self._instances):
+            if self._schedule.running(number) is None or instance.deadline is None or now < instance.deadline:
+                continue
+            instance.deadline, instance.timed_out = None, True
+            self._pool.end(number, f"gave no result within {self._timeout:g} s (--timeout)")
+
+    def _keep_what_is_nearly_done(self) -> None:
+        """Nothing new is begun; what ends within the grace is kept, and everything is brought to disk."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        busy = [number for number in range(len(self._instances)) if self._schedule.running(number) is not None]
+        while busy and time.monotonic() < deadline and not self._stop.twice:
+            self._take(self._pool.wait(TICK_SECONDS / 4))
+            busy = [number for number in busy if self._instances[number].alive and self._schedule.running(number)]
+        self._results.sync(now=True)

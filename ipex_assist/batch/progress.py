@@ -1,0 +1,74 @@
+"""How far a batch is, on standard error: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+
+from tqdm import tqdm
+
+LINE_SECONDS = 60.0
+
+
+class Progress:
+    """Counts prompts and new tokens. A terminal that has gone away (OSError) is no reason to stop the work."""
+
+    def __init__(self, total: int, done_before: int) -> None:
+        self.done = self.failed = self.tokens = 0
+        self._total, self._before = total, done_before
+        self._started = self._last_line = time.monotonic()
+        self._shown: set[str] = set()
+        self._bar: tqdm | None = None
+        if sys.stderr is not None and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=total, initial=done_before, unit=" prompts", file=sys.stderr, dynamic_ncols=True, leave=False
+            )
+
+    def begin(self) -> None:
+        """The first instance is ready: speed is counted from here."""
+        self._started = self._last_line = time.monotonic()
+        if self._bar is not None:
+            self._bar.unpause()
+
+    def count(self, new_tokens: int | None) -> None:
+        """One more prompt is over, with so many tokens, or None if it failed."""
+        self.done += 1
+        if new_tokens is None:
+            self.failed += 1
+        else:
+            self.tokens += new_tokens
+        with suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.set_postfix_str(self._rates().partition(", ")[2], refresh=False)
+                self._bar.update()
+        if self._bar is None and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.say(f"{self._before + self.done} of {self._total} prompts, {self._rates()}")
+
+    def say(self, line: str) -> None:
+        """A line of ours, above the bar."""
+        with suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                tqdm.write(f"ipex-assist: {line}", file=sys.stderr)
+                sys.stderr.flush()
+
+    def say_once(self, line: str) -> None:
+        """The same, but only if it was not said before: instances are alike, and so are their messages."""
+        if line not in self._shown:
+            if len(self._shown) < 1000:
+                self._shown.add(line)
+            self.say(line)
+
+    def _rates(self) -> str:
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        return f"{self.done / seconds:.2f} prompts/s, {self.tokens / seconds:.1f} tokens/s"
+
+    def close(self) -> str:
+        """End the bar; returns the closing line's figures."""
+        with suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.close()
+        seconds = time.monotonic() - self._started
+        good = self.done - self.failed
+        return f"{good} prompts done in {seconds:.1f} s ({self._rates()}), {self.failed} failed"

@@ -1,0 +1,185 @@
+"""Reads a file of prompts, one JSON object a line: which lines can be run, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ipex_assist.batch.options import FIELDS, LineError, check_messages, check_options
+from ipex_assist.env.errors import UsageError
+
+Id = int | str
+DIGEST_LENGTH = 16
+# The draft changes the speed of a text and not the text (of a sampled one, not its distribution).
+SPEED_ONLY = ("num_assistant_tokens", "assisted")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line: a text or a conversation, and how to continue it. `options` are those of `TextModel.stream`."""
+
+    id: Id
+    prompt: str | None
+    messages: list[dict[str, Any]] | None
+    chat: bool
+    options: dict[str, Any]
+    unknown: tuple[str, ...] = ()
+
+    def request(self) -> dict[str, Any]:
+        """What an instance is sent."""
+        return {"prompt": self.prompt, "messages": self.messages, "chat": self.chat, "options": self.options}
+
+    def digest(self) -> str:
+        """A hash of all that decides the text but the model: whether a result belongs to this very prompt."""
+        decisive = {name: value for name, value in self.options.items() if name not in SPEED_ONLY}
+        text = json.dumps([self.prompt, self.messages, self.chat, decisive], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What lines that do not say otherwise are run with: the flags of the command."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a prompt stands in its file. `line` counts from 1; offset and length are in bytes."""
+
+    id: Id
+    line: int
+    offset: int
+    length: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line that cannot be run."""
+
+    line: int
+    message: str
+
+
+def parse_line(raw: bytes, number: int, defaults: Defaults) -> Prompt:
+    """The prompt of one line; without an id of its own it has the line's number.
+
+    Raises:
+        LineError: the line is no prompt.
+    """
+    try:
+        fields = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise LineError(f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise LineError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
+    except (RecursionError, ValueError) as error:  # nested without end; numbers of thousands of digits
+        raise LineError(f"not JSON that can be read ({error})") from None
+    if not isinstance(fields, dict):
+        raise LineError("not an object; write for example " + '{"id": 1, "prompt": "Once upon a time"}')
+    own_id = fields.get("id")
+    if own_id is None:
+        own_id = number
+    if isinstance(own_id, bool) or not isinstance(own_id, (int, str)):
+        raise LineError(f"id {json.dumps(own_id)}: must be a text or a whole number")
+    text, conversation = fields.get("prompt"), fields.get("messages")
+    if (text is None) == (conversation is None):
+        raise LineError("needs prompt (a text) or messages (a list)" + (", not both" if text is not None else ""))
+    if text is not None and not (isinstance(text, str) and text.strip()):
+        raise LineError("prompt is empty" if isinstance(text, str) else "prompt must be a text")
+    chat = defaults.chat if fields.get("chat") is None else fields["chat"]
+    if not isinstance(chat, bool):
+        raise LineError(f"chat {chat!r}: must be true or false")
+    return Prompt(
+        id=own_id,
+        prompt=text,
+        messages=None if conversation is None else check_messages(conversation),
+        chat=chat,
+        options={**defaults.options, **check_options(fields)},
+        unknown=tuple(name for name in fields if name not in FIELDS),
+    )
+
+
+class PromptFile:
+    """An index of the file's prompts; texts stay on disk until they are wanted.
+
+    `shard` (index, count) takes every count-th line only; ids are compared over the whole file all the same.
+    `unknown` are fields we know nothing of: name → (lines, first line).
+    """
+
+    def __init__(self, path: str, defaults: Defaults, shard: tuple[int, int] = (0, 1)) -> None:
+        self.path, self._defaults = path, defaults
+        self.entries: list[Entry] = []
+        self.problems: list[Problem] = []
+        self.unknown: dict[str, tuple[int, int]] = {}
+        self._file = _open(path)
+        self._index(*shard)
+
+    def _index(self, shard: int, shards: int) -> None:
+        first_line: dict[Id, int] = {}
+        offset = 0
+        for number, raw in enumerate(self._file, start=1):
+            start, offset = offset, offset + len(raw)
+            if not raw.strip():
+                continue
+            ours = (number - 1) % shards == shard
+            try:
+                prompt = parse_line(raw, number, self._defaults)
+                if prompt.id in first_line:
+                    raise LineError(
+                        f"id {json.dumps(prompt.id)} is that of line {first_line[prompt.id]} already, which is run; "
+                        "this line is not"
+                    )
+                first_line[prompt.id] = number
+            except LineError as error:
+                if ours:
+                    self.problems.append(Problem(number, str(error)))
+                continue
+            if not ours:
+                continue
+            self.entries.append(Entry(prompt.id, number, start, len(raw), prompt.digest()))
+            for name in prompt.unknown:
+                lines, first = self.unknown.get(name, (0, number))
+                self.unknown[name] = (lines + 1, first)
+
+    def read(self, entry: Entry) -> Prompt:
+        """The prompt of `entry`.
+
+        Raises:
+            LineError: the file has been changed since the index was made.
+        """
+        self._file.seek(entry.offset)
+        changed = f"{self.path} was changed during the run, so that line {entry.line} is another one now"
+        try:
+            prompt = parse_line(self._file.read(entry.length), entry.line, self._defaults)
+        except LineError:
+            raise LineError(changed) from None
+        if (prompt.id, prompt.digest()) != (entry.id, entry.digest):
+            raise LineError(changed)
+        return prompt
+
+
+def _open(path: str) -> IO[bytes]:
+    """The file; what cannot be read twice, such as a pipe from zcat, as a copy in a temporary file."""
+    if not Path(path).exists():
+        raise UsageError(f"{path}: there is no such file")
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (open as long as the run)
+        if file.seekable():
+            return file
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        with file:
+            shutil.copyfileobj(file, copy)
+        copy.seek(0, os.SEEK_SET)
+        return copy
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,134 @@
+"""An instance: loads the model once, then answers prompts, JSON lines in and JSON lines out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+
+if TYPE_CHECKING:
+    from ipex_assist.text_model import TextModel
+
+# Not `-m`, and without the current folder: a checkout's folder `ipex_assist` is not the whole package.
+_CODE = "import sys; sys.path[:] = filter(None, sys.path); from ipex_assist.batch.worker import main; main()"
+
+
+def worker_program() -> list[str]:
+    """The argv of an instance."""
+    return [sys.executable, "-c", _CODE]
+
+
+def main() -> None:
+    """Serve until the requests end; never returns."""
+    requests, replies = _take_over_pipes()
+    # A scheduler signals every process of a job at once. The coordinator decides what is still done; when it is gone,
+    # the kernel ends us (PR_SET_PDEATHSIG), and so does the end of the requests.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        _serve(requests, replies)
+    except BrokenPipeError:  # the coordinator is gone
+        pass
+    finally:
+        sys.stderr.flush()
+        # Nothing is left to be saved, and tearing down the libraries takes its time.
+        os._exit(0)
+
+
+def _take_over_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Requests and replies, out of reach of libraries that print to standard output."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return requests, replies
+
+
+def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    first = requests.readline()
+    if not first:
+        return
+    started = time.perf_counter()
+    try:
+        model = _load(json.loads(first))
+    except IpexAssistError as error:
+        _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
+        return
+    except Exception as error:
+        traceback.print_exc()
+        _send(replies, {"refusal": f"{_describe(error)} while loading", "exit_code": 1})
+        return
+    names = model.identity
+    facts = {"target": names.target, "precision": names.precision, "executor": names.executor}
+    _send(replies, {"ready": {**facts, "load_s": time.perf_counter() - started}})
+    for line in requests:
+        _send(replies, answer(model, json.loads(line)))
+
+
+def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
+    view = memoryview(json.dumps(reply).encode() + b"\n")
+    while view:
+        view = view[replies.write(view) :]
+
+
+def _load(settings: Mapping[str, Any]) -> TextModel:
+    """Both models, with the flags of the command in `settings`."""
+    args = argparse.Namespace(**settings["args"])
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
+    logging.getLogger("ipex_assist").setLevel(logging.INFO if args.verbose else logging.WARNING)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not args.verbose:
+        warnings.filterwarnings("ignore")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from ipex_assist import run
+
+    model, _ = run._load(args, settings["assistant"])
+    return model
+
+
+def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
+    """One prompt: its result, or what went wrong and whether another instance may do better."""
+    try:
+        prompt, chat = request["prompt"], request["chat"]
+        if request["messages"] is not None:
+            prompt, chat = encode_messages(model.tokenizer, request["messages"]), False
+        return {"result": model.generate(prompt, chat=chat, **request["options"]).as_dict()}
+    except IpexAssistError as error:
+        return {"result": None, "error": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"result": None, "error": _describe(error), "again": True}
+
+
+def encode_messages(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+    """Token ids of a conversation in the tokenizer's chat template, open for the assistant's answer.
+
+    Raises:
+        UsageError: there is no chat template, or it refuses the conversation.
+    """
+    if not tokenizer.chat_template:
+        raise UsageError("this model has no chat template (a base model?): give a prompt instead of messages")
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # jinja2's, and what templates raise themselves
+        raise UsageError(f"the model's chat template refuses these messages: {error}") from error
+    # The template writes all special tokens itself.
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+        return "out of memory; use a smaller --precision or model, fewer --instances, or --no-assisted"
+    return f"{type(error).__name__}: {error}"
