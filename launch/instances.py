@@ -68,8 +68,8 @@ def place_instances(request: InstanceRequest, machine: Machine) -> tuple[Placeme
         notes.append(f"{len(usable) - len(pool)} efficiency cores stay idle; --e-cores uses them, too")
     if idle := len(pool) - sum(map(len, chunks)):
         _tell_idle(idle, request, machine, pool, warnings if idle >= min(map(len, chunks)) else notes)
-    chunks = _within_quota(request, machine, chunks, warnings)
-    return _placements(request, machine, chunks, warnings, notes)
+    cpus = _within_quota(request, machine, [_cpus(chunk, request.smt) for chunk in chunks], warnings)
+    return _placements(request, machine, cpus, warnings, notes)
 
 
 def _check(request: InstanceRequest) -> None:
@@ -190,58 +190,50 @@ def _tell_idle(idle: int, request: InstanceRequest, machine: Machine, pool: Grou
     lines.append(line)
 
 
-def _within_quota(request: InstanceRequest, machine: Machine, chunks: list[Group], warnings: list[str]) -> list[Group]:
-    """Fewer cores where the CPU quota lets fewer run, taken from the largest instances; at least one each."""
-    if machine.cpu_quota is None:
-        return chunks
+def _cpus(chunk: Group, smt: bool) -> list[int]:
+    """The CPUs of one thread per core, then those of the siblings: what is cut off at the end costs least."""
+    first = [core.cpus[0] for core in chunk]
+    return [*first, *(cpu for core in chunk for cpu in core.cpus[1:])] if smt else first
 
-    def threads(chunk: Group) -> int:
-        return sum(len(core.cpus) for core in chunk) if request.smt else len(chunk)
 
-    total, quota = sum(map(threads, chunks)), f"{machine.cpu_quota:g} CPUs"
-    if total <= machine.cpu_quota:
+def _within_quota(
+    request: InstanceRequest, machine: Machine, chunks: list[list[int]], warnings: list[str]
+) -> list[list[int]]:
+    """Fewer CPUs where the quota lets fewer run, taken from the largest instances; at least one each."""
+    total = sum(map(len, chunks))
+    if machine.cpu_quota is None or total <= machine.cpu_quota:
         return chunks
+    quota = f"{machine.cpu_quota:g} CPUs"
     if request.cores_per_instance is not None:
         warnings.append(
             f"{len(chunks)} instances with {total} threads get the time of {quota} (quota), so they will be stopped"
         )
         return chunks
-    cut = list(chunks)
-    while sum(map(threads, cut)) > machine.cpu_quota and any(len(chunk) > 1 for chunk in cut):
-        largest = max((i for i, chunk in enumerate(cut) if len(chunk) > 1), key=lambda i: (threads(cut[i]), i))
-        cut[largest] = cut[largest][:-1]
-    left = sum(map(threads, cut))
+    cut = [list(chunk) for chunk in chunks]
+    for _ in range(total - max(int(machine.cpu_quota), len(chunks))):
+        max(reversed(cut), key=len).pop()
+    left = sum(map(len, cut))
     warnings.append(
-        f"the CPU quota of {quota} is below the {sum(map(len, chunks))} cores: {left} thread{'s' * (left != 1)} in "
-        f"{len(cut)} instances; raise the container's CPU limit to use them all"
+        f"the CPU quota of {quota} is below {total}: {left} thread{'s' * (left != 1)} in {len(cut)} instances; "
+        "raise the container's CPU limit to use them all"
     )
     return cut
 
 
 def _placements(
-    request: InstanceRequest, machine: Machine, chunks: list[Group], warnings: list[str], notes: list[str]
+    request: InstanceRequest, machine: Machine, chunks: list[list[int]], warnings: list[str], notes: list[str]
 ) -> tuple[Placement, ...]:
     home = {cpu: node.id for node in reversed(machine.nodes) for cpu in node.cpus}
-    homes = [home.get(chunk[0].cpus[0]) for chunk in chunks]
+    homes = [home.get(chunk[0]) for chunk in chunks]
     placements = []
     for index, chunk in enumerate(chunks):
-        own_warnings, own_notes = list(warnings), list(notes)
-        cpus = tuple(sorted(cpu for core in chunk for cpu in (core.cpus if request.smt else core.cpus[:1])))
+        own_warnings, own_notes, cpus = list(warnings), list(notes), tuple(sorted(chunk))
         size = request.model_bytes
-        memory, nodes = place_memory(
-            request,
-            machine,
-            cpus,
-            own_warnings,
-            own_notes,
-            # Those that share a node fill it together.
-            model_bytes=None if size is None else size * homes.count(homes[index]),
-        )
-        placements.append(
-            Placement(
-                cpus, len(cpus), memory, nodes, tuple(own_warnings), tuple(own_notes), index=index, count=len(chunks)
-            )
-        )
+        # Those that share a node fill it together.
+        size = None if size is None else size * homes.count(homes[index])
+        memory, nodes = place_memory(request, machine, cpus, own_warnings, own_notes, model_bytes=size)
+        said = tuple(own_warnings), tuple(own_notes)
+        placements.append(Placement(cpus, len(cpus), memory, nodes, *said, index=index, count=len(chunks)))
     return tuple(placements)
 
 

@@ -90,8 +90,9 @@ def _choose_cpus(request: Request, machine: Machine, pool: tuple[Core, ...], war
         threads = _threads_within_quota(request, machine, preferred, warnings)
     else:
         threads = _check_threads(request.threads, machine, pool, warnings)
-    if request.smt and threads <= sum(len(core.cpus) for core in preferred):
-        return _fill(preferred, threads)
+    if request.smt and len(preferred) < threads <= sum(len(core.cpus) for core in preferred):
+        siblings = [cpu for core in preferred for cpu in core.cpus[1:]]
+        return tuple(sorted([*_first_cpus(preferred), *siblings[: threads - len(preferred)]]))
     if threads <= len(preferred):
         return _first_cpus(_together(preferred, threads, machine))
     if threads <= len(pool):
@@ -155,11 +156,6 @@ def _together(cores: Sequence[Core], count: int, machine: Machine) -> Sequence[C
     groups = [[core for core in cores if core.cpus[0] in node.cpus] for node in machine.nodes]
     groups += [[core for core in cores if core.socket == socket] for socket in machine.sockets]
     return next((group for group in groups if len(group) >= count), cores)[:count]
-
-
-def _fill(cores: Sequence[Core], count: int) -> tuple[int, ...]:
-    """`count` CPUs of `cores`, core by core with all their siblings."""
-    return tuple(sorted([cpu for core in cores for cpu in core.cpus][:count]))
 
 
 def _first_cpus(cores: Iterable[Core]) -> tuple[int, ...]:

@@ -1,0 +1,68 @@
+"""Placements on recorded machines against what a person chose, with the reason beside each, in tests/placements/.
+
+Runs when TOPOLOGIES names the machines, which are not kept here (see test_recorded_machines.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.topology import read_topology
+from ipex_assist.launch.flags import build_parser, instance_request
+from ipex_assist.launch.instances import place_instances
+
+SOURCE = os.environ.get("TOPOLOGIES", "")
+GOLDEN = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parent / "placements").glob("*.json")}
+CASES = [(name, case) for name in sorted(GOLDEN) for case in GOLDEN[name]["cases"]]
+
+pytestmark = pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no folder or archive of recorded machines")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Machine name → its folder."""
+    source = Path(SOURCE)
+    if source.is_dir() and not list(source.glob("*/expected.json")):
+        (source,) = source.glob("*.tar.gz")
+    if not source.is_dir():
+        folder = tmp_path_factory.mktemp("golden")
+        with tarfile.open(source) as archive:
+            archive.extractall(folder, filter="data")
+        source = folder
+    return {file.parent.name: file.parent for file in source.rglob("expected.json")}
+
+
+def placed(root: Path, flags: str) -> dict[str, Any]:
+    """What a golden file states about a case, without its reason."""
+    try:
+        request = instance_request(build_parser().parse_args(flags.split()))
+        placements = place_instances(request, read_topology(root))
+    except UsageError as error:
+        return {"flags": flags, "refused": str(error)}
+    said = dict.fromkeys(line for placement in placements for line in (*placement.warnings, *placement.notes))
+    instances = [placement.describe() for placement in placements]
+    return {"flags": flags, "instances": instances, **({"says": list(said)} if said else {})}
+
+
+@pytest.mark.parametrize(("name", "case"), CASES, ids=[f"{name}: {case}" for name, case in CASES])
+def test_a_recorded_machine_is_placed_as_a_person_would(name: str, case: str, recorded: dict[str, Path]) -> None:
+    """Catches any change of a placement that nobody has looked at."""
+    expected = dict(GOLDEN[name]["cases"][case])
+    assert expected.pop("why").endswith(".")
+    assert placed(recorded[name], expected["flags"]) == expected
+
+
+def test_every_recorded_machine_has_been_looked_at(recorded: dict[str, Path]) -> None:
+    """Catches a recorded machine, or one of its cases, without a reviewed placement."""
+    assert set(GOLDEN) == set(recorded)
+    usual = {"", "--instances per-node", "--instances per-socket", "--instances per-l3", "--instances 2"}
+    usual |= {"--latency", "--throughput", "--socket all"}
+    for name, machine in GOLDEN.items():
+        assert usual <= {case["flags"] for case in machine["cases"].values()}, name
