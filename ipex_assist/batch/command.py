@@ -26,8 +26,8 @@ from ipex_assist.memory import estimate_need, gib
 SHOWN_PROBLEMS = 20
 
 
-def main(argv: Sequence[str], program: Sequence[str] | None = None) -> int:
-    """Run `ipex-assist batch`; returns the exit code. `program` is the argv of an instance, by default our own.
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist batch`; returns the exit code.
 
     Raises:
         IpexAssistError: the run cannot begin, or cannot go on; records written before are kept.
@@ -39,11 +39,11 @@ def main(argv: Sequence[str], program: Sequence[str] | None = None) -> int:
     use_demo_model(args)
     prompts = PromptFile(args.prompts, defaults_from(args), args.shard)
     if args.dry_run:
-        return _dry_run(args, prompts, program or worker_program())
+        return _dry_run(args, prompts)
     with StopSignal().caught() as stop:
         results = ResultFile(args.output, resume=args.resume, prompts=args.prompts)
         try:
-            return _run(args, prompts, results, stop, program or worker_program())
+            return _run(args, prompts, results, stop)
         finally:
             with suppress(OutputError):  # what the run wrote it has synced itself
                 results.close()
@@ -59,9 +59,7 @@ def use_demo_model(args: argparse.Namespace) -> None:
         args.assisted = args.assisted and args.assistant_model is not None
 
 
-def _run(
-    args: argparse.Namespace, prompts: PromptFile, results: ResultFile, stop: StopSignal, program: Sequence[str]
-) -> int:
+def _run(args: argparse.Namespace, prompts: PromptFile, results: ResultFile, stop: StopSignal) -> int:
     check_same_prompts(prompts, results)
     ids = {entry.id for entry in prompts.entries}
     retried = results.drop(lambda own_id, done: done.failed and own_id in ids) if args.retry_failed else 0
@@ -75,7 +73,7 @@ def _run(
         progress.say(f"{retried} failed prompts are tried again")
     earlier = sum(results.done[entry.id].failed for entry in prompts.entries if entry.id in results.done)
     if todo:
-        pool = _local_pool(args, program, progress, len(todo)) if args.ray is None else _ray_pool(args, progress)
+        pool = _local_pool(args, progress, len(todo)) if args.ray is None else _ray_pool(args, progress)
         run = Coordinator(prompts, todo, results, pool, progress, stop, timeout=args.timeout, verbose=args.verbose)
         run.run()
         results.sync(now=True)
@@ -119,7 +117,8 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def _commands(args: argparse.Namespace, program: Sequence[str], model_bytes: int | None) -> tuple[Command, ...]:
+def _commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
+    program = worker_program()
     if not args.no_launch:
         return prepare_instances(instance_request(args, model_bytes), program, os.environ)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
@@ -143,9 +142,9 @@ def _model_bytes(args: argparse.Namespace) -> int | None:
     return need.total
 
 
-def _local_pool(args: argparse.Namespace, program: Sequence[str], progress: Progress, prompts: int) -> Pool:
+def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int) -> Pool:
     need = _model_bytes(args)
-    commands = _commands(args, program, need)[:prompts]
+    commands = _commands(args, need)[:prompts]
     check_memory_of_all(need, len(commands), read_memory().available)
     for command in commands:
         for line in (*command.warnings, *(command.notes if args.verbose else ())):
@@ -174,9 +173,9 @@ def check_memory_of_all(need: int | None, instances: int, available: int | None)
     )
 
 
-def _dry_run(args: argparse.Namespace, prompts: PromptFile, program: Sequence[str]) -> int:
+def _dry_run(args: argparse.Namespace, prompts: PromptFile) -> int:
     from ipex_assist.launch.table import format_instances
 
     print(f"# {len(prompts.entries)} prompts, {len(prompts.problems)} lines that cannot be run")
-    print(format_instances(_commands(args, program, _model_bytes(args))), flush=True)
+    print(format_instances(_commands(args, _model_bytes(args))), flush=True)
     return 0

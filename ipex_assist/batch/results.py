@@ -35,10 +35,11 @@ class Done:
 
 
 class ResultFile:
-    """Appends records, one line each by one write(2), so that a kill at any moment leaves whole lines.
+    """Appends records, one line each by one write(2).
 
     `done` is what was there at the start, by id. A record is with the kernel when `append` returns, and survives
-    the end of this process; to survive a power failure it waits for the next `sync`, up to SYNC_SECONDS later.
+    the end of this process; to survive a power failure it waits for the next `sync`, up to SYNC_SECONDS later. A kill
+    in the very moment of a write may leave a part of that one line, which is removed when the file is next opened.
     """
 
     def __init__(self, path: str, *, resume: bool, prompts: str) -> None:

@@ -1,0 +1,86 @@
+"""Starts batches as processes, and looks at what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.launch.spawn import read_processes
+
+FAKE = [sys.executable, str(Path(__file__).with_name("batch_fake.py")), "-m", "fake", "--offline"]
+REAL = [sys.executable, "-m", "ipex_assist", "batch"]
+
+
+def write_prompts(path: Path, prompts: Iterable[str | dict[str, Any]]) -> Path:
+    """Texts get ids p0, p1, …; objects are written as they are."""
+    lines = [{"id": f"p{i}", "prompt": item} if isinstance(item, str) else item for i, item in enumerate(prompts)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def start(program: Sequence[str], *arguments: object, **environ: str) -> subprocess.Popen[str]:
+    """A batch in the background."""
+    return subprocess.Popen(
+        [*program, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+def run(program: Sequence[str], *arguments: object, seconds: float = 60, **environ: str) -> tuple[int, str]:
+    """A batch to its end: exit code and standard error. Nothing of it may be left running."""
+    process = start(program, *arguments, **environ)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    assert out == "", out
+    assert "Traceback" not in err, err
+    return process.returncode, err
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """All lines, each of which must be whole."""
+    data = path.read_bytes()
+    assert not data or data.endswith(b"\n"), data[-100:]
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def by_id(path: Path) -> dict[Any, dict[str, Any]]:
+    """Records by id, of which there must be one each."""
+    found = records(path)
+    ids = [record["id"] for record in found]
+    assert len(ids) == len(set(ids)), "an id has two records"
+    return dict(zip(ids, found, strict=True))
+
+
+def lines_in(path: Path) -> int:
+    """How many lines there are now, while somebody writes."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Until `condition` holds; an error after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.005)
+
+
+def children(pid: int) -> list[int]:
+    """The running processes whose parent is `pid`."""
+    return [child for child, (parent, _) in read_processes().items() if parent == pid]
+
+
+def gone(pids: Iterable[int]) -> bool:
+    """Whether none of them runs any more."""
+    return not set(pids) & set(read_processes())
