@@ -13,22 +13,36 @@ READ_SIZE = 1 << 16
 
 
 class Sink:
-    """Our own standard output or error, by its file descriptor. `lost` is the errno of the first write that failed."""
+    """Our own standard output or error, by its file descriptor; it never blocks.
+
+    A reader may stop reading (a pager, Ctrl-S), and signals and deadlines must be acted on all the same. What it does
+    not take stays in `pending`. `lost` is the errno of the first write that failed, after which nothing is written.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.lost: int | None = None
+        self.pending = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Write all of `data`; after a failure nothing any more."""
-        view = memoryview(data)
-        while view and self.lost is None:
+        """Write what the reader takes of `data` after what is pending."""
+        if self.lost is None:
+            self.pending += data
+            self.flush()
+
+    def flush(self) -> None:
+        """Write as much of what is pending as can be without waiting."""
+        while self.pending and select.select([], [self.fd], [], 0)[1]:
             try:
-                view = view[os.write(self.fd, view) :]
+                # So much fits without waiting wherever select says that there is room.
+                written = os.write(self.fd, self.pending[: select.PIPE_BUF])
             except BlockingIOError:  # somebody who shares this terminal made it non-blocking
-                select.select([], [self.fd], [])
+                return
             except OSError as error:
                 self.lost = error.errno or errno.EIO
+                self.pending.clear()
+                return
+            del self.pending[:written]
 
 
 class LineAssembler:

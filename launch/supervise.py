@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -145,6 +146,7 @@ class _Supervisor:
         self.signals: list[int] = []
         self.sinks = {1: Sink(1), 2: Sink(2)}
         self.selector = selectors.DefaultSelector()
+        self.drain_until: float | None = None
 
     def run(self, commands: Sequence[Command]) -> int:
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -159,9 +161,12 @@ class _Supervisor:
         except IpexAssistError as error:
             self._say(str(error))
             return error.exit_code
-        while not all(instance.gone for instance in self.instances):
-            for key, _ in self.selector.select(self._patience()):
-                self._read(key)
+        while not all(instance.gone for instance in self.instances) or self._output_pends():
+            if self._output_pends():
+                self._wait_for_readers(wake)
+            else:
+                for key, _ in self.selector.select(self._patience()):
+                    self._read(key)
             self._act_on_signals()
             self._follow_logs()
             for instance in self.instances:
@@ -224,13 +229,32 @@ class _Supervisor:
 
     def _read(self, key: selectors.SelectorKey) -> None:
         if key.data is None:
-            with suppress(BlockingIOError):
-                os.read(key.fd, 4096)
+            self._drain(key.fd)
         elif key.data.open and not key.data.read():
             self._close(key.data)
 
+    def _output_pends(self) -> bool:
+        """Whether a reader has not taken all yet; once we are to end, it gets no longer than an instance would."""
+        if self.drain_until is not None and time.monotonic() > self.drain_until:
+            return False
+        return any(sink.pending for sink in self.sinks.values())
+
+    def _wait_for_readers(self, wake: int) -> None:
+        """Take nothing new from instances while somebody does not take it from us, as a pipe between us would."""
+        patience = self._patience()
+        blocked = [sink.fd for sink in self.sinks.values() if sink.pending]
+        if select.select([wake], blocked, [], TICK_SECONDS if patience is None else min(patience, 1.0))[0]:
+            self._drain(wake)
+        for sink in self.sinks.values():
+            sink.flush()
+
+    @staticmethod
+    def _drain(wake: int) -> None:
+        with suppress(BlockingIOError):
+            os.read(wake, 4096)
+
     def _follow_logs(self) -> None:
-        if self.settings.log_dir is not None:
+        if self.settings.log_dir is not None and not self._output_pends():
             for source in self._open_sources():
                 while source.read():
                     pass
@@ -269,9 +293,8 @@ class _Supervisor:
                 if not instance.gone:
                     signal_group(instance.process.pid, sent)
             if number in ENDING:
-                if self.code is None:
-                    self.code = 128 + number
                 self.ending = True
+                self.drain_until = self.drain_until or now + self.settings.grace
                 for instance in self.instances:
                     instance.kill_at = instance.kill_at or now + self.settings.grace
 
@@ -302,16 +325,18 @@ class _Supervisor:
         """The first process of the instance has ended."""
         instance.code = code
         instance.terminate_at = time.monotonic() + LINGER_SECONDS
-        if code == 0 or self.ending:
+        if code == 0:
             return
-        if code == 128 + signal.SIGPIPE and self.sinks[1].lost is not None:
-            self.code, self.ending = self.code or code, True  # what the reader wanted; not worth a word
+        if self.sinks[1].lost is not None and (self.ending or code == READER_HAS_GONE):
+            self.ending = True  # we closed its pipe, because our own output is lost: `_exit_code` has the reason
+        elif self.ending:
+            self.code = self.code or code
         else:
             stop = self.settings.on_failure == "stop"
             rest = ("; ending the others" if stop else "; the others go on") if self._others_run() else ""
             if not instance.timed_out:  # which has been said
                 self._say(f"{instance.describe()} ended with exit code {code}{rest}")
-            self.code = code if self.code is None else self.code
+            self.code = self.code or code
             self.ending = stop
         if self.ending:
             for other in self.instances:

@@ -1,0 +1,502 @@
+"""ipex-launch with several real processes: exit codes, signals, kill -9, time limits, logs, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ipex_assist.launch.command import format_command
+from ipex_assist.launch.instances import InstanceRequest
+from ipex_assist.launch.output import LONGEST_LINE, LineAssembler, Sink
+from ipex_assist.launch.placement import Placement
+from ipex_assist.launch.plan import PLAN_VARIABLE
+from ipex_assist.launch.process import Surroundings, prepare_instances
+from ipex_assist.launch.supervise import log_files, run_instances
+from ipex_assist.launch.table import format_instances
+
+LAUNCH = [sys.executable, "-m", "ipex_assist.launch"]
+CPUS = sorted(os.sched_getaffinity(0))
+OURS = ("OMP_", "KMP_", "GOMP_", "LD_PRELOAD", "MALLOC_CONF", "IPEX_INSTANCE", "PYTHONUNBUFFERED", PLAN_VARIABLE)
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+TWO = ["--instances", "2"]
+
+pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs")
+
+
+def launch(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    kind = {"capture_output": True, "text": True, "env": CLEAN, "timeout": 60, **options}
+    return subprocess.run([*LAUNCH, *arguments], **kind)  # type: ignore[call-overload, no-any-return]
+
+
+def shell(code: str) -> list[str]:
+    return ["--", "sh", "-c", code]
+
+
+def python(code: str) -> list[str]:
+    return ["--", sys.executable, "-c", code]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether `pid` runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(file.read_text()) for file in folder.iterdir() if file.read_text().strip()]
+
+
+def test_each_instance_has_its_cores_its_number_and_a_plan_of_its_own() -> None:
+    """Catches instances that share cores, and a plan that the instance takes for somebody else's."""
+    code = (
+        "import json, os\n"
+        "from ipex_assist.launch import inherited_plan\n"
+        "plan = inherited_plan(os.environ)\n"
+        "names = ('IPEX_INSTANCE', 'IPEX_INSTANCES', 'OMP_NUM_THREADS')\n"
+        "print(json.dumps([*map(os.environ.get, names), sorted(os.sched_getaffinity(0)), plan and list(plan.cpus)]))"
+    )
+    result = launch("--cpus", f"{CPUS[0]},{CPUS[1]}", *TWO, *python(code))
+    assert result.returncode == 0, result.stderr
+    assert sorted(map(json.loads, result.stdout.splitlines())) == [
+        ["0", "2", "1", [CPUS[0]], [CPUS[0]]],
+        ["1", "2", "1", [CPUS[1]], [CPUS[1]]],
+    ]
+
+
+def test_a_child_of_an_instance_does_not_take_its_plan() -> None:
+    code = "from ipex_assist.launch import inherited_plan; import os; print(inherited_plan(os.environ))"
+    result = launch(*TWO, *shell(f'"{sys.executable}" -c "{code}"; true'))
+    assert result.stdout.split() == ["None", "None"], result.stderr
+
+
+def test_one_of_several_runs_as_if_alone() -> None:
+    """Catches --instance placing its process on the first cores, and a launcher that stays beside it."""
+    code = "import os; print(os.environ['IPEX_INSTANCE'], os.environ['IPEX_INSTANCES'], os.sched_getaffinity(0))"
+    process = subprocess.Popen(
+        [*LAUNCH, *TWO, "--instance", "1", *python(f"{code}; print(os.getpid())")],
+        stdout=subprocess.PIPE,
+        env=CLEAN,
+        text=True,
+    )
+    out, _ = process.communicate()
+    assert out.splitlines() == [f"1 2 {{{CPUS[1]}}}", str(process.pid)]
+    refused = launch(*TWO, "--instance", "2", "--", "true")
+    assert refused.returncode == 2
+    assert "there are 2 instances, 0 to 1" in refused.stderr
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit 3", 3), ("kill -9 $$", 137), ("kill -15 $$", 143)])
+def test_the_first_failure_ends_all_at_once(how: str, code: int) -> None:
+    """Catches waiting for the healthy instance, and exit codes hidden or made up."""
+    start = time.monotonic()
+    result = launch(*TWO, *shell(f"[ $IPEX_INSTANCE = 1 ] && {how}; sleep 30"))
+    assert time.monotonic() - start < 8
+    assert result.returncode == code
+    assert f"instance 1 (CPUs {CPUS[1]}) ended with exit code {code}; ending the others" in result.stderr
+
+
+def test_the_first_failure_in_time_gives_the_exit_code() -> None:
+    """Catches the lowest number's code instead: instance 0 answers the SIGTERM with 5."""
+    code = "trap 'exit 5' TERM; [ $IPEX_INSTANCE = 1 ] && { sleep 0.5; exit 3; }; sleep 30 & wait"
+    assert launch(*TWO, *shell(code)).returncode == 3
+
+
+def test_on_failure_continue_lets_the_others_finish() -> None:
+    result = launch(*TWO, "--on-failure", "continue", *shell("[ $IPEX_INSTANCE = 0 ] && exit 4; sleep 0.7; echo done"))
+    assert (result.returncode, result.stdout) == (4, "done\n")
+    assert "exit code 4; the others go on" in result.stderr
+
+
+def test_a_failure_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    start = time.monotonic()
+    code = "import signal, sys, time, os\nif os.environ['IPEX_INSTANCE'] == '1': time.sleep(0.5); sys.exit(3)\n"
+    code += "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(30)"
+    assert launch(*TWO, "--grace", "0.5", *python(code)).returncode == 3
+    assert time.monotonic() - start < 8
+
+
+def test_a_hung_instance_is_ended() -> None:
+    """Catches --timeout that ends the shell and leaves the program that hangs."""
+    start = time.monotonic()
+    result = launch(*TWO, "--timeout", "0.7", "--grace", "1", *shell("trap '' TERM; sleep 30; sleep 30"))
+    assert result.returncode == 124
+    assert time.monotonic() - start < 8
+    assert "has not ended after 0.7 s (--timeout)" in result.stderr
+    assert launch("--timeout", "0.5", "--", "sleep", "30").returncode == 124
+    assert launch("--timeout", "30", *shell("exit 6")).returncode == 6
+
+
+TREE = 'echo $$ >"$D/$IPEX_INSTANCE.a"; sh -c \'echo $$ >"$D/$IPEX_INSTANCE.b"; sleep 60; :\'; :'
+# The grandchild leaves the process group and the session, as daemons do.
+DAEMON = 'echo $$ >"$D/$IPEX_INSTANCE.a"; setsid sh -c \'echo $$ >"$D/$IPEX_INSTANCE.b"; sleep 60; :\' & sleep 60; :'
+
+
+def start_tree(code: str, folder: Path, *flags: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A launcher of two instances with a grandchild each, and the pids of those four."""
+    process = subprocess.Popen([*LAUNCH, *TWO, *flags, *shell(code)], env={**CLEAN, "D": str(folder)})
+    assert wait_for(lambda: len(list(folder.iterdir())) == 4 and len(pids_in(folder)) == 4)
+    pids = pids_in(folder)
+    assert all(map(alive, pids))
+    return process, pids
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_reach_children_and_theirs(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Catches a signal that stops at the launcher or at the shell in between."""
+    process, pids = start_tree(TREE, tmp_path)
+    process.send_signal(number)
+    assert process.wait(15) == code
+    assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.parametrize("code", [TREE, DAEMON], ids=["in the group", "a daemon"])
+@pytest.mark.parametrize("victim", ["launcher", "worker"])
+def test_kill_9_leaves_nobody_behind(victim: str, code: str, tmp_path: Path) -> None:
+    """Catches orphans, which keep cores and memory busy until somebody finds them."""
+    process, pids = start_tree(code, tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(process.pid if victim == "launcher" else int(children[0]), signal.SIGKILL)
+    assert process.wait(15) in (-signal.SIGKILL, 137)
+    assert wait_for(lambda: not any(map(alive, [*pids, int(children[0])])))
+
+
+def test_kill_9_of_both_at_once_still_ends_the_instances(tmp_path: Path) -> None:
+    """`pkill -9 -f ipex-launch`: the kernel itself must end the instances."""
+    process, _ = start_tree(TREE, tmp_path)
+    (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(worker), signal.SIGSTOP)  # so that it cannot act in between
+    os.kill(process.pid, signal.SIGKILL)
+    os.kill(int(worker), signal.SIGKILL)
+    process.wait(15)
+    instances = [int((tmp_path / f"{index}.a").read_text()) for index in (0, 1)]
+    assert wait_for(lambda: not any(map(alive, instances)))
+    for file in tmp_path.glob("*.b"):  # their own children are out of anybody's reach then
+        os.killpg(os.getpgid(int(file.read_text())), signal.SIGKILL)
+
+
+def test_what_an_instance_leaves_running_is_ended(tmp_path: Path) -> None:
+    """Catches a background process that holds the launcher, or survives it."""
+    start = time.monotonic()
+    result = launch(*TWO, *shell(f"sleep 60 & echo $! >{tmp_path}/$IPEX_INSTANCE; exit 0"))
+    assert result.returncode == 0
+    assert time.monotonic() - start < 8
+    assert not [pid for pid in pids_in(tmp_path) if alive(pid)]
+
+
+def test_what_writes_on_after_the_first_process_is_heard() -> None:
+    """Catches output lost that a process substitution delivers a little later."""
+    result = launch(*TWO, *shell("(sleep 0.4; echo late $IPEX_INSTANCE) & exit 0"))
+    assert sorted(result.stdout.splitlines()) == ["late 0", "late 1"]
+
+
+def test_the_shells_own_children_are_not_ours() -> None:
+    """Catches `exec ipex-launch … > >(tee log)` losing its tee, a child of what the launcher became."""
+    command = f"exec {' '.join(LAUNCH)} --instances 2 -- echo hello > >(sleep 0.5; cat)"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CLEAN)
+    assert result.stdout == "hello\nhello\n"
+
+
+def test_lines_are_whole_and_none_is_lost() -> None:
+    """Catches lines of one instance inside those of another: pieces of lines, flushed, from both at once."""
+    code = (
+        "import os, sys\n"
+        "me = os.environ['IPEX_INSTANCE']\n"
+        "for number in range(2000):\n"
+        "    for piece in (me, ':', str(number) * 20, '\\n'):\n"
+        "        sys.stdout.write(piece); sys.stdout.flush()\n"
+        "sys.stdout.write(me + ':end')\n"
+    )
+    result = launch(*TWO, *python(code))
+    expected = [f"{me}:{str(number) * 20}" for me in "01" for number in range(2000)] + ["0:end", "1:end"]
+    assert sorted(result.stdout.splitlines()) == sorted(expected)
+    of_one = [line for line in result.stdout.splitlines() if line.startswith("1:")]
+    assert of_one == [line for line in expected if line.startswith("1:")]
+
+
+def test_labels_name_the_instance() -> None:
+    result = launch(*TWO, "--label", *shell("echo a; echo b; echo e >&2"))
+    assert sorted(result.stdout.splitlines()) == ["0: a", "0: b", "1: a", "1: b"]
+    assert sorted(result.stderr.splitlines()) == ["0: e", "1: e"]
+
+
+def test_logs_are_files_of_each_instance_and_are_appended(tmp_path: Path) -> None:
+    """Catches a log that the next run overwrites, and one that is shown as well without being asked to."""
+    folder = tmp_path / "deep" / "logs"
+    for _ in range(2):
+        result = launch(*TWO, "--log-dir", str(folder), *shell("echo out $IPEX_INSTANCE; echo err >&2"))
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert sorted(file.name for file in folder.iterdir()) == [
+        f"instance-{i}.{s}" for i in (0, 1) for s in ("err", "out")
+    ]
+    assert (folder / "instance-1.out").read_text() == "out 1\n" * 2
+    assert (folder / "instance-0.err").read_text() == "err\n" * 2
+    both = launch(*TWO, "--log-dir", str(folder), "--label", *shell("echo more; sleep 0.2; printf last"))
+    assert sorted(both.stdout.splitlines()) == ["0: last", "0: more", "1: last", "1: more"]
+    assert (folder / "instance-0.out").read_text().endswith("more\nlast")
+
+
+def test_logs_survive_kill_9(tmp_path: Path) -> None:
+    """Catches output that was with the launcher when it was killed: all that an instance has written is on disk."""
+    code = "import time\nn = 0\nwhile True: print(n); n += 1; time.sleep(0.001)"
+    process = subprocess.Popen([*LAUNCH, *TWO, "--log-dir", str(tmp_path), *python(code)], env=CLEAN)
+    file = tmp_path / "instance-1.out"
+    assert wait_for(lambda: file.exists() and file.stat().st_size > 500)
+    process.kill()
+    process.wait(10)
+    lines = file.read_text().splitlines()
+    assert lines == [str(number) for number in range(len(lines))]
+
+
+def test_log_files_sort_by_number() -> None:
+    assert log_files("logs", Placement((0,), 1, index=3, count=12)) == ("logs/instance-03.out", "logs/instance-03.err")
+
+
+def test_a_log_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = launch(*TWO, "--log-dir", str(tmp_path / "file" / "logs"), "--", "true")
+    assert result.returncode == 1
+    assert "--log-dir" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reader_that_goes_ends_the_instances_quietly() -> None:
+    """Catches `… | head -n 1` running for ever, or with complaints."""
+    command = f"{' '.join(LAUNCH)} --instances 2 -- yes | head -n 1; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CLEAN, timeout=30)
+    assert result.stdout.split() == ["y", str(128 + signal.SIGPIPE)]
+    assert result.stderr == ""
+
+
+def test_a_full_disk_behind_our_output_is_an_error() -> None:
+    """Catches exit code 0 although lines were lost."""
+    with open("/dev/full", "w") as full:
+        result = launch(*TWO, "--", "echo", "lost", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 1
+    assert "could not be written: No space left on device" in result.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("flags", ["--instances 2", "--instance 0 --instances 2", "--dry-run"])
+def test_closed_standard_streams(closed: str, flags: str) -> None:
+    """Catches a crash on sys.stdout being None, and a log or pipe that takes the place of the closed stream."""
+    command = f"{' '.join(LAUNCH)} {flags} -- true {closed}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CLEAN, timeout=30)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_only_one_instance_reads_the_standard_input() -> None:
+    """Catches two programs that take each other's input away, and one alone that gets none."""
+    assert launch(*TWO, "--", "cat", input="hello\n").stdout == ""
+    assert launch("--label", "--", "cat", input="hello\n").stdout == "0: hello\n"
+    assert launch("--", "cat", input="hello\n").stdout == "hello\n"
+
+
+def test_programs_that_cannot_run() -> None:
+    """Catches two failures for one missing program, and a traceback."""
+    result = launch(*TWO, "--", "no-such-program")
+    assert (result.returncode, result.stderr) == (127, "ipex-launch: there is no program no-such-program on PATH\n")
+
+
+def test_more_instances_than_cores_are_refused_with_numbers() -> None:
+    result = launch("--instances", "9999", "--", "true")
+    assert result.returncode == 2
+    assert "--instances 9999 is more than the" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--latency", "--throughput"], "--latency and --throughput exclude each other"),
+        (["--latency", "--instances", "2"], "--latency and --instances exclude"),
+        (["--instances", "per-rack"], "per-node, per-socket, per-l3"),
+        (["--instances", "2", "--threads", "1"], "--cores-per-instance 1"),
+        (["--memory", "near"], "bind, preferred, interleave, local"),
+        (["--env", "NAME"], "NAME=VALUE"),
+        (["--env", "=x"], "NAME=VALUE"),
+        (["--timeout", "0"], "invalid number of seconds"),
+        (["--timeout", "nan"], "invalid number of seconds"),
+        (["--socket", "both"], "invalid socket value"),
+    ],
+)
+def test_wrong_flags_exit_with_2(flags: list[str], says: str) -> None:
+    result = launch(*flags, "--", "true")
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_env_sets_variables_and_they_are_kept() -> None:
+    """Catches --env losing to what the launcher sets."""
+    result = launch(*TWO, "--env", "OMP_NUM_THREADS=7", "--env", "A=b=c", *shell("echo $A $OMP_NUM_THREADS"))
+    assert result.stdout == "b=c 7\n" * 2
+    assert "OMP_NUM_THREADS=7 is kept in every instance, though 1 threads would suit" in result.stderr
+
+
+def test_openmp_and_allocator_as_asked() -> None:
+    """Catches variables of a runtime that is not loaded, and a library that was declined."""
+
+    def variables(*flags: str) -> dict[str, str]:
+        return json.loads(launch(*flags, "--dry-run", "--json", "--", "true").stdout)["set"]  # type: ignore[no-any-return]
+
+    gnu = variables("--openmp", "gnu", "--allocator", "system")
+    assert "LD_PRELOAD" not in gnu
+    assert gnu["OMP_PROC_BIND"] == "CLOSE"
+    assert set(variables("--openmp", "none", "--allocator", "system")) == {
+        "IPEX_INSTANCE",
+        "IPEX_INSTANCES",
+        PLAN_VARIABLE,
+    }
+    for flags, library in ((["--allocator", "jemalloc"], "libjemalloc"), (["--openmp", "intel"], "libiomp5")):
+        result = launch(*flags, "--dry-run", "--", "true")
+        assert (result.returncode == 0 and library in result.stdout) or (
+            result.returncode == 2 and "was not found; type" in result.stderr
+        )
+
+
+def test_the_table_shows_every_instance_and_variable() -> None:
+    """Catches a dry run that hides what differs between instances."""
+    commands = prepare_instances(InstanceRequest(instances=2), ["python", "a b.py"], CLEAN)
+    text = format_instances(commands)
+    for command in commands:
+        assert any(line.startswith(f"{command.placement.index} ") and "'a b.py'" in line for line in text.splitlines())
+        for name, value in command.set.items():
+            assert name == PLAN_VARIABLE or f"{name}=" in text, (name, value)
+    shown = launch(*TWO, "--dry-run", "--", "python", "a b.py").stdout
+    assert shown == text + "\n"
+    listed = json.loads(launch(*TWO, "--dry-run", "--json", "--", "true").stdout)["instances"]
+    assert [(each["instance"], each["of"], each["cpus"]) for each in listed] == [
+        (0, 2, str(CPUS[0])),
+        (1, 2, str(CPUS[1])),
+    ]
+
+
+def test_socket_all_is_visible_in_the_dry_run() -> None:
+    """Catches a plan for both sockets that nobody can see before it runs."""
+    (command,) = prepare_instances(InstanceRequest(socket="all"), ["true"], CLEAN)
+    result = launch("--socket", "all", "--dry-run", "--", "true")
+    assert result.stdout.splitlines()[0] == format_command(command).splitlines()[0]
+    if command.placement.memory == "local":
+        assert "memory local to the thread that first writes it" in result.stdout
+        assert " -l true" in result.stdout or "set with" in result.stdout
+
+
+def test_run_instances_from_python(tmp_path: Path) -> None:
+    """Catches the function behind the command drifting away from it."""
+    code = (
+        "import sys\n"
+        "from ipex_assist.env.topology import read_topology\n"
+        "from ipex_assist.launch import InstanceRequest, place_instances\n"
+        "from ipex_assist.launch.supervise import run_instances\n"
+        "placements = place_instances(InstanceRequest(instances=2), read_topology())\n"
+        f"sys.exit(run_instances(placements, ['sh', '-c', 'echo $A; exit 9'], log_dir={str(tmp_path)!r}, only=1,\n"
+        "         extra_env={'A': 'b'}))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=CLEAN, capture_output=True).returncode == 9
+    assert (tmp_path / "instance-1.out").read_text() == "b\n"
+    assert not (tmp_path / "instance-0.out").exists()
+    assert run_instances.__doc__
+
+
+def test_lines_longer_than_memory_are_passed_on() -> None:
+    """Catches a progress bar without line ends that grows the launcher without bound."""
+    written: list[bytes] = []
+    lines = LineAssembler(written.append, "0: ")
+    for _ in range(5):
+        lines.feed(b"x" * (LONGEST_LINE // 2))
+    assert len(written) == 2
+    lines.feed(b"\ny")
+    lines.finish()
+    assert b"".join(written).count(b"\n") == 4
+    assert written[-1] == b"0: y\n"
+
+
+def test_a_sink_writes_to_a_non_blocking_descriptor() -> None:
+    """Catches BlockingIOError where another program made the shared terminal non-blocking."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    data = b"z" * 300_000
+    child = subprocess.Popen(["sh", "-c", "sleep 0.2; wc -c"], stdin=reader, stdout=subprocess.PIPE)
+    os.close(reader)
+    sink = Sink(writer)
+    sink.write(data)
+    assert sink.pending
+    assert wait_for(lambda: (sink.flush(), not sink.pending)[1])
+    os.close(writer)
+    assert sink.lost is None
+    assert child.communicate()[0].strip() == b"300000"
+
+
+def test_a_start_takes_less_than_150_ms() -> None:
+    """Catches an import on the way to one process that costs more than the launch (ctypes, hypothesis, torch …)."""
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        subprocess.run([*LAUNCH, "--", "true"], env=CLEAN, check=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.15, times
+
+
+def test_surroundings_are_looked_at_with_the_variables_given() -> None:
+    """Catches --env PATH=… being ignored when numactl is looked for."""
+    assert Surroundings.here({"PATH": "/nonexistent"}).abilities.numactl is None
+
+
+def test_a_reader_that_does_not_read_delays_no_signal(tmp_path: Path) -> None:
+    """Catches a launcher stuck in a write (a pager, Ctrl-S) which no scheduler's SIGTERM gets through."""
+    process, pids = None, []
+    try:
+        process = subprocess.Popen(
+            [*LAUNCH, *TWO, "--grace", "1", *shell(f"echo $$ >{tmp_path}/$IPEX_INSTANCE; yes")],
+            stdout=subprocess.PIPE,
+            env=CLEAN,
+        )
+        assert wait_for(lambda: len(list(tmp_path.iterdir())) == 2 and len(pids_in(tmp_path)) == 2)
+        pids = pids_in(tmp_path)
+        time.sleep(0.5)  # until all pipes are full
+        process.terminate()
+        assert process.wait(10) == 143
+        assert not [pid for pid in pids if alive(pid)]
+    finally:
+        if process is not None:
+            process.kill()
+            assert process.stdout is not None
+            process.stdout.close()
+    late = subprocess.run(
+        ["bash", "-c", f"{' '.join(LAUNCH)} --instances 2 -- seq 20000 | (sleep 1; wc -l)"],
+        capture_output=True,
+        text=True,
+        env=CLEAN,
+    )
+    assert late.stdout.strip() == "40000"
+
+
+def test_instances_that_end_well_after_a_signal_end_well() -> None:
+    """Catches exit code 143 for programs that a scheduler's SIGTERM let finish their work."""
+    code = "trap 'echo saved; exit 0' TERM; echo ready; sleep 30 & wait"
+    process = subprocess.Popen([*LAUNCH, *TWO, *shell(code)], stdout=subprocess.PIPE, text=True, env=CLEAN)
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline()] == ["ready\n", "ready\n"]
+    process.terminate()
+    assert process.communicate(timeout=15)[0] == "saved\nsaved\n"
+    assert process.returncode == 0
