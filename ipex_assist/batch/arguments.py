@@ -124,22 +124,8 @@ def instance_request(args: argparse.Namespace, model_bytes: int | None) -> Insta
 
 
 def worker_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What an instance is told to load, as plain data."""
-    names = (
-        "model",
-        "precision",
-        "assistant_precision",
-        "executor",
-        "revision",
-        "offline",
-        "max_new_tokens",
-        "threads",
-        "verbose",
-    )
-    return {
-        "args": {name: getattr(args, name) for name in names},
-        "assistant": arguments.assistant_of(args),
-    }
+    """What an instance is told to load, as plain data: all flags, so that a new one for models reaches it by itself."""
+    return {"args": vars(args), "assistant": arguments.assistant_of(args)}
 
 
 def _instances(text: str) -> int | Unit:

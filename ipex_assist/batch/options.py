@@ -78,9 +78,7 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise LineError(ROLES_NEED)
     for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise LineError(ROLES_NEED)
-        if not isinstance(message.get("content"), (str, list)):
+        if not isinstance(message, dict) or any(not isinstance(message.get(name), str) for name in ("role", "content")):
             raise LineError(ROLES_NEED)
     return value
 
