@@ -44,7 +44,7 @@ def _launch(args: argparse.Namespace) -> int:
         only=args.instance,
         unbuffered_python=_watched(args),
     )
-    several = asks_for_several(args) and args.instance is None
+    several = asks_for_several(args) and (args.instance is None or len(commands) > 1)
     if args.json or args.dry_run:
         _show(commands, several, as_json=args.json, on_stdout=args.dry_run)
     if args.dry_run:

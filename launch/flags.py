@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Literal, cast, get_args
 
+from ipex_assist.env.cpulist import parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch.instances import InstanceRequest, Unit, latency_request, throughput_request
 from ipex_assist.launch.memory import parse_memory
@@ -88,7 +89,7 @@ def _add_instances(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cores-per-instance", type=int, metavar="N", help="physical cores each; alone: all that fit")
     group.add_argument("--latency", action="store_true", help="as many as fit with 4 cores each")
     group.add_argument("--throughput", action="store_true", help="one per NUMA node with all of its cores")
-    group.add_argument("--instance", type=int, metavar="I", help="run only the I-th, counted from 0")
+    group.add_argument("--instance", type=_numbers, metavar="I", help="run only the I-th, from 0; or several: 0,2-3")
     group.add_argument("--log-dir", metavar="DIR", help="each writes DIR/instance-I.out and .err (appended)")
     group.add_argument("--label", action="store_true", help="print every line with its instance; also with --log-dir")
     group.add_argument(
@@ -172,6 +173,16 @@ def _instances(text: str) -> int | Unit:
 
 
 _instances.__name__ = f"number (or {', '.join(get_args(Unit))})"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = parse_cpulist(text)
+    if not numbers:
+        raise ValueError
+    return numbers
+
+
+_numbers.__name__ = "instance"
 
 
 def _seconds(text: str) -> float:

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -93,14 +93,14 @@ def prepare_instances(
     machine: Machine | None = None,
     surroundings: Surroundings | None = None,
     extra_environ: Mapping[str, str] | None = None,
-    only: int | None = None,
+    only: Collection[int] | None = None,
     unbuffered_python: bool = False,
 ) -> tuple[Command, ...]:
     """Plan the run of `argv` in every instance that `request` asks for; nothing is started or changed.
 
     Each finds its number in IPEX_INSTANCE and how many there are in IPEX_INSTANCES. `extra_environ` counts as the
-    user's own variables; `only` chooses one instance. The rest is as in `prepare` and `command_for`; several instances
-    always have `unbuffered_python`, since their output is not a terminal's.
+    user's own variables; `only` are the numbers of those to run. The rest is as in `prepare` and `command_for`; several
+    instances always have `unbuffered_python`, since their output is not a terminal's.
 
     Raises:
         UsageError: the request cannot be met here.
@@ -113,9 +113,10 @@ def prepare_instances(
     if not single and not override:
         placements = _tell_kept_threads(placements, own)
     if only is not None:
-        if not 0 <= only < len(placements):
-            raise UsageError(f"--instance {only}: there are {len(placements)} instances, 0 to {len(placements) - 1}.")
-        placements = placements[only : only + 1]
+        if not set(only) <= set(range(len(placements))):
+            count = f"there are {len(placements)} instances" if len(placements) > 1 else "there is 1 instance"
+            raise UsageError(f"--instance {format_cpulist(only)}: {count}, from 0 to {len(placements) - 1}.")
+        placements = tuple(placement for placement in placements if placement.index in only)
     surroundings = surroundings or Surroundings.here(own)
     return tuple(
         command_for(

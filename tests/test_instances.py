@@ -101,7 +101,12 @@ def test_one_of_several_runs_as_if_alone() -> None:
     assert out.splitlines() == [f"1 2 {{{CPUS[1]}}}", str(process.pid)]
     refused = launch(*TWO, "--instance", "2", "--", "true")
     assert refused.returncode == 2
-    assert "there are 2 instances, 0 to 1" in refused.stderr
+    assert "there are 2 instances, from 0 to 1" in refused.stderr
+    assert sorted(launch(*TWO, "--instance", "0-1", "--label", "--", "echo", "x").stdout.split("\n")) == [
+        "",
+        "0: x",
+        "1: x",
+    ]
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit 3", 3), ("kill -9 $$", 137), ("kill -15 $$", 143)])
@@ -285,6 +290,14 @@ def test_a_reader_that_goes_ends_the_instances_quietly() -> None:
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CLEAN, timeout=30)
     assert result.stdout.split() == ["y", str(128 + signal.SIGPIPE)]
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["ipex_assist.launch --dry-run -- true", "ipex_assist env", "ipex_assist --dry-run"])
+def test_every_command_ends_alike_when_its_reader_has_gone(module: str) -> None:
+    """Catches one command that reports failure, and another SIGPIPE, for the same `… | head`."""
+    command = f"(sleep 0.3; exec {sys.executable} -m {module}) | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CLEAN, timeout=60)
+    assert (result.stdout, result.stderr) == ("141\n", "")
 
 
 def test_a_full_disk_behind_our_output_is_an_error() -> None:
