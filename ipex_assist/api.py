@@ -42,12 +42,15 @@ def load(
     revision: str | None = None,
     offline: bool = False,
     progress: bool = False,
+    cache_packed: bool = False,
 ) -> TextModel:
     """Load a target and its assistant.
 
     target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none.
     precision: bf16, fp32, int8 or int4 (the last two need an executor that has them); assistant_precision defaults
-    to the target's. An architecture we have no spec for runs through transformers, with the same methods.
+    to the target's. cache_packed: keep the native core's packed weights in the cache folder, and take them from there
+    when the same checkpoint is loaded again. An architecture we have no spec for runs through transformers, with the
+    same methods.
     Raises UsageError for a combination that cannot work, IpexAssistError where a model cannot be loaded.
     """
     checkpoint = open_checkpoint(target, revision=revision, offline=offline)
@@ -56,7 +59,9 @@ def load(
     else:
         helper = open_checkpoint(assistant, offline=offline) if assistant else None
     executor = resolve_executor(executor, precision, assistant_precision if helper else None)
-    model = _build(checkpoint, helper, precision, assistant_precision, executor, assistant == "auto", progress)
+    model = _build(
+        checkpoint, helper, precision, assistant_precision, executor, assistant == "auto", progress, cache_packed
+    )
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
     launch.restore_affinity(launch.inherited_plan(os.environ))
@@ -71,6 +76,7 @@ def _build(
     executor: str,
     vocabulary_checked: bool,
     progress: bool,
+    cache_packed: bool,
 ) -> TextModel:
     if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
         from ipex_assist.adapter import TransformersModel
@@ -82,11 +88,16 @@ def _build(
     tokenizer = load_tokenizer(checkpoint)
     if helper is not None and not vocabulary_checked:
         _check_same_vocabulary(checkpoint, tokenizer, helper)
-    decoder = load_decoder(checkpoint, precision, executor, progress=progress)
+    decoder = load_decoder(checkpoint, precision, executor, progress=progress, cache_packed=cache_packed)
     assistant_decoder = None
     if helper is not None:
         assistant_decoder = load_decoder(
-            helper, assistant_precision or precision, executor, progress=progress, exact=False
+            helper,
+            assistant_precision or precision,
+            executor,
+            progress=progress,
+            exact=False,
+            cache_packed=cache_packed,
         )
     identity = Identity(
         target=checkpoint.source,

@@ -62,6 +62,11 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="what runs the models (default: the native core where the processor has AVX-512, else ipex, else torch)",
     )
+    models.add_argument(
+        "--cache-packed",
+        action="store_true",
+        help="keep the native core's packed weights on disk, for a start without packing (XDG cache folder)",
+    )
     models.add_argument("--revision", metavar="REV", help="branch, tag or commit of the target on the hub")
     models.add_argument("--offline", action="store_true", help="use only what is on this machine")
 

@@ -52,6 +52,10 @@ class Checkpoint(ABC):
         """Stored elements, from headers alone (for .bin: from file sizes and the config's dtype)."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
+    @abstractmethod
+    def weight_files(self) -> list[Path]:
+        """The files that hold the tensors."""
+
     @property
     @abstractmethod
     def parameter_bytes(self) -> int:
@@ -116,6 +120,9 @@ class FolderCheckpoint(Checkpoint):
         if self._safetensors:
             return sum(tensor.nbytes for tensor in self._safetensors.values())
         return sum(file.stat().st_size for file in self.files)
+
+    def weight_files(self) -> list[Path]:
+        return list(self.files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         if self._safetensors:
@@ -219,6 +226,9 @@ class GgufCheckpoint(Checkpoint):
     @property
     def parameter_bytes(self) -> int:
         return sum(math.prod(t.shape) * (4 if t.type == 0 else 2) for t in self._tensors.values())
+
+    def weight_files(self) -> list[Path]:
+        return sorted({tensor.path for tensor in self._tensors.values()})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}

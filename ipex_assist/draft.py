@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -21,6 +21,17 @@ class Proposal:
 
     tokens: list[int]
     probabilities: torch.Tensor | None = None
+
+
+@runtime_checkable
+class GreedyDrafter(Protocol):
+    """A decoder that drafts several greedy tokens in one call (executors/native.py)."""
+
+    def draft(
+        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, least: float = 0.0
+    ) -> tuple[list[int], list[float]]:
+        """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities."""
+        ...
 
 
 class DraftSource(Protocol):
@@ -58,6 +69,9 @@ class AssistantModel:
         # A target may hold padding rows that the assistant lacks; such a token says nothing to either.
         last = self.decoder.spec.vocab_size - 1
         pending = [min(token, last) for token in tokens[self.decoder.length :]]
+        plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0
+        if plain and isinstance(self.decoder, GreedyDrafter):
+            return Proposal(self.decoder.draft(pending, k, self.vocab_size)[0])
         for _ in range(k):
             logits = self.decoder.forward(pending)[:, : self.vocab_size]
             logits = self.sampling.penalise(logits, [*tokens, *drafted])

@@ -177,9 +177,13 @@ def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[st
         revision=args.revision,
         offline=args.offline,
         progress=sys.stderr.isatty(),
+        cache_packed=args.cache_packed,
     )
     log.info("loaded in %.1f s", time.perf_counter() - started)
     found = launch.check_start(plan, torch.get_num_threads()) if plan else []
+    if executor == "native":
+        # The core has its own threads. With one thread torch starts no pool, which would spin against them.
+        torch.set_num_threads(1)
     for line in found:
         log.warning(line)
     return model, found

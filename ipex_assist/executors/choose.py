@@ -50,8 +50,8 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
     for precision in precisions:
         if precision is not None and precision not in PRECISIONS[chosen]:
             raise UsageError(
-                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): use --executor native "
-                "or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
+                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): use --executor native"
+                " or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
                 "or choose another --precision"
             )
     return chosen
@@ -91,11 +91,19 @@ def make_kernels(executor: str, precision: str) -> Kernels:
 
 
 def load_decoder(
-    checkpoint: Checkpoint, precision: str, executor: str, *, progress: bool = False, exact: bool = True
+    checkpoint: Checkpoint,
+    precision: str,
+    executor: str,
+    *,
+    progress: bool = False,
+    exact: bool = True,
+    cache_packed: bool = False,
 ) -> Decoder:
     """Load and pack a checkpoint whose architecture is one of ours.
 
-    exact: find which row counts give equal bits, as a target must have it; a draft needs none of that.
+    exact: find which row counts give equal bits, as a target must have it; a draft needs none of that (nor does the
+    native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
+    take them from there.
     """
     import torch
 
@@ -106,7 +114,7 @@ def load_decoder(
     started = time.perf_counter()
     with torch.inference_mode():
         if executor == "native":
-            return _load_native(checkpoint, precision, spec, sources, progress)
+            return _load_native(checkpoint, precision, spec, sources, progress, cache_packed)
         from ipex_assist.executors.decoder import TorchDecoder
         from ipex_assist.executors.exactness import find_plan, unchecked_plan
         from ipex_assist.executors.weights import load_weights
@@ -130,20 +138,32 @@ def load_decoder(
 
 
 def _load_native(
-    checkpoint: Checkpoint, precision: str, spec: DecoderSpec, sources: dict[str, Source], progress: bool
+    checkpoint: Checkpoint,
+    precision: str,
+    spec: DecoderSpec,
+    sources: dict[str, Source],
+    progress: bool,
+    cache_packed: bool,
 ) -> Decoder:
-    from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool
+    from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
     from ipex_assist.native.library import instruction_set
+    from ipex_assist.packed_cache import load_packed, packed_path, save_packed
 
     started = time.perf_counter()
     pool = planned_pool()
     model = NativeModel(spec, precision, pool)
-    names, tensors = _stream(checkpoint, sources, progress)
-    pack_weights(model, sources, names, tensors)
+    kept = packed_path(checkpoint, model) if cache_packed else None
+    from_cache = kept is not None and load_packed(model, kept, copy=spans_nodes())
+    if not from_cache:
+        names, tensors = _stream(checkpoint, sources, progress)
+        pack_weights(model, sources, names, tensors)
+        if kept is not None:
+            save_packed(model, kept)
     log.info(
-        "%s: %s packed (%.2f GB) in %.1f s; native core with %s, %d threads",
+        "%s: %s %s (%.2f GB) in %.1f s; native core with %s, %d threads",
         checkpoint.source,
         precision,
+        f"from {kept}" if from_cache else "packed",
         model.nbytes / 1e9,
         time.perf_counter() - started,
         instruction_set(),

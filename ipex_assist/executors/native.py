@@ -35,6 +35,12 @@ def planned_pool(threads: int | None = None) -> Pool:
     return shared_pool(count, cpus[:count] if count <= len(cpus) else None)
 
 
+def spans_nodes() -> bool:
+    """Whether memory of several NUMA nodes was planned, so that weights belong near the thread that reads them."""
+    plan = launch.inherited_plan(os.environ)
+    return plan is not None and len(plan.nodes) > 1
+
+
 class NativeModel:
     """Packed weights of one model in the core. Freed with the object."""
 

@@ -1,4 +1,4 @@
-"""Compiles the native core with g++. Run by setup.py, where this package is not yet importable: standard library only."""
+"""Compiles the native core with g++. Run by setup.py before the package can be imported: standard library only."""
 
 from __future__ import annotations
 
@@ -52,14 +52,19 @@ def compiler() -> str:
     return path
 
 
-def build(output: Path, *, extra_flags: tuple[str, ...] = ("-O3",), program: Path | None = None) -> None:
+def build(
+    output: Path, *, flags: tuple[str, ...] = ("-O3",), program: Path | None = None, emulate_amx: bool = False
+) -> None:
     """Compile the library to `output`, or, with `program`, an executable of that source and the core's.
 
-    extra_flags: for every file, such as -fsanitize=address. Nothing is done where `output` was built from the same
-    sources with the same flags. Raises BuildError.
+    flags: for every file, such as -fsanitize=address. emulate_amx: with tiles.h's plain arrays in place of AMX, so that
+    the code on them runs on processors without it (kernels_amx() is then what cpu.cpp chooses). Nothing is done where
+    `output` was built from the same sources with the same flags. Raises BuildError.
     """
     gcc = compiler()
-    key = _key(gcc, extra_flags, program)
+    if emulate_amx:
+        flags = (*flags, "-DIPEX_ASSIST_EMULATE_AMX")
+    key = _key(gcc, flags, program)
     stamp = output.with_suffix(".key")
     if output.exists() and stamp.exists() and stamp.read_text() == key:
         return
@@ -68,16 +73,18 @@ def build(output: Path, *, extra_flags: tuple[str, ...] = ("-O3",), program: Pat
     work.mkdir()
     try:
         jobs = [(HERE / name, work / f"{name}.o", ()) for name in COMMON]
-        for name, flags in INSTRUCTION_SETS.items():
+        for name, isa in INSTRUCTION_SETS.items():
+            if emulate_amx and name == "amx":
+                isa = INSTRUCTION_SETS["avx512_bf16"]
             defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
-            jobs.append((HERE / "kernels.cpp", work / f"kernels_{name}.o", (*flags, *defines)))
+            jobs.append((HERE / "kernels.cpp", work / f"kernels_{name}.o", (*isa, *defines)))
         if program is not None:
             jobs.append((program, work / "program.o", (f"-I{HERE}",)))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda job: _compile(gcc, job[0], job[1], (*extra_flags, *job[2])), jobs))
+            list(pool.map(lambda job: _compile(gcc, job[0], job[1], (*flags, *job[2])), jobs))
         kind = () if program is not None else ("-shared",)
         objects = [str(job[1]) for job in jobs]
-        _run([gcc, *kind, *FLAGS, *extra_flags, *objects, "-o", str(work / "linked")])
+        _run([gcc, *kind, *FLAGS, *flags, *objects, "-o", str(work / "linked")])
         os.replace(work / "linked", output)
         stamp.write_text(key)
     finally:
