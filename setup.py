@@ -54,6 +54,7 @@ setup(
     packages=[
         "ipex_assist",
         "ipex_assist.batch",
+        "ipex_assist.bench",
         "ipex_assist.env",
         "ipex_assist.executors",
         "ipex_assist.launch",
@@ -61,7 +62,7 @@ setup(
         "ipex_assist.native",
     ],
     package_data={
-        "ipex_assist": ["py.typed"],
+        "ipex_assist": ["py.typed", "data/*"],
         "ipex_assist.launch": ["templates/*"],
         "ipex_assist.native": ["*.cpp", "*.h"],
     },

@@ -50,7 +50,7 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
     for precision in precisions:
         if precision is not None and precision not in PRECISIONS[chosen]:
             raise UsageError(
-                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): use --executor native"
+                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): use native"
                 " or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
                 "or choose another --precision"
             )

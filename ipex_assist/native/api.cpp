@@ -1,4 +1,6 @@
 // The C interface, used through ctypes (ipex_assist/native/library.py). No exception crosses it.
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -127,6 +129,27 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, i
         const int32_t drafted = forward.draft(number, vocabulary, least, tokens, probabilities);
         count(h.timing, forward.timing);
         return drafted;
+    });
+}
+
+// Bytes a second at which all threads together read `size` bytes of memory they wrote before; the best of `repeats`.
+IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle, int64_t size, int32_t repeats) {
+    return guarded(-1.0, [&] {
+        Pool& pool = *static_cast<Pool*>(pool_handle);
+        const int64_t part = size / pool.threads() / 4096 * 4096;
+        const Memory memory(size_t(part * pool.threads()));
+        std::vector<uint64_t> sums(size_t(pool.threads()));
+        pool.run([&](int thread) { std::memset(memory.data() + part * thread, thread + 1, size_t(part)); });
+        double best = 0;
+        for (int32_t i = 0; i < repeats; i++) {
+            const auto started = std::chrono::steady_clock::now();
+            pool.run([&](int thread) {
+                sums[size_t(thread)] = static_cast<const Kernels*>(kernels)->read(memory.data() + part * thread, part);
+            });
+            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+            best = std::max(best, double(part * pool.threads()) / seconds.count());
+        }
+        return best;
     });
 }
 

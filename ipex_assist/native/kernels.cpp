@@ -44,7 +44,7 @@ const Kernels* IPEX_ASSIST_KERNELS() {
     static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), linear,      quantise, normalise,
                                   add,                  activate,          rotate,      convert,  store_key,
                                   store_value,          attend,            merge,       maximum,  pack,
-                                  widen,                narrow};
+                                  widen,                read,              narrow};
     return &table;
 }
 

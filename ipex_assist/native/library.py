@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             ctypes.POINTER(ctypes.c_float),
         ),
     ),
+    "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),
 }
 
@@ -112,6 +113,14 @@ class Pool:
         if self.handle:
             self._library.ia_pool_delete(self.handle)
             self.handle = None
+
+
+def read_bandwidth(pool: Pool, size: int = 1 << 30, repeats: int = 5) -> float:
+    """GB/s at which the pool's threads read `size` bytes of memory that each of them wrote; the best of `repeats`."""
+    measured = library().ia_read_bandwidth(kernels(), pool.handle, size, repeats)
+    if measured < 0:
+        raise IpexAssistError(f"cannot measure the memory's speed: {last_error()}")
+    return float(measured) / 1e9
 
 
 _pools: dict[tuple[int, tuple[int, ...] | None], Pool] = {}

@@ -164,6 +164,22 @@ void quantise(Precision precision, int32_t group, const float* x, int64_t width,
     }
 }
 
+// Four streams, prefetched as the linears do.
+uint64_t read(const uint8_t* data, int64_t size) {
+    constexpr int64_t STREAMS = 4;
+    __m512i sum[STREAMS] = {};
+    const int64_t part = size / STREAMS / 64 * 64;
+    for (int64_t i = 0; i < part; i += 64) {
+        for (int64_t s = 0; s < STREAMS; s++) {
+            const uint8_t* at = data + s * part + i;
+            _mm_prefetch(reinterpret_cast<const char*>(at + 4096), _MM_HINT_T0);
+            sum[s] = _mm512_xor_si512(sum[s], _mm512_loadu_si512(at));
+        }
+    }
+    const __m512i all = _mm512_xor_si512(_mm512_xor_si512(sum[0], sum[1]), _mm512_xor_si512(sum[2], sum[3]));
+    return uint64_t(_mm512_reduce_add_epi64(all));
+}
+
 // Turn the halves of a head against each other. The tables hold head_dim values, the sine with rotate_half's sign.
 void rotate(float* x, int32_t head_dim, const float* cosine, const float* sine) {
     const int32_t half = head_dim / 2;
