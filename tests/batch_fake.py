@@ -85,9 +85,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """The real command, with its instances replaced."""
     from ipex_assist import cli
-    from ipex_assist.batch import command
+    from ipex_assist.batch import places
 
-    command.worker_program = lambda: [sys.executable, __file__, "--instance"]
+    places.worker_program = lambda: [sys.executable, __file__, "--instance"]
     return cli.main(["batch", *sys.argv[1:]])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -11,17 +10,14 @@ from ipex_assist.batch.arguments import defaults_from, instance_request, parse, 
 from ipex_assist.batch.coordinator import Coordinator, StopSignal
 from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.options import suggestion
+from ipex_assist.batch.places import check_memory_of_all, local_commands
 from ipex_assist.batch.pool import Pool
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
-from ipex_assist.batch.worker import worker_program
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import read_memory
-from ipex_assist.launch import Command, Placement
-from ipex_assist.launch.plan import without_plan
-from ipex_assist.launch.process import prepare_instances
-from ipex_assist.memory import estimate_need, gib
+from ipex_assist.memory import estimate_need
 
 SHOWN_PROBLEMS = 20
 
@@ -73,7 +69,7 @@ def _run(args: argparse.Namespace, prompts: PromptFile, results: ResultFile, sto
         progress.say(f"{retried} failed prompts are tried again")
     earlier = sum(results.done[entry.id].failed for entry in prompts.entries if entry.id in results.done)
     if todo:
-        pool = _local_pool(args, progress, len(todo)) if args.ray is None else _ray_pool(args, progress)
+        pool = _local_pool(args, progress, len(todo)) if args.ray is None else _ray_pool(args, progress, stop)
         run = Coordinator(prompts, todo, results, pool, progress, stop, timeout=args.timeout, verbose=args.verbose)
         run.run()
         results.sync(now=True)
@@ -117,16 +113,6 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def _commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
-    program = worker_program()
-    if not args.no_launch:
-        return prepare_instances(instance_request(args, model_bytes), program, os.environ)
-    cpus = tuple(sorted(os.sched_getaffinity(0)))
-    count = args.instances or 1
-    places = [Placement(cpus, len(cpus), index=index, count=count) for index in range(count)]
-    return tuple(Command(tuple(program), without_plan(os.environ), {}, {}, place, tuple(program)) for place in places)
-
-
 def _model_bytes(args: argparse.Namespace) -> int | None:
     from ipex_assist.arguments import assistant_of
 
@@ -144,7 +130,7 @@ def _model_bytes(args: argparse.Namespace) -> int | None:
 
 def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int) -> Pool:
     need = _model_bytes(args)
-    commands = _commands(args, need)[:prompts]
+    commands = local_commands(args, need)[:prompts]
     check_memory_of_all(need, len(commands), read_memory().available)
     for command in commands:
         for line in (*command.warnings, *(command.notes if args.verbose else ())):
@@ -155,27 +141,17 @@ def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int) -> P
     return LocalPool(commands, worker_settings(args))
 
 
-def _ray_pool(args: argparse.Namespace, progress: Progress) -> Pool:
+def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal) -> Pool:
     from ipex_assist.batch.ray_pool import connect
 
-    return connect(args.ray, instance_request(args, _model_bytes(args)), worker_settings(args), progress.say_once)
-
-
-def check_memory_of_all(need: int | None, instances: int, available: int | None) -> None:
-    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
-    if need is None or not available or need * instances <= available or instances == 1:
-        return
-    fitting = available // need
-    remedy = f"--instances {fitting}" if fitting else "a smaller --precision or model"
-    raise IpexAssistError(
-        f"too little memory: {instances} instances need {gib(need)} each, {gib(need * instances)} in all, and "
-        f"{gib(available)} are available. Use {remedy}, or run on more machines with --shard"
-    )
+    pool = connect(args.ray, instance_request(args, _model_bytes(args)), worker_settings(args), progress.say_once)
+    stop.catch()  # Ray has put a handler of its own in place of ours
+    return pool
 
 
 def _dry_run(args: argparse.Namespace, prompts: PromptFile) -> int:
     from ipex_assist.launch.table import format_instances
 
     print(f"# {len(prompts.entries)} prompts, {len(prompts.problems)} lines that cannot be run")
-    print(format_instances(_commands(args, _model_bytes(args))), flush=True)
+    print(format_instances(local_commands(args, _model_bytes(args))), flush=True)
     return 0

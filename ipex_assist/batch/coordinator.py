@@ -19,6 +19,7 @@ from ipex_assist.batch.results import ResultFile
 from ipex_assist.batch.schedule import Schedule, Task
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_SECONDS = 0.2  # how long a signal or a time limit may go unnoticed
 GRACE_SECONDS = 3.0  # for prompts that are nearly done when a signal comes
 # A scheduler may send the same signal to a job and to each of its processes; a person presses Ctrl-C again.
@@ -34,20 +35,24 @@ class StopSignal:
         self.number: int | None = None
         self.twice = False
         self._first = 0.0
+        self._numbers: list[signal.Signals] = []
 
     @contextmanager
     def caught(self) -> Iterator[StopSignal]:
         """Take the signals meanwhile; those that were ignored (nohup) stay ignored."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        previous = {number: signal.getsignal(number) for number in numbers}
-        for number, handler in previous.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._take)
+        previous = {number: signal.getsignal(number) for number in STOPPING}
+        self._numbers = [number for number in STOPPING if previous[number] is not signal.SIG_IGN]
+        self.catch()
         try:
             yield self
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def catch(self) -> None:
+        """Take the signals again, from a library that has taken them meanwhile."""
+        for number in self._numbers:
+            signal.signal(number, self._take)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -1,0 +1,64 @@
+"""Where the instances of this machine run, and whether their models fit into its memory together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+
+from ipex_assist.batch.arguments import instance_request
+from ipex_assist.batch.worker import worker_program
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.machine import Machine
+from ipex_assist.launch import Command, InstanceRequest, Placement, place_instances
+from ipex_assist.launch.plan import without_plan
+from ipex_assist.launch.process import prepare_instances
+from ipex_assist.memory import gib
+
+
+def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
+    """The instances that the flags ask for, ready to be started.
+
+    Raises:
+        UsageError: they cannot be placed here.
+    """
+    program = worker_program()
+    if not args.no_launch:
+        return prepare_instances(instance_request(args, model_bytes), program, os.environ)
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    count = args.instances or 1
+    places = [Placement(cpus, len(cpus), index=index, count=count) for index in range(count)]
+    return tuple(Command(tuple(program), without_plan(os.environ), {}, {}, place, tuple(program)) for place in places)
+
+
+def place_within(request: InstanceRequest, machine: Machine, cpus: float) -> tuple[Placement, ...]:
+    """`place_instances` where no more than `cpus` CPUs were granted, though more may be used.
+
+    Raises:
+        UsageError: the request cannot be met.
+        IpexAssistError: it needs more CPUs than were granted.
+    """
+    if machine.cpu_quota is not None and machine.cpu_quota <= cpus:
+        return place_instances(request, machine)
+    placements = place_instances(request, replace(machine, cpu_quota=cpus))
+    threads = sum(placement.threads for placement in placements)
+    if threads > cpus:
+        raise IpexAssistError(
+            f"{len(placements)} instances need {threads} CPUs, and the node offers {cpus:g}: ask for fewer "
+            "--instances or --cores-per-instance, or let it offer more"
+        )
+    # The grant is no quota: what is said about quotas is said only if it is so without the grant.
+    usual = {line for placement in place_instances(request, machine) for line in placement.warnings}
+    return tuple(replace(place, warnings=tuple(set(place.warnings) & usual)) for place in placements)
+
+
+def check_memory_of_all(need: int | None, instances: int, available: int | None) -> None:
+    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
+    if need is None or not available or need * instances <= available or instances == 1:
+        return
+    fitting = available // need
+    remedy = f"--instances {fitting}" if fitting else "a smaller --precision or model"
+    raise IpexAssistError(
+        f"too little memory: {instances} instances need {gib(need)} each, {gib(need * instances)} in all, and "
+        f"{gib(available)} are available. Use {remedy}"
+    )

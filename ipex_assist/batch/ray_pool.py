@@ -1,0 +1,254 @@
+"""Instances on a Ray cluster: an actor each, which runs a pinned process of ours beside it and speaks for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.batch.local import LocalPool
+from ipex_assist.batch.places import check_memory_of_all, place_within
+from ipex_assist.batch.pool import Answered, Ended, Event, Ready
+from ipex_assist.batch.worker import worker_program
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.memory import read_memory
+from ipex_assist.env.topology import read_topology
+from ipex_assist.launch import InstanceRequest, Placement
+from ipex_assist.launch.plan import without_plan
+from ipex_assist.launch.process import Surroundings, command_for
+
+OBJECT_STORE_BYTES = 100 << 20  # prompts and texts; Ray would take 30 % of the memory, which the models need
+REACH_SECONDS = 10.0
+SURVEY_SECONDS = 120.0
+# Set by the user for this command, and meant for the processes on the nodes, too.
+PASSED_ON = ("HF_", "TRANSFORMERS_", "TOKENIZERS_")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instance runs: a node of the cluster, and cores of it."""
+
+    node_id: str
+    host: str
+    placement: Placement
+
+
+def connect(address: str, request: InstanceRequest, settings: Mapping[str, Any], say: Callable[[str], None]) -> RayPool:
+    """Join the cluster at `address` (or start one on this machine, `local`) and place instances on all of its nodes.
+
+    Raises:
+        UsageError: Ray is not installed, or the instances cannot be placed on a node.
+        IpexAssistError: there is no such cluster, or a node cannot be used.
+    """
+    _check_address(address)
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--ray needs Ray: type pip install 'ipex-assist[ray]', or leave it out") from None
+    local: dict[str, Any] = {}
+    if address == "local":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        local = {
+            "num_cpus": len(os.sched_getaffinity(0)),
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", **local)
+    except Exception as error:  # of many kinds, from ConnectionError to gRPC's own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise IpexAssistError(f"--ray {address}: no cluster to work with ({reason})") from None
+    try:
+        places = _survey(request, say)
+    except BaseException:
+        ray.shutdown()
+        raise
+    return RayPool(places, _with_absolute_paths(settings))
+
+
+def _check_address(address: str) -> None:
+    """Ray itself tries an address at which nobody listens for minutes."""
+    if "://" in address:
+        raise UsageError(f"--ray {address}: run the command on a node of the cluster, with --ray auto or HOST:PORT")
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        if address in ("auto", "local"):
+            return
+        raise UsageError(f"--ray {address}: write auto, local, or HOST:PORT")
+    if not port.isdecimal():
+        raise UsageError(f"--ray {address}: {port or 'nothing'} is no port; write HOST:PORT, for example node1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise IpexAssistError(
+            f"--ray {address}: nobody answers there ({error}); is `ray start --head` running on {host}?"
+        ) from None
+
+
+def _survey(request: InstanceRequest, say: Callable[[str], None]) -> list[Place]:
+    """Ask every node what it is, and place instances there within the CPUs that Ray has of it."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    nodes.sort(key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
+    look = ray.remote(num_cpus=0)(survey_node)
+    asked = [
+        look.options(scheduling_strategy=_only_on(node["NodeID"])).remote(request, node["Resources"]["CPU"])
+        for node in nodes
+    ]
+    places = []
+    for node, answer in zip(nodes, asked, strict=True):
+        host = node["NodeManagerHostname"]
+        try:
+            placements, problem = ray.get(answer, timeout=SURVEY_SECONDS)
+        except Exception as error:  # whatever that node lacks
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise IpexAssistError(
+                f"node {host} cannot be used: {lines[-1]} (it needs the same ipex-assist and Python as this machine)"
+            ) from None
+        if problem is not None:
+            raise UsageError(f"node {host}: {problem}")
+        for line in dict.fromkeys(line for placement in placements for line in placement.warnings):
+            say(f"node {host}: {line}")
+        places += [Place(node["NodeID"], host, placement) for placement in placements]
+    if not places:
+        raise IpexAssistError("the Ray cluster has no node with a CPU to offer; see `ray status`")
+    numbered = enumerate(places)
+    return [replace(p, placement=replace(p.placement, index=i, count=len(places))) for i, p in numbered]
+
+
+def survey_node(request: InstanceRequest, cpus: float) -> tuple[tuple[Placement, ...], str | None]:
+    """Runs on a node: its placements within `cpus` of its CPUs, or why there are none."""
+    try:
+        placements = place_within(request, read_topology(), cpus)
+        check_memory_of_all(request.model_bytes, len(placements), read_memory().available)
+    except IpexAssistError as error:
+        return (), str(error)
+    return placements, None
+
+
+def _only_on(node_id: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def _with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Processes of Ray run in folders of their own."""
+
+    def absolute(source: str | None) -> str | None:
+        return str(Path(source).resolve()) if source and Path(source).exists() else source
+
+    args = {**settings["args"], "model": absolute(settings["args"]["model"])}
+    return {**settings, "args": args, "assistant": absolute(settings["assistant"])}
+
+
+class Actor:
+    """Lives in a process of Ray's. The process that it starts is placed by us and dies with it (PR_SET_PDEATHSIG)."""
+
+    def __init__(self, placement: Placement, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+        own = without_plan({**os.environ, **environ})
+        # Ray sets OMP_NUM_THREADS to the number of CPUs; the placement has its own.
+        command = command_for(
+            placement, worker_program(), own, Surroundings.here(own), override_threads=True, numbered=True
+        )
+        self._pool = LocalPool([command], settings)
+
+    def load(self) -> list[Event]:
+        """Start the process, anew if need be; all events up to Ready or Ended."""
+        self._pool.start(0)
+        return self._until(Ready)
+
+    def run(self, request: Mapping[str, Any]) -> list[Event]:
+        """One prompt; all events up to Answered or Ended."""
+        self._pool.submit(0, request)
+        return self._until(Answered)
+
+    def _until(self, kind: type) -> list[Event]:
+        events: list[Event] = []
+        while not any(isinstance(event, (kind, Ended)) for event in events):
+            events += self._pool.wait(3600.0)
+        return events
+
+
+class RayPool:
+    """One actor per place, on the place's node, with as many of Ray's CPUs as it has threads."""
+
+    def __init__(self, places: Sequence[Place], settings: Mapping[str, Any]) -> None:
+        import ray
+
+        self._ray = ray
+        self._places = places
+        self._settings = settings
+        self._environ = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        self._actors: dict[int, Any] = {}
+        self._calls: dict[Any, int] = {}
+        self._events: list[Event] = []
+
+    @property
+    def size(self) -> int:
+        return len(self._places)
+
+    def describe(self, instance: int) -> str:
+        place = self._places[instance]
+        return f"on {place.host}, {place.placement.describe()}"
+
+    def host(self, instance: int) -> str:
+        return self._places[instance].host
+
+    def start(self, instance: int) -> None:
+        if instance not in self._actors:
+            place = self._places[instance]
+            actor = self._ray.remote(
+                num_cpus=place.placement.threads, max_restarts=0, scheduling_strategy=_only_on(place.node_id)
+            )(Actor)
+            self._actors[instance] = actor.remote(place.placement, self._settings, self._environ)
+        self._calls[self._actors[instance].load.remote()] = instance
+
+    def submit(self, instance: int, request: Mapping[str, Any]) -> None:
+        self._calls[self._actors[instance].run.remote(request)] = instance
+
+    def end(self, instance: int, reason: str) -> None:
+        for call in [call for call, owner in self._calls.items() if owner == instance]:
+            if self._ray.wait([call], timeout=0)[0]:  # it has answered in this very moment
+                self._collect(call)
+            self._calls.pop(call, None)
+        if any(isinstance(event, Ended) and event.instance == instance for event in self._events):
+            return
+        actor = self._actors.pop(instance, None)
+        if actor is not None:
+            self._ray.kill(actor)
+        self._events.append(Ended(instance, reason))
+
+    def wait(self, seconds: float) -> Sequence[Event]:
+        if not self._calls:
+            time.sleep(0.0 if self._events else seconds)
+        elif self._ray.wait(list(self._calls), timeout=0.0 if self._events else seconds)[0]:
+            for call in self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
+                self._collect(call)
+        events, self._events = self._events, []
+        return events
+
+    def _collect(self, call: Any) -> None:
+        instance = self._calls.pop(call)
+        try:
+            self._events += [replace(event, instance=instance) for event in self._ray.get(call)]
+        except self._ray.exceptions.RayActorError:
+            self._actors.pop(instance, None)
+            self._events.append(Ended(instance, f"on {self.host(instance)} died with its Ray actor"))
+        except Exception as error:  # raised in the actor, or by Ray on the way
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            actor = self._actors.pop(instance, None)
+            if actor is not None:
+                self._ray.kill(actor)
+            self._events.append(Ended(instance, f"on {self.host(instance)} failed: {reason}"))
+
+    def close(self) -> None:
+        for actor in self._actors.values():
+            self._ray.kill(actor)
+        self._actors.clear()
+        self._ray.shutdown()
