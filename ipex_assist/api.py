@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ipex_assist import launch
@@ -23,6 +23,7 @@ from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger("ipex_assist")
@@ -145,11 +146,21 @@ class AssistedModel(TextModel):
     ) -> None:
         self.decoder, self.tokenizer, self.eos, self.identity = decoder, tokenizer, eos, identity
         self.assistant = assistant
+        # For experiments: what `draft_source` returns passes through here, with the prompt's token ids. A wrapper
+        # forwards `propose` and `accept`; tokens that are not the source's own choice come without confidence.
+        self.wrap_draft: Callable[[DraftSource, Sequence[int]], DraftSource] | None = None
 
     @property
     def context_length(self) -> int:
         """Tokens a sequence can hold."""
         return self.decoder.spec.context_length
+
+    def draft_source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
+        """What drafts for one text of at most `length` tokens; None where there is no assistant."""
+        if self.assistant is None:
+            return None
+        self.assistant.reserve(min(length, self.assistant.spec.context_length))
+        return AssistantModel(self.assistant, sampling, generator, self.decoder.spec.vocab_size)
 
     def _rounds(
         self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
@@ -157,10 +168,10 @@ class AssistedModel(TextModel):
         k = NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
         generator = sampling.generator()
         length = len(tokens) + limit
-        draft: DraftSource | None = None
-        if self.assistant is not None and assisted and k > 0:
-            self.assistant.reserve(min(length, self.assistant.spec.context_length))
-            draft = AssistantModel(self.assistant, sampling, generator, self.decoder.spec.vocab_size)
+        draft = self.draft_source(sampling, generator, length) if assisted and k > 0 else None
+        if draft is not None:
+            if self.wrap_draft is not None:
+                draft = self.wrap_draft(draft, tokens)
             if self.decoder.exact_rows == 1:
                 log.warning(
                     "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,11 +16,13 @@ from ipex_assist.sampling import Sampling, draw
 class Proposal:
     """Drafted tokens and, when sampling, the distributions (len(tokens), vocab) they were drawn from.
 
-    `probabilities` None means the source was certain of its tokens.
+    `probabilities` None means the source was certain of its tokens. `confidence` is the probability the source gave
+    each token, by which the schedule learns when to stop; empty where the source has none to give.
     """
 
     tokens: list[int]
     probabilities: torch.Tensor | None = None
+    confidence: list[float] = field(default_factory=list)
 
 
 @runtime_checkable
@@ -37,8 +39,16 @@ class GreedyDrafter(Protocol):
 class DraftSource(Protocol):
     """Guesses tokens, and is told how many of them were right."""
 
-    def propose(self, tokens: Sequence[int], k: int) -> Proposal:
-        """At most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot."""
+    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+        """At most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot.
+
+        least: end behind a token to which the source gives a smaller probability. context: where more than so many
+        tokens are yet unread, start anew and read only the last so many of the text.
+        """
+        ...
+
+    def unread(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` the source must read before it can draft; 0 where it reads for nothing."""
         ...
 
     def accept(self, count: int) -> None:
@@ -58,7 +68,11 @@ class AssistantModel:
         self._base = 0
         decoder.truncate(0)
 
-    def propose(self, tokens: Sequence[int], k: int) -> Proposal:
+    def unread(self, tokens: Sequence[int]) -> int:
+        """Tokens that its cache lacks."""
+        return len(tokens) - self.decoder.length
+
+    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
         """Decode `k` tokens, greedily or by `sampling`, whichever the target uses."""
         k = min(k, self.decoder.spec.context_length - len(tokens))
         if k <= 0:

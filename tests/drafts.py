@@ -14,7 +14,11 @@ class ScriptedDraft:
         self.text, self.wrong, self.vocab_size = list(text), wrong, vocab_size
         self.accepted: list[int] = []
 
-    def propose(self, tokens: Sequence[int], k: int) -> Proposal:
+    def unread(self, tokens: Sequence[int]) -> int:
+        """It reads nothing."""
+        return 0
+
+    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
         """The next `k` tokens of the script."""
         at = range(len(tokens), min(len(tokens) + k, len(self.text)))
         return Proposal([(self.text[i] + self.wrong(i)) % self.vocab_size for i in at])
