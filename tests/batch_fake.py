@@ -11,7 +11,8 @@ As a script it is such an instance (`batch_fake.py --instance`), else the comman
     say TEXT           TEXT on standard error and on standard output
     big N              N characters of text
 
-The model's name tells how loading goes: `refuses`, `refuses-usage`, `dies`, or anything else.
+The model's name tells how loading goes: `refuses`, `refuses-usage`, `refuses-not-1` (all but instance 1), `dies`, or
+anything else.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def instance() -> None:
     model = settings["args"]["model"]
     if model == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    if model.startswith("refuses"):
+    if model.startswith("refuses") and model != f"refuses-not-{os.environ.get('IPEX_INSTANCE')}":
         send({"refusal": f"there is no model {model}", "exit_code": 2 if model.endswith("usage") else 1})
         return
     send({"ready": {"target": model, "precision": "fp32", "executor": "fake", "load_s": 0.0}})

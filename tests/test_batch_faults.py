@@ -338,6 +338,15 @@ def test_models_that_cannot_be_loaded(model: str, code: int, message: str, tmp_p
     assert records(tmp_path / "o") == []
 
 
+def test_one_instance_that_cannot_load_is_left_out(tmp_path: Path) -> None:
+    """A node with too little memory: the other instance does all of it, and the first is not asked again."""
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(20)])
+    code, err = run(FAKE, prompts, "-o", tmp_path / "o", "--instances", 2, "-m", "refuses-not-1")
+    assert code == 0, err
+    assert {record["instance"] for record in by_id(tmp_path / "o").values()} == {1}
+    assert err.count("instance 0: there is no model refuses-not-1 (while loading); left out from here on") == 1
+
+
 def test_what_instances_print(tmp_path: Path) -> None:
     """Once, since all say the same; with -v each, and whose it is. Nothing of it reaches the results."""
     prompts = write_prompts(tmp_path / "p.jsonl", ["say tokens are odd"] * 4)

@@ -197,35 +197,38 @@ class Coordinator:
 
     def _ended(self, event: Ended) -> None:
         number, instance = event.instance, self._instances[event.instance]
-        state = "between prompts" if instance.ready else "while loading"
-        instance.alive = instance.ready = False
         task = self._schedule.running(number)
-        if event.refusal is not None:
-            self._refused(instance, *event.refusal)
-        elif not instance.timed_out:
-            instance.ends_in_a_row += 1
-            instance.given_up = instance.ends_in_a_row > len(RESTART_DELAYS)
-        instance.restart_at = time.monotonic()
-        if instance.ends_in_a_row and not instance.given_up:
-            instance.restart_at += RESTART_DELAYS[instance.ends_in_a_row - 1]
-        if self._stop.number is None:
-            what = f"at id {json.dumps(task.entry.id)}" if task is not None else state
-            ends = "; left out from here on" if instance.given_up else ""
-            reason = event.refusal[0] if event.refusal is not None else event.reason
-            if not instance.given_up or any(not other.given_up for other in self._instances):
-                self._progress.say(f"instance {number}: {reason} ({what}){ends}")
-            if task is not None:
-                self._lost(number, f"instance {number} {event.reason}")
-            self._check_somebody_is_left(number, reason)
-        instance.timed_out = False
+        where = "between prompts" if instance.ready else "while loading"
+        if task is not None:
+            where = f"at id {json.dumps(task.entry.id)}"
+        timed_out, instance.timed_out = instance.timed_out, False
+        instance.alive = instance.ready = False
+        if self._stop.number is not None:  # nothing is tried again, and its prompt stays without a record
+            return
+        if not timed_out:
+            self._count_end(instance, event)
+        reason = event.refusal[0] if event.refusal is not None else event.reason
+        if not all(other.given_up for other in self._instances):  # else the error that ends the run says it
+            left_out = "; left out from here on" if instance.given_up else ""
+            self._progress.say(f"instance {number}: {reason} ({where}){left_out}")
+        if task is not None:
+            self._lost(number, f"instance {number} {event.reason}")
+        self._check_somebody_is_left(number, reason)
 
-    def _refused(self, instance: _Instance, message: str, exit_code: int) -> None:
-        """It said that it cannot load: at its first start for good, later perhaps for want of memory just now."""
-        self._last_refusal = UsageError(message) if exit_code == UsageError.exit_code else IpexAssistError(message)
+    def _count_end(self, instance: _Instance, event: Ended) -> None:
+        """Decide whether and when it is started anew. One that says itself that it cannot load is left out at once,
+        unless it could before: then it may have wanted memory just now."""
         instance.ends_in_a_row += 1
-        instance.given_up = not instance.was_ready or instance.ends_in_a_row > len(RESTART_DELAYS)
-        if exit_code == UsageError.exit_code and not self._begun:
-            raise self._last_refusal
+        instance.given_up = instance.ends_in_a_row > len(RESTART_DELAYS)
+        if event.refusal is not None:
+            message, exit_code = event.refusal
+            wrong_usage = exit_code == UsageError.exit_code
+            self._last_refusal = UsageError(message) if wrong_usage else IpexAssistError(message)
+            instance.given_up = instance.given_up or not instance.was_ready
+            if wrong_usage and not self._begun:  # what one cannot do, none can
+                raise self._last_refusal
+        if not instance.given_up:
+            instance.restart_at = time.monotonic() + RESTART_DELAYS[instance.ends_in_a_row - 1]
 
     def _check_somebody_is_left(self, number: int, reason: str) -> None:
         if not all(instance.given_up for instance in self._instances):

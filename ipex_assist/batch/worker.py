@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -18,6 +17,8 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:
     from ipex_assist.text_model import TextModel
+
+log = logging.getLogger("ipex_assist")
 
 # Not `-m`, and without the current folder: a checkout's folder `ipex_assist` is not the whole package.
 _CODE = "import sys; sys.path[:] = filter(None, sys.path); from ipex_assist.batch.worker import main; main()"
@@ -66,7 +67,6 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
         return
     except Exception as error:
-        traceback.print_exc()
         _send(replies, {"refusal": f"{_describe(error)} while loading", "exit_code": 1})
         return
     names = model.identity
@@ -86,7 +86,7 @@ def _load(settings: Mapping[str, Any]) -> TextModel:
     """Both models, with the flags of the command in `settings`."""
     args = argparse.Namespace(**settings["args"])
     logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
-    logging.getLogger("ipex_assist").setLevel(logging.INFO if args.verbose else logging.WARNING)
+    log.setLevel(logging.INFO if args.verbose else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not args.verbose:
         warnings.filterwarnings("ignore")
@@ -108,7 +108,6 @@ def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
     except IpexAssistError as error:
         return {"result": None, "error": str(error)}
     except Exception as error:
-        traceback.print_exc()
         return {"result": None, "error": _describe(error), "again": True}
 
 
@@ -131,4 +130,5 @@ def encode_messages(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]
 def _describe(error: BaseException) -> str:
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
         return "out of memory; use a smaller --precision or model, fewer --instances, or --no-assisted"
-    return f"{type(error).__name__}: {error}"
+    log.info("%s", error, exc_info=error)
+    return f"{type(error).__name__}: {error} (run with -v for the whole story)"
