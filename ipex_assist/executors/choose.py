@@ -146,6 +146,7 @@ def _load_native(
     cache_packed: bool,
 ) -> Decoder:
     from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
+    from ipex_assist.memory import release_free_memory
     from ipex_assist.native.library import instruction_set
     from ipex_assist.packed_cache import load_packed, packed_path, save_packed
 
@@ -157,6 +158,7 @@ def _load_native(
     if not from_cache:
         names, tensors = _stream(checkpoint, sources, progress)
         pack_weights(model, sources, names, tensors)
+        release_free_memory()
         if kept is not None:
             save_packed(model, kept)
     log.info(

@@ -100,6 +100,33 @@ class NativeModel:
         self.check(status)
         assert status == 0, f"{name} {tuple(tensor.shape)} has no place in the packed image"
 
+    def linears(self, which: str, x: torch.Tensor) -> torch.Tensor:
+        """One linear of every layer in turn on rows x (rows, width), outside a pass; the last one's (rows, columns).
+
+        which: qkv (parts begin at multiples of 16 columns), output, up (gate and up by turns of 16 columns) or down.
+        """
+        spec = self.spec
+        columns = {
+            "qkv": spec.query_size + 2 * spec.key_value_size + 3 * 16,
+            "output": spec.hidden_size,
+            "up": (spec.intermediate_size + 16) * (2 if spec.gated else 1),
+            "down": spec.hidden_size,
+        }
+        out = torch.zeros(x.shape[0], -(-columns[which] // 16) * 16)
+        x = x.float().contiguous()
+        self.check(
+            self.library.ia_linears(
+                self.handle,
+                self.pool.handle,
+                list(columns).index(which),
+                x.data_ptr(),
+                x.shape[0],
+                out.data_ptr(),
+                out.shape[1],
+            )
+        )
+        return out
+
     def cycles(self) -> tuple[int, int, int]:
         """Processor cycles of linears, of attention, and of whole passes since the last call."""
         values = (ctypes.c_uint64 * 3)()
@@ -131,14 +158,17 @@ def pack_weights(
 
 
 def _check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
-    leaf = name.split(".")[-2]
-    expected = _shapes(spec)[leaf]
-    if name.endswith(".bias") or leaf.endswith("norm"):
-        expected = expected[:1]
+    expected = weight_shape(spec, name)
     if shape != expected:
         raise IpexAssistError(
             f"{name} has the shape {shape} in the checkpoint and {expected} by config.json: they do not belong together"
         )
+
+
+def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
+    """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
+    shape = _shapes(spec)[name.split(".")[-2]]
+    return shape[:1] if name.endswith(".bias") else shape
 
 
 def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

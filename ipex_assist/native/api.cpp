@@ -9,6 +9,7 @@
 
 #include "cpu.h"
 #include "forward.h"
+#include "linears.h"
 
 using namespace ipex_assist;
 
@@ -129,6 +130,15 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, i
         const int32_t drafted = forward.draft(number, vocabulary, least, tokens, probabilities);
         count(h.timing, forward.timing);
         return drafted;
+    });
+}
+
+// One of the linears of every layer (qkv, output, up, down by number): see linears.h.
+IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out,
+                                   int64_t stride) {
+    return guarded(-1, [&] {
+        Handle& h = *static_cast<Handle*>(handle);
+        return run_linears(h.model, *static_cast<Pool*>(pool), h.workspace, Which(which), x, rows, out, stride), 0;
     });
 }
 

@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             ctypes.POINTER(ctypes.c_float),
         ),
     ),
+    "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),
 }

@@ -1,0 +1,208 @@
+"""Whole forward passes of the native core: milliseconds, and the share of what reading weights and cache must take.
+
+    ipex-launch -- python benchmarks/forward.py [--models qwen2.5-0.5b,…] [--precisions …] [--rows 1,5] [--contexts …]
+
+Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows behind C
+cached ones; its floor is (bytes of linears + keys and values of C positions) ÷ the speed at which the same threads read
+memory, measured between the samples. "not linear" is the share of cycles outside linears.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from typing import Any
+
+import measure
+import torch
+
+from ipex_assist.executors.native import NativeDecoder, NativeModel, planned_pool
+from ipex_assist.models import find
+from ipex_assist.native.library import instruction_set, read_bandwidth
+from ipex_assist.spec import DecoderSpec
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2.5-1.5b": (
+        "Qwen2ForCausalLM",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2.5-0.5b": (
+        "Qwen2ForCausalLM",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "opt-6.7b": (
+        "OPTForCausalLM",
+        {
+            "vocab_size": 50272,
+            "hidden_size": 4096,
+            "word_embed_proj_dim": 4096,
+            "ffn_dim": 16384,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 4096,  # of 2048, so that rows fit behind a context of 2048
+            "do_layer_norm_before": True,
+        },
+    ),
+    "llama-2-7b": (
+        "LlamaForCausalLM",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+PRECISIONS = ("bf16", "int8", "int4")
+
+
+class RandomWeights:
+    """bf16 tensors of any shape, cut from one block of random numbers: packing reads them, nobody else does."""
+
+    def __init__(self) -> None:
+        self.block = (torch.randn(32 << 20) * 0.02).bfloat16()
+
+    def tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
+        size = 1
+        for length in shape:
+            size *= length
+        repeats = -(-size // self.block.numel())
+        return self.block.repeat(repeats)[:size].reshape(shape)
+
+
+def load(name: str, precision: str) -> NativeDecoder:
+    """A decoder of the named shapes."""
+    from ipex_assist.executors.native import weight_shape
+
+    architecture_name, config = CONFIGS[name]
+    architecture = find(architecture_name)
+    assert architecture is not None
+    spec = architecture.spec(config)
+    model = NativeModel(spec, precision, planned_pool())
+    model.allocate()
+    random = RandomWeights()
+    for weight in architecture.weights(spec):
+        model.pack(weight, random.tensor(weight_shape(spec, weight)))
+    return NativeDecoder(model)
+
+
+def read_per_pass(model: NativeModel, spec: DecoderSpec, context: int) -> int:
+    """Bytes of linears and of the cache that a pass reads; the embedding table's rows count as nothing."""
+    table = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * 2
+    shared = spec.tied_head and model.precision == "bf16"
+    positions = 0 if spec.rope else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size * 4
+    return model.nbytes - (0 if shared else table) - positions + context * spec.kv_bytes_per_token(2)
+
+
+def fill(decoder: NativeDecoder, context: int) -> None:
+    """Put real pages under the cache: a position in every 16 touches each page of it."""
+    for position in range(0, context, 16):
+        decoder.sequence.length = position
+        decoder.forward([1])
+    decoder.sequence.length = context
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(CONFIGS))
+    parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    parser.add_argument("--rows", default="1,5")
+    parser.add_argument("--contexts", default="256,2048")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    pool = planned_pool()
+    torch.set_num_threads(1)
+
+    table: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for name in args.models.split(","):
+        for precision in args.precisions.split(","):
+            decoder = load(name, precision)
+            model, spec = decoder.model, decoder.spec
+            for context in (int(text) for text in args.contexts.split(",")):
+                decoder.reserve(context + 64)
+                fill(decoder, context)
+                cases = [int(text) for text in args.rows.split(",")]
+                samples: dict[int, list[float]] = {rows: [] for rows in cases}
+                shares: dict[int, list[float]] = {rows: [] for rows in cases}
+                bandwidths: list[float] = []
+                for repeat in range(args.repeats + 1):
+                    bandwidths.append(read_bandwidth(pool, repeats=1))
+                    for rows in cases:
+                        decoder.truncate(context)
+                        model.cycles()
+                        started = time.perf_counter()
+                        decoder.forward([1] * rows, last=rows)
+                        seconds = time.perf_counter() - started
+                        linear, _attention, total = model.cycles()
+                        if repeat:
+                            samples[rows].append(1000 * seconds)
+                            shares[rows].append(1 - linear / total)
+                        decoder.truncate(context)
+                bandwidth = measure.summary(bandwidths)["median"]
+                size = read_per_pass(model, spec, context)
+                for rows in cases:
+                    figures = measure.summary(samples[rows])
+                    floor = size / bandwidth / 1e6
+                    results.append(
+                        {
+                            "model": name,
+                            "precision": precision,
+                            "context": context,
+                            "rows": rows,
+                            "ms": figures,
+                            "floor_ms": floor,
+                            "not_linear": measure.summary(shares[rows])["median"],
+                            "GB": size / 1e9,
+                            "read_GB_per_s": measure.summary(bandwidths),
+                        }
+                    )
+                    table.append(
+                        {
+                            "model": name,
+                            "precision": precision,
+                            "context": context,
+                            "rows": rows,
+                            "ms": f"{figures['median']:.2f}",
+                            "spread": f"{figures['min']:.2f} to {figures['max']:.2f}",
+                            "read GB/s": f"{bandwidth:.1f}",
+                            "% of read": f"{100 * floor / figures['median']:.0f}",
+                            "not linear %": f"{100 * measure.summary(shares[rows])['median']:.1f}",
+                        }
+                    )
+                    print(table[-1], flush=True)
+            del decoder, model
+            gc.collect()
+    measure.report(table, {"instruction_set": instruction_set(), "threads": pool.threads, "results": results})
+
+
+if __name__ == "__main__":
+    main()

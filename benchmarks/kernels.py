@@ -1,0 +1,207 @@
+"""Linear layers by themselves: ours, torch's and IPEX's, beside the speed at which the cores read memory.
+
+    ipex-launch -- python benchmarks/kernels.py [--shapes 4096x4096,…] [--rows 1,5,8,256] [--rivals torch,ipex]
+
+Every layer has several copies of its weights, together over 1 GB, used in turn, so that each call reads them from
+memory. GB/s counts the weights as they are packed, with their scales. Contenders take turns; figures are medians.
+Shapes are input × output columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import measure
+import torch
+
+from ipex_assist.executors.native import NativeModel, planned_pool
+from ipex_assist.native.library import instruction_set, read_bandwidth
+from ipex_assist.spec import DecoderSpec, Rope
+
+# 4096×4096 stands for the output projection, 4096×11008 and back for Llama-2-7B's MLP, 4096×16384 for OPT-6.7B's.
+SHAPES = ("4096x4096", "4096x11008", "11008x4096", "4096x16384", "16384x4096")
+PRECISIONS = ("bf16", "int8", "int4")
+WORKING_SET = 1 << 30
+
+Run = Callable[[torch.Tensor], Any]
+
+
+def random_weight(columns: int, width: int) -> torch.Tensor:
+    """(columns, width) in bf16, cheaply."""
+    return (torch.randint(-128, 128, (columns, width), dtype=torch.int16) / 4000).bfloat16()
+
+
+def native(width: int, columns: int, precision: str) -> tuple[Run, int, int]:
+    """A call that runs all copies once, how many there are, and bytes of one."""
+    spec = DecoderSpec(
+        model_type="llama",
+        vocab_size=16,
+        hidden_size=width,
+        intermediate_size=columns,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=16,
+        rope=Rope(),
+        gated=False,
+    )
+    up = packed_bytes(width, columns, precision)
+    copies = -(-WORKING_SET // up)
+    model = NativeModel(_with_layers(spec, copies), precision, planned_pool())
+    model.allocate()
+    weight = random_weight(columns, width)
+    for copy in range(copies):
+        model.pack(f"layers.{copy}.up_proj.weight", weight)
+    return lambda x: model.linears("up", x), copies, up
+
+
+def _with_layers(spec: DecoderSpec, layers: int) -> DecoderSpec:
+    from dataclasses import replace
+
+    return replace(spec, num_hidden_layers=layers)
+
+
+def packed_bytes(width: int, columns: int, precision: str) -> int:
+    """Of one matrix in our layout."""
+    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}[precision]
+    return int(width * columns * each) + (columns * 4 if precision == "int8" else 0)
+
+
+def rival(name: str, width: int, columns: int, precision: str) -> tuple[Run, int, int] | None:
+    """torch's or IPEX's kernel for the precision, likewise; None where there is none."""
+    size = packed_bytes(width, columns, precision)
+    copies = -(-WORKING_SET // size)
+    makers = {
+        ("torch", "bf16"): _torch_bf16,
+        ("torch", "int8"): _torch_int8,
+        ("torch", "int4"): _torch_int4,
+        ("ipex", "bf16"): _ipex_bf16,
+        ("ipex", "int8"): _ipex_woq,
+        ("ipex", "int4"): _ipex_woq,
+    }
+    try:
+        layers = [makers[name, precision](random_weight(columns, width), precision) for _ in range(copies)]
+        layers[0](torch.zeros(1, width, dtype=torch.bfloat16))
+    except (ImportError, RuntimeError, AttributeError) as error:
+        print(f"{name} {precision}: {type(error).__name__}: {str(error).splitlines()[0]}")
+        return None
+
+    def run(x: torch.Tensor) -> Any:
+        x = x.bfloat16()
+        for layer in layers:
+            out = layer(x)
+        return out
+
+    return run, copies, size
+
+
+def _torch_bf16(weight: torch.Tensor, precision: str) -> Run:
+    # oneDNN with the weight in oneDNN's own layout, as torch.compile uses it.
+    from ipex_assist.executors.kernels import TorchKernels
+
+    return TorchKernels(torch.bfloat16).linear(weight, None)
+
+
+def _torch_int8(weight: torch.Tensor, precision: str) -> Run:
+    values, scales = (weight.float() * 1000).to(torch.int8), torch.full((weight.shape[0],), 1e-3, dtype=torch.bfloat16)
+    return lambda x: torch._weight_int8pack_mm(x, values, scales)
+
+
+def _torch_int4(weight: torch.Tensor, precision: str) -> Run:
+    columns, width = weight.shape
+    packed = torch._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (columns, width), dtype=torch.int32), 1)
+    scales = torch.full((width // 128, columns, 2), 1e-3, dtype=torch.bfloat16)
+    return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, 128, scales)
+
+
+def _ipex_bf16(weight: torch.Tensor, precision: str) -> Run:
+    from ipex_assist.executors.ipex_kernels import IpexKernels
+
+    return IpexKernels(torch.bfloat16).linear(weight, None)
+
+
+def _ipex_woq(weight: torch.Tensor, precision: str) -> Run:
+    from ipex_assist.executors.ipex_kernels import WeightOnlyKernels
+
+    return WeightOnlyKernels(precision).linear(weight, None)
+
+
+def timed(run: Run, x: torch.Tensor, copies: int) -> float:
+    """Seconds of one layer."""
+    started = time.perf_counter()
+    run(x)
+    return (time.perf_counter() - started) / copies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    parser.add_argument("--rows", default="1,2,4,5,8,16,256")
+    parser.add_argument("--rivals", default="torch", help="torch, ipex, or both; empty for none")
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    rivals = [name for name in args.rivals.split(",") if name]
+    all_rows = [int(rows) for rows in args.rows.split(",")]
+    pool = planned_pool()
+    torch.set_num_threads(pool.threads)
+
+    table: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for shape in args.shapes.split(","):
+            width, columns = (int(size) for size in shape.split("x"))
+            for precision in args.precisions.split(","):
+                contenders = {"native": native(width, columns, precision)}
+                contenders |= {
+                    name: found for name in rivals if (found := rival(name, width, columns, precision)) is not None
+                }
+                samples: dict[tuple[str, int], list[float]] = {}
+                bandwidths: list[float] = []
+                for repeat in range(args.repeats + 1):
+                    bandwidths.append(read_bandwidth(pool, repeats=1))
+                    for rows in all_rows:
+                        x = torch.randn(rows, width)
+                        for name, (run, copies, _) in contenders.items():
+                            seconds = timed(run, x, copies)
+                            if repeat:
+                                samples.setdefault((name, rows), []).append(seconds)
+                bandwidth = measure.summary(bandwidths)["median"]
+                for (name, rows), seconds_of in sorted(samples.items()):
+                    figures = measure.summary([1000 * s for s in seconds_of])
+                    one = measure.summary([1000 * s for s in samples[name, all_rows[0]]])["median"]
+                    speed = contenders[name][2] / figures["median"] / 1e6
+                    results.append(
+                        {
+                            "shape": shape,
+                            "precision": precision,
+                            "contender": name,
+                            "rows": rows,
+                            "ms": figures,
+                            "GB_per_s": speed,
+                            "read_GB_per_s": bandwidth,
+                        }
+                    )
+                    table.append(
+                        {
+                            "shape": shape,
+                            "precision": precision,
+                            "contender": name,
+                            "rows": rows,
+                            "ms": f"{figures['median']:.3f}",
+                            "spread": f"{figures['min']:.3f} to {figures['max']:.3f}",
+                            "GB/s": f"{speed:.1f}",
+                            "% of read": f"{100 * speed / bandwidth:.0f}",
+                            "÷ first rows": f"{figures['median'] / one:.2f}",
+                            "GMAC/s": f"{rows * width * columns / figures['median'] / 1e6:.0f}",
+                        }
+                    )
+    measure.report(table, {"instruction_set": instruction_set(), "threads": pool.threads, "results": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+// One linear of every layer by itself, outside a forward pass: for benchmarks and tests.
+#include "linears.h"
+
+#include <algorithm>
+
+namespace ipex_assist {
+
+void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which which, const float* x, int64_t rows, float* out,
+                 int64_t stride) {
+    const Spec& spec = model.spec;
+    const auto choose = [&](const Layer& layer) -> const Linear& {
+        return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
+    };
+    const int64_t attended = int64_t(spec.heads) * spec.head_dim;
+    const int64_t width = which == OUTPUT ? attended : which == DOWN ? spec.intermediate_size : spec.hidden_size;
+    const int64_t depth = choose(model.layers[0]).depth, padded = (rows + 31) / 32 * 32;
+    workspace.row_values.grow(size_t(padded * depth * 4));
+    workspace.row_scales.grow(size_t(padded * depth / 32 * 4));
+    workspace.row_sums.grow(size_t(padded * depth / 32 * 4));
+    const Rows in{workspace.row_values.data(), workspace.row_scales.as<float>(), workspace.row_sums.as<int32_t>(), depth};
+    pool.run([&](int thread) {
+        for (const Layer& layer : model.layers) {
+            const Linear& linear = choose(layer);
+            for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
+                model.kernels->quantise(linear.precision, linear.group, x + r * width, width, 0, depth, r, in);
+            }
+            pool.wait(thread);
+            const auto [first, last] = model.slice(linear, thread, pool.threads());
+            if (first < last) model.kernels->linear(linear, in, rows, first, last, out + first * LANES, stride);
+            pool.wait(thread);
+        }
+    });
+}
+
+}  // namespace ipex_assist
