@@ -50,8 +50,8 @@ def test_instances_are_pinned_and_share_the_work(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one CPU")
-    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(20)])
-    code, err = run(FAKE, prompts, "-o", tmp_path / "o", "--instances", 2, SLEEP="0.01")
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(40)])
+    code, err = run(FAKE, prompts, "-o", tmp_path / "o", "--instances", 2, SLEEP="0.1")
     assert code == 0, err
     found = records(tmp_path / "o")
     masks = {record["instance"]: frozenset(record["cpus"]) for record in found}
@@ -65,14 +65,15 @@ def test_a_prompt_of_a_killed_instance_is_retried_elsewhere(tmp_path: Path) -> N
     """kill -9 in the middle of a prompt: the other instance does it, and the first comes back."""
     mark = tmp_path / "mark"
     prompts = write_prompts(tmp_path / "p.jsonl", [f"die-first {mark}", *[f"word {i}" for i in range(40)]])
-    code, err = run(FAKE, prompts, "-o", tmp_path / "o", *TWO, SLEEP="0.02")
+    code, err = run(FAKE, prompts, "-o", tmp_path / "o", *TWO, SLEEP="0.1")
     assert code == 0, err
     found = by_id(tmp_path / "o")
     assert len(found) == 41
     assert found["p0"]["tries"] == 2
     killed = 1 - found["p0"]["instance"]
     assert f"instance {killed}: was killed by SIGKILL" in err
-    assert len({record["pid"] for record in found.values() if record["instance"] == killed}) == 2 - (killed == 0)
+    # Its first process ended with the first prompt, so that all it has done is another's.
+    assert len({record["pid"] for record in found.values() if record["instance"] == killed}) == 1
 
 
 def test_a_deadly_prompt_fails_alone(tmp_path: Path) -> None:
@@ -100,11 +101,14 @@ def test_failed_prompts_are_retried_on_request_only(tmp_path: Path) -> None:
     code, err = run(FAKE, prompts, "-o", out, *TWO, "--resume")
     assert (code, out.read_bytes()) == (1, before)
     assert "--retry-failed" in err
-    write_prompts(prompts, ["a", "die", f"again-first {mark}", "b"])
     code, err = run(FAKE, prompts, "-o", out, *TWO, "--resume", "--retry-failed")
     assert code == 1
-    assert "1 failed prompts are tried again" in err
+    assert "1 failed prompt to be tried again" in err
     assert len(by_id(out)) == 4
+    write_prompts(prompts, ["a", "lives", f"again-first {mark}", "b"])
+    assert run(FAKE, prompts, "-o", out, *TWO, "--resume")[0] == 2
+    assert run(FAKE, prompts, "-o", out, *TWO, "--resume", "--retry-failed")[0] == 0
+    assert by_id(out)["p1"]["text"] == "lives"
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["sleeps", "SIGSTOP"])
@@ -112,7 +116,7 @@ def test_a_hung_instance_is_killed_and_its_prompt_retried(stopped: bool, tmp_pat
     """--timeout: deaf to SIGTERM or even stopped, it must go."""
     hangs = "b" if stopped else f"hang-first {tmp_path / 'mark'}"
     prompts = write_prompts(tmp_path / "p.jsonl", ["a", hangs, *[f"word {i}" for i in range(30)]])
-    process = start(FAKE, prompts, "-o", tmp_path / "o", *TWO, "--timeout", 1, SLEEP="0.1")
+    process = start(FAKE, prompts, "-o", tmp_path / "o", *TWO, "--timeout", 2, SLEEP="0.1")
     if stopped:
         wait_for(lambda: lines_in(tmp_path / "o") >= 1)
         os.kill(children(process.pid)[0], signal.SIGSTOP)
@@ -121,7 +125,7 @@ def test_a_hung_instance_is_killed_and_its_prompt_retried(stopped: bool, tmp_pat
     found = by_id(tmp_path / "o")
     assert len(found) == 32
     assert [record["tries"] for record in found.values()].count(2) == 1
-    assert "gave no result within 1 s (--timeout)" in err
+    assert "gave no result within 2 s (--timeout)" in err
 
 
 def test_a_prompt_that_always_hangs_fails(tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_signals_end_it_soon_and_resume_finishes(number: int, code: int, tmp_pat
     assert "Traceback" not in err
     done = len(by_id(out))
     assert 5 <= done < 60
-    assert f"{60 - done} prompts are left for --resume" in err
+    assert f"{60 - done} prompts left for --resume" in err
     assert len(pids) == 2
     wait_for(lambda: gone(pids), 1)
     assert run(FAKE, prompts, "-o", out, *TWO, "--resume")[0] == 0
@@ -172,7 +176,7 @@ def test_a_signal_to_every_process_at_once(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 143, err
     assert len(by_id(out)) >= before + 2  # both in flight
-    assert "SIGTERM" not in err
+    assert "killed by SIGTERM" not in err
 
 
 def test_a_hung_instance_does_not_delay_the_end(tmp_path: Path) -> None:
@@ -186,7 +190,7 @@ def test_a_hung_instance_does_not_delay_the_end(tmp_path: Path) -> None:
     time.sleep(0.7)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 2.5
     assert process.returncode == 130
     assert gone(pids)
 
@@ -294,6 +298,7 @@ def test_a_malformed_line_and_the_same_id_twice(tmp_path: Path) -> None:
         assert code == 1
         assert f"{path} line 2: not JSON" in err
         assert f'{path} line 3: id "a" is that of line 1' in err
+        assert "2 lines of" in err.splitlines()[-1]
         found = by_id(tmp_path / "o")
         assert {own_id: record["text"] for own_id, record in found.items()} == {"a": "one", "c": "x"}
 
@@ -340,8 +345,8 @@ def test_models_that_cannot_be_loaded(model: str, code: int, message: str, tmp_p
 
 def test_one_instance_that_cannot_load_is_left_out(tmp_path: Path) -> None:
     """A node with too little memory: the other instance does all of it, and the first is not asked again."""
-    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(20)])
-    code, err = run(FAKE, prompts, "-o", tmp_path / "o", "--instances", 2, "-m", "refuses-not-1")
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(30)])
+    code, err = run(FAKE, prompts, "-o", tmp_path / "o", "--instances", 2, "-m", "refuses-not-1", SLEEP="0.1")
     assert code == 0, err
     assert {record["instance"] for record in by_id(tmp_path / "o").values()} == {1}
     assert err.count("instance 0: there is no model refuses-not-1 (while loading); left out from here on") == 1
@@ -349,11 +354,11 @@ def test_one_instance_that_cannot_load_is_left_out(tmp_path: Path) -> None:
 
 def test_what_instances_print(tmp_path: Path) -> None:
     """Once, since all say the same; with -v each, and whose it is. Nothing of it reaches the results."""
-    prompts = write_prompts(tmp_path / "p.jsonl", ["say tokens are odd"] * 4)
+    prompts = write_prompts(tmp_path / "p.jsonl", ["say tokens are odd"] * 10)
     code, err = run(FAKE, prompts, "-o", tmp_path / "o", *TWO)
     assert (code, err.count("tokens are odd")) == (0, 1)
     code, err = run(FAKE, prompts, "-o", tmp_path / "o2", *TWO, "-v", SLEEP="0.3")
-    assert (code, err.count("tokens are odd")) == (0, 4)
+    assert (code, err.count("tokens are odd")) == (0, 10)
     assert "instance 1: tokens are odd" in err
 
 

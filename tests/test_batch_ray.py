@@ -126,7 +126,7 @@ def test_sigterm_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=15)
     assert process.returncode == 143, err
-    assert "are left for --resume" in err
+    assert "left for --resume" in err
     assert len(by_id(out)) >= 20
     wait_for(lambda: not instances(mark), 10)
 

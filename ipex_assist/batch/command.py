@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -56,41 +57,51 @@ def use_demo_model(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace, prompts: PromptFile, results: ResultFile, stop: StopSignal) -> int:
-    check_same_prompts(prompts, results)
+    check_same_prompts(prompts, results, ignore_failed=args.retry_failed)
     ids = {entry.id for entry in prompts.entries}
     retried = results.drop(lambda own_id, done: done.failed and own_id in ids) if args.retry_failed else 0
     todo = [entry for entry in prompts.entries if entry.id not in results.done]
-    before = len(prompts.entries) - len(todo)
-    progress = Progress(len(prompts.entries), before)
+    progress = Progress(len(prompts.entries), len(prompts.entries) - len(todo))
     for note in results.notes:
         progress.say(note)
     _tell_about_lines(prompts, progress)
     if retried:
-        progress.say(f"{retried} failed prompts are tried again")
-    earlier = sum(results.done[entry.id].failed for entry in prompts.entries if entry.id in results.done)
+        progress.say(f"{_count(retried, 'failed prompt')} to be tried again")
     if todo:
         pool = _local_pool(args, progress, len(todo)) if args.ray is None else _ray_pool(args, progress, stop)
         run = Coordinator(prompts, todo, results, pool, progress, stop, timeout=args.timeout, verbose=args.verbose)
-        run.run()
-        results.sync(now=True)
-        progress.say(progress.close())
+        try:
+            run.run()
+            results.sync(now=True)
+        finally:
+            progress.close()
+        progress.say(progress.summary())
     else:
-        progress.say(f"nothing to do: {before} of {before} prompts have their records in {args.output}")
-    if stop.number is not None:
-        left = len(todo) - progress.done
-        progress.say(f"stopped by a signal; {left} prompts are left for --resume")
-        return 128 + stop.number
+        progress.say(f"nothing to do: each of {_count(len(ids), 'prompt')} has its record in {args.output}")
+    return _verdict(prompts, results, progress, stop.number, len(todo) - progress.done)
+
+
+def _verdict(prompts: PromptFile, results: ResultFile, progress: Progress, stopped: int | None, left: int) -> int:
+    """The exit code, after what is still to be said."""
+    if stopped is not None:
+        progress.say(f"stopped by {signal.Signals(stopped).name}; {_count(left, 'prompt')} left for --resume")
+        return 128 + stopped
+    earlier = sum(entry.id in results.done and results.done[entry.id].failed for entry in prompts.entries)
     if earlier:
-        progress.say(f"{earlier} prompts failed in an earlier run; --resume --retry-failed tries them again")
+        progress.say(f"{_count(earlier, 'prompt')} failed in an earlier run; --resume --retry-failed tries again")
+    if prompts.problems:
+        progress.say(f"{_count(len(prompts.problems), 'line')} of {prompts.path} could not be run (see above)")
     return 1 if progress.failed or earlier or prompts.problems else 0
 
 
-def check_same_prompts(prompts: PromptFile, results: ResultFile) -> None:
+def check_same_prompts(prompts: PromptFile, results: ResultFile, *, ignore_failed: bool) -> None:
     """UsageError where records belong to other prompts than those that have their ids now."""
     others = [
         entry
         for entry in prompts.entries
-        if entry.id in results.done and results.done[entry.id].digest not in (None, entry.digest)
+        if (done := results.done.get(entry.id)) is not None
+        and done.digest not in (None, entry.digest)
+        and not (ignore_failed and done.failed)  # it may have been corrected since
     ]
     if others:
         first = others[0]
@@ -101,6 +112,10 @@ def check_same_prompts(prompts: PromptFile, results: ResultFile) -> None:
         )
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
     for problem in prompts.problems[:SHOWN_PROBLEMS]:
         progress.say(f"{prompts.path} line {problem.line}: {problem.message}")
@@ -108,8 +123,8 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         progress.say(f"{prompts.path}: and {len(prompts.problems) - SHOWN_PROBLEMS} more lines that cannot be run")
     for name, (lines, first) in prompts.unknown.items():
         progress.say(
-            f"{prompts.path}: {name} is no option and has no effect{suggestion(name)}; in {lines} "
-            f"line{'s' * (lines != 1)} from line {first}"
+            f"{prompts.path}: {name} is no option and has no effect{suggestion(name)}; in "
+            f"{_count(lines, 'line')} from line {first}"
         )
 
 
@@ -152,6 +167,6 @@ def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal) ->
 def _dry_run(args: argparse.Namespace, prompts: PromptFile) -> int:
     from ipex_assist.launch.table import format_instances
 
-    print(f"# {len(prompts.entries)} prompts, {len(prompts.problems)} lines that cannot be run")
+    print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
     print(format_instances(local_commands(args, _model_bytes(args))), flush=True)
     return 0

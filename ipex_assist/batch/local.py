@@ -210,5 +210,5 @@ def _describe_end(code: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

@@ -18,6 +18,7 @@ class Progress:
         self.done = self.failed = self.tokens = 0
         self._total, self._before = total, done_before
         self._started = self._last_line = time.monotonic()
+        self._ended: float | None = None
         self._shown: set[str] = set()
         self._bar: tqdm | None = None
         if sys.stderr is not None and sys.stderr.isatty():
@@ -60,15 +61,21 @@ class Progress:
                 self._shown.add(line)
             self.say(line)
 
+    def _seconds(self) -> float:
+        return (self._ended or time.monotonic()) - self._started
+
     def _rates(self) -> str:
-        seconds = max(time.monotonic() - self._started, 1e-9)
+        seconds = max(self._seconds(), 1e-9)
         return f"{self.done / seconds:.2f} prompts/s, {self.tokens / seconds:.1f} tokens/s"
 
-    def close(self) -> str:
-        """End the bar; returns the closing line's figures."""
+    def close(self) -> None:
+        """End the bar; the time counts up to here."""
+        self._ended = time.monotonic()
         with suppress(OSError, ValueError):
             if self._bar is not None:
                 self._bar.close()
-        seconds = time.monotonic() - self._started
+
+    def summary(self) -> str:
+        """The closing line."""
         good = self.done - self.failed
-        return f"{good} prompts done in {seconds:.1f} s ({self._rates()}), {self.failed} failed"
+        return f"{good} prompts done in {self._seconds():.1f} s ({self._rates()}), {self.failed} failed"
