@@ -100,6 +100,24 @@ IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, in
     });
 }
 
+// Weights that are quantised already, see Model::pack_int4. Likewise 0, 1 or -1.
+IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t layer, const uint8_t* values,
+                                           const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
+    return guarded(-1, [&] {
+        Model& model = static_cast<Handle*>(handle)->model;
+        Pool& threads = *static_cast<Pool*>(pool);
+        return model.pack_int4(threads, Slot(slot), layer, values, scales, zeros, columns, width) ? 0 : 1;
+    });
+}
+
+// The order of a linear's input columns, see Model::set_order. Likewise 0, 1 or -1.
+IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t layer, const int32_t* order,
+                                           int64_t width) {
+    return guarded(-1, [&] {
+        return static_cast<Handle*>(handle)->model.set_order(Slot(slot), layer, order, width) ? 0 : 1;
+    });
+}
+
 IPEX_ASSIST_API void* ia_cache_new(void* handle, int64_t positions) {
     return guarded<void*>(nullptr, [&] { return new Cache(static_cast<Handle*>(handle)->model, positions); });
 }

@@ -154,17 +154,18 @@ void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
 }
 
-// Merges the parts of each head, and puts the rows into the form of the output linear, in units of whole heads and spans.
+// Merges the parts of each head, and puts the rows into the form of the output linear: in units of whole heads and spans,
+// or of whole rows where that linear takes their columns in an order of its own.
 void Forward::combine_few(int thread, int32_t index) {
     const Linear& next = model_.layers[size_t(index)].output;
     const int64_t dim = spec_.head_dim, columns = int64_t(spec_.heads) * dim;
-    const bool aligned = SPAN % dim == 0 || dim % SPAN == 0;
+    const bool aligned = (SPAN % dim == 0 || dim % SPAN == 0) && !next.order;
     const int64_t unit = aligned ? std::max<int64_t>(SPAN, dim) : next.depth;
     const int64_t each = (next.depth + unit - 1) / unit, units = batch_.rows * each;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / each, first = u % each * unit, last = std::min(first + unit, next.depth);
         for (int64_t h = first / dim; h < std::min(last, columns) / dim; h++) combine_head(index, row, int32_t(h));
-        quantise(w_.attended.as<float>() + row * attended_width_, columns, first, last, row, next);
+        quantise(thread, w_.attended.as<float>() + row * attended_width_, columns, first, last, row, next);
     }
 }
 

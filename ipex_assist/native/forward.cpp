@@ -62,11 +62,15 @@ void Forward::reserve(int32_t further) {
     rows_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
 }
 
+int64_t Forward::ordered_width() const {
+    return spec_.ordered ? round_up(std::max({width_, inner_, attended_width_}), SPAN) : 0;
+}
+
 int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
 
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
-    const int64_t floats = width_ + int64_t(batch_.rows) * UP_BLOCKS * LANES + model_.value_width() +
+    const int64_t floats = width_ + ordered_width() + int64_t(batch_.rows) * UP_BLOCKS * LANES + model_.value_width() +
                            queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 2);
     return round_up(floats * 4 + 16 * 64, 4096);
 }
@@ -82,6 +86,7 @@ Forward::Scratch Forward::scratch(int thread) const {
     const auto take_floats = [&](int64_t floats) { return reinterpret_cast<float*>(take(floats)); };
     Scratch s;
     s.row = take_floats(width_);
+    s.ordered = take_floats(ordered_width());
     s.up = take_floats(batch_.rows * UP_BLOCKS * LANES);
     s.head = take_floats(model_.value_width());
     s.scores = take_floats(queries * KEYS);
@@ -128,7 +133,7 @@ void Forward::embed_rows(int thread) {
     if (spec_.projected_embedding) {
         for (int64_t r = first; r < end; r++) {
             model_.embed(batch_.tokens[r], delta + r * width_);
-            quantise(delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in);
+            quantise(thread, delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in);
         }
         wait(thread);
         linear(thread, model_.project_in, batch_.rows, x, width_);
@@ -149,13 +154,15 @@ void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* p
         if (add) k_.add(x, w_.delta.as<float>() + (first_row + i) * width_, spec_.hidden_size);
         if (post) k_.normalise(spec_.rms_norm, x, post->weight, post->bias, spec_.norm_eps, spec_.hidden_size, x);
         if (pre) k_.normalise(spec_.rms_norm, x, pre->weight, pre->bias, spec_.norm_eps, spec_.hidden_size, scratch_row);
-        quantise(pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
+        quantise(thread, pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
     }
 }
 
-void Forward::quantise(const float* from, int64_t width, int64_t first, int64_t last, int64_t row, const Linear& next) {
+void Forward::quantise(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
+                       const Linear& next) {
     Rows rows = rows_;
     rows.depth = next.depth;
+    if (next.order) from = Model::arrange(next, from, width, first, last, scratch(thread).ordered);
     k_.quantise(next.precision, next.group, from, width, first, last, row, rows);
 }
 
@@ -163,7 +170,7 @@ void Forward::quantise_all(int thread, const float* from, int64_t stride, int64_
     const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = batch_.rows * spans;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / spans, first = u % spans * SPAN;
-        quantise(from + row * stride, width, first, std::min(first + SPAN, next.depth), row, next);
+        quantise(thread, from + row * stride, width, first, std::min(first + SPAN, next.depth), row, next);
     }
 }
 
@@ -205,7 +212,8 @@ void Forward::head(int thread) {
     if (spec_.projected_embedding) {
         linear(thread, model_.project_out, batch_.last, w_.delta.as<float>(), width_);
         for (int64_t r = share(batch_.last, thread, pool_.threads()); r < share(batch_.last, thread + 1, pool_.threads()); r++) {
-            quantise(w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r, model_.head);
+            quantise(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
+                     model_.head);
         }
         wait(thread);
     }

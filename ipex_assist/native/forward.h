@@ -48,7 +48,7 @@ private:
         int32_t first, end;
     };
     struct Scratch {  // one thread's own buffers
-        float *row, *up, *head, *scores, *results, *running;
+        float *row, *ordered, *up, *head, *scores, *results, *running;
         uint8_t *query, *probabilities;
         int32_t *first, *end;
     };
@@ -62,7 +62,8 @@ private:
     void pass(int thread);
     void embed_rows(int thread);
     void prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, int64_t first_row, const Linear& next);
-    void quantise(const float* from, int64_t width, int64_t first, int64_t last, int64_t row, const Linear& next);
+    void quantise(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
+                  const Linear& next);
     void quantise_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next);
     void linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride);
     void up_linear(int thread, const Layer& layer);
@@ -83,6 +84,7 @@ private:
     int64_t last_block(int32_t row) const { return batch_.positions[row] / KEYS; }
     int32_t group() const { return spec_.heads / spec_.kv_heads; }
     int32_t tile_rows() const;
+    int64_t ordered_width() const;
     const Segment& segment_of(int32_t row) const;
     float* partial(int64_t block, int32_t kv_head, int64_t row) const;
 

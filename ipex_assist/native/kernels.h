@@ -12,6 +12,8 @@
 //            [16] scale, zero in its lowest 5 bits (32 bits: a float with 19 significant bits, and an integer 0…31)
 //            [group/32][4][16][4] bytes     low nibble: quads 0…3 of the 32 columns, high nibble: quads 4…7
 //          value = scale · (nibble - zero)
+//
+// Input columns may lie in another order than the checkpoint's (Linear.order): then rows are put into that order too.
 #pragma once
 #include <cstdint>
 
@@ -35,6 +37,7 @@ struct Linear {
     const uint8_t* weights;  // blocks · block_bytes(precision, group, depth)
     const float* scales;     // int8: (blocks · 16)
     const float* bias;       // (blocks · 16), or null
+    const int32_t* order;    // (depth) which column of a row goes with input column i; null where that is i
 };
 
 inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {

@@ -19,10 +19,12 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
     workspace.row_sums.grow(size_t(padded * depth / 32 * 4));
     const Rows in{workspace.row_values.data(), workspace.row_scales.as<float>(), workspace.row_sums.as<int32_t>(), depth};
     pool.run([&](int thread) {
+        std::vector<float> buffer(static_cast<size_t>(depth));
         for (const Layer& layer : model.layers) {
             const Linear& linear = choose(layer);
             for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
-                model.kernels->quantise(linear.precision, linear.group, x + r * width, width, 0, depth, r, in);
+                const float* row = Model::arrange(linear, x + r * width, width, 0, depth, buffer.data());
+                model.kernels->quantise(linear.precision, linear.group, row, width, 0, depth, r, in);
             }
             pool.wait(thread);
             const auto [first, last] = model.slice(linear, thread, pool.threads());

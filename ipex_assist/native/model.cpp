@@ -49,14 +49,15 @@ const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
     return reinterpret_cast<const uint8_t*>(base_ + uintptr_t(at));
 }
 
-Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias) {
+Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision) {
     Linear linear{};
-    linear.precision = spec.precision;
-    linear.group = spec.precision == INT4 ? spec.group : SPAN;
-    linear.depth = padded_depth(spec.precision, width);
+    linear.precision = precision;
+    linear.group = precision == INT4 ? spec.group : SPAN;
+    linear.depth = padded_depth(precision, width);
     linear.blocks = columns_padded / LANES;
     if (bias) linear.bias = make_vector(columns_padded);
-    if (spec.precision == INT8) linear.scales = make_vector(columns_padded);
+    if (precision == INT8) linear.scales = make_vector(columns_padded);
+    if (spec.ordered) linear.order = reinterpret_cast<const int32_t*>(take(linear.depth * 4, 64));
     const int64_t bytes = linear.blocks * block_bytes(linear.precision, linear.group, linear.depth);
     linear.weights = take(bytes, 4096);
     return linear;
@@ -82,22 +83,23 @@ void Model::lay_out() {
         Layer& layer = layers[i];
         layer.window = windows_[i];
         layer.attention_norm = make_norm();
-        layer.qkv = make_linear(value_column() + value_column() - key_column(), spec.hidden_size, spec.qkv_bias);
+        layer.qkv = make_linear(value_column() + value_column() - key_column(), spec.hidden_size, spec.qkv_bias,
+                                spec.precision);
         if (spec.qk_norm) {
             layer.q_norm = make_vector(spec.head_dim);
             layer.k_norm = make_vector(spec.head_dim);
         }
-        layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias);
+        layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
         layer.mlp_norm = make_norm();
-        layer.up = make_linear(intermediate * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias);
-        layer.down = make_linear(part_width(spec.hidden_size), spec.intermediate_size, spec.mlp_bias);
+        layer.up = make_linear(intermediate * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, spec.precision);
+        layer.down = make_linear(part_width(spec.hidden_size), spec.intermediate_size, spec.mlp_bias, spec.precision);
     }
     if (spec.final_norm) final_norm = make_norm();
     if (spec.projected_embedding) {
-        project_in = make_linear(part_width(spec.hidden_size), spec.embedding_size, false);
-        project_out = make_linear(part_width(spec.embedding_size), spec.hidden_size, false);
+        project_in = make_linear(part_width(spec.hidden_size), spec.embedding_size, false, spec.outer_precision);
+        project_out = make_linear(part_width(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
     }
-    head = make_linear(part_width(spec.vocab_size), spec.embedding_size, false);
+    head = make_linear(part_width(spec.vocab_size), spec.embedding_size, false, spec.outer_precision);
     if (spec.positions) positions_ = make_vector(int64_t(spec.positions) * spec.hidden_size);
     if (!shared_table()) {
         table_ = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
@@ -199,6 +201,65 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
         }
     });
     return true;
+}
+
+namespace {
+
+// One output column of 4-bit values as its 4 bytes of every line of a block: see kernels.h.
+void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int64_t group, uint8_t* block, int lane) {
+    const int64_t group_bytes = (group / 8 + 1) * 64;
+    const auto value = [&](int64_t k) { return k < width ? values[k] : 0; };
+    for (int64_t k = 0; k < depth; k += 32) {
+        uint8_t* lines = block + k / group * group_bytes + 64 + k % group / 8 * 64;
+        for (int64_t i = 0; i < 16; i++) {
+            lines[i / 4 * 64 + lane * 4 + i % 4] = uint8_t(value(k + i) | value(k + 16 + i) << 4);
+        }
+    }
+}
+
+}  // namespace
+
+bool Model::pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,
+                      const uint8_t* zeros, int64_t columns, int64_t width) {
+    const Part where = part(slot, layer);
+    if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
+    if (columns != where.columns || width != where.width) return false;
+    const Linear& linear = *where.linear;
+    const int64_t size = block_bytes(INT4, linear.group, linear.depth);
+    const int64_t groups = (width + linear.group - 1) / linear.group;
+    pool.run([&](int thread) {
+        const auto [first, last] = slice(linear, thread, pool.threads());
+        for (int64_t i = 0; i * LANES < columns; i++) {
+            const int64_t at = where.first + i * where.step;
+            if (at < first || at >= last) continue;
+            uint8_t* block = const_cast<uint8_t*>(linear.weights) + at * size;
+            for (int lane = 0; lane < LANES && i * LANES + lane < columns; lane++) {
+                const int64_t column = i * LANES + lane;
+                place_int4_column(values + column * width, width, linear.depth, linear.group, block, lane);
+                for (int64_t g = 0; g < groups; g++) {
+                    uint32_t head;
+                    std::memcpy(&head, scales + column * groups + g, 4);
+                    head = ((head + ZERO_BITS / 2) & ~uint32_t(ZERO_BITS)) | zeros[column * groups + g];
+                    std::memcpy(block + g * (linear.group / 8 + 1) * 64 + lane * 4, &head, 4);
+                }
+            }
+        }
+    });
+    return true;
+}
+
+bool Model::set_order(Slot slot, int32_t layer, const int32_t* order, int64_t width) {
+    const Part where = part(slot, layer);
+    if (!where.linear || !where.linear->order || width != where.width) return false;
+    std::memcpy(const_cast<int32_t*>(where.linear->order), order, size_t(width) * 4);
+    return true;
+}
+
+const float* Model::arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
+                            float* buffer) {
+    if (!linear.order) return row;
+    for (int64_t k = first; k < last && k < width; k++) buffer[k] = row[linear.order[k]];
+    return buffer;
 }
 
 void Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns) {

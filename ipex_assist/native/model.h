@@ -21,6 +21,8 @@ struct Spec {
     Activation activation;
     int32_t gated, qkv_bias, output_bias, mlp_bias, qk_norm, tied_head, projected_embedding;
     float norm_eps, attention_scale;
+    Precision outer_precision;  // of the head and of project_in and project_out
+    int32_t ordered;            // whether linears have an order of input columns of their own (GPTQ's act-order)
 };
 
 enum Slot : int32_t {
@@ -60,6 +62,16 @@ public:
     // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight exists.
     bool pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
               int64_t columns);
+    // Packs a matrix that is quantised already: values (columns, width) from 0 to 15, and for each group of input
+    // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
+    // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight.
+    bool pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,
+                   const uint8_t* zeros, int64_t columns, int64_t width);
+    // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
+    bool set_order(Slot slot, int32_t layer, const int32_t* order, int64_t width);
+    // Columns [first, last) of a row (width) in the order of `linear`: in `buffer`, or where they are if it has none.
+    static const float* arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
+                                float* buffer);
 
     // The blocks of a linear that `thread` computes, and packed: [first, second).
     std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) const;
@@ -86,7 +98,7 @@ private:
     bool shared_table() const { return spec.tied_head && (spec.precision == FP32 || spec.precision == BF16); }
     const uint8_t* take(int64_t bytes, int64_t alignment);
     void lay_out();
-    Linear make_linear(int64_t columns_padded, int64_t width, bool bias);
+    Linear make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision);
     const float* make_vector(int64_t size);
     Norm make_norm();
     Part part(Slot slot, int32_t layer) const;

@@ -49,6 +49,8 @@ class Spec(ctypes.Structure):
         *((name, ctypes.c_int32) for name in _INTEGERS.split()),
         ("norm_eps", ctypes.c_float),
         ("attention_scale", ctypes.c_float),
+        ("outer_precision", ctypes.c_int32),
+        ("ordered", ctypes.c_int32),
     ]
 
 
@@ -69,8 +71,14 @@ class Batch(ctypes.Structure):
     ]
 
 
-def native_spec(spec: DecoderSpec, precision: str, group: int) -> Spec:
-    """A DecoderSpec as the core reads it; `group` columns share an int4 scale."""
+def native_spec(
+    spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
+) -> Spec:
+    """A DecoderSpec as the core reads it; `group` columns share an int4 scale.
+
+    outer_precision: of the head and the embedding's projections, `precision` where None. ordered: linears have an order
+    of input columns of their own.
+    """
     learned = spec.rope is None
     return Spec(
         precision=PRECISIONS[precision],
@@ -100,4 +108,6 @@ def native_spec(spec: DecoderSpec, precision: str, group: int) -> Spec:
         projected_embedding=spec.projected_embedding,
         norm_eps=spec.norm_eps,
         attention_scale=spec.scale,
+        outer_precision=PRECISIONS[outer_precision or precision],
+        ordered=ordered,
     )
