@@ -103,6 +103,20 @@ def test_close_leaves_nobody() -> None:
     assert gone([ready.facts["pid"]])
 
 
+def test_a_child_that_keeps_the_pipes_open() -> None:
+    """A library's forked helper survives a kill -9 of its parent: the end must be seen all the same, and it must go."""
+    pool = pool_of(
+        "import os, time\nchild = os.fork()\nif not child: time.sleep(1000)\n"
+        + READY.replace("os.getpid()", "child")
+        + "os.kill(os.getpid(), 9)"
+    )
+    pool.start(0)
+    events = until(pool, has(Ended))
+    assert isinstance(events[0], Ready)
+    wait_for(lambda: gone([events[0].facts["pid"]]), 2)
+    pool.close()
+
+
 def test_a_line_without_end_on_standard_error() -> None:
     """A library that prints dots for hours must not fill the coordinator's memory."""
     pool = pool_of("import sys; sys.stderr.write('.' * 1_000_000); sys.stderr.flush()")

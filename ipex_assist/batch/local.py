@@ -137,6 +137,9 @@ class LocalPool:
                     self._selector.unregister(key.fd)
                 else:
                     self._end(key.data, None)
+        # A child that it forked may keep its pipes open beyond its death.
+        for instance in [i for i, worker in self._workers.items() if worker.process.poll() is not None]:
+            self._end(instance, None)
         events, self._events = self._events, []
         return events
 
@@ -167,6 +170,7 @@ class LocalPool:
         if reason is not None:
             signal_group(worker.process.pid, signal.SIGKILL)
         code = _reap(worker.process)
+        signal_group(worker.process.pid, signal.SIGKILL)  # what it leaves behind
         for fd in (worker.replies, worker.messages):
             self._take(instance, worker, fd, worker.drain(fd))
         worker.close()

@@ -171,7 +171,7 @@ class Actor:
     def _until(self, kind: type) -> list[Event]:
         events: list[Event] = []
         while not any(isinstance(event, (kind, Ended)) for event in events):
-            events += self._pool.wait(3600.0)
+            events += self._pool.wait(1.0)
         return events
 
 
