@@ -14,7 +14,7 @@ from ipex_assist.decode import Round, decode
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import Decoder
-from ipex_assist.executors.choose import library_executor, load_decoder, resolve_executor
+from ipex_assist.executors.choose import library_executor, load_decoder, resolve_executor, stored_precision
 from ipex_assist.generation import Identity
 from ipex_assist.models import find
 from ipex_assist.sampling import Sampling
@@ -37,7 +37,7 @@ def load(
     target: str,
     assistant: str | None = "auto",
     *,
-    precision: str = "bf16",
+    precision: str | None = None,
     assistant_precision: str | None = None,
     executor: str = "auto",
     revision: str | None = None,
@@ -48,10 +48,11 @@ def load(
     """Load a target and its assistant.
 
     target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none.
-    precision: bf16, fp32, int8 or int4 (the last two need an executor that has them); assistant_precision defaults
-    to the target's. cache_packed: keep the native core's packed weights in the cache folder, and take them from there
-    when the same checkpoint is loaded again. An architecture we have no spec for runs through transformers, with the
-    same methods.
+    precision: bf16, fp32, int8 or int4 (the last two need an executor that has them). None is bf16, or the 4 bits of a
+    checkpoint that is quantised already (GPTQ, AWQ). assistant_precision defaults to the assistant's own such bits,
+    then to the target's precision. cache_packed: keep the native core's packed weights in the cache folder, and take
+    them from there when the same checkpoint is loaded again. An architecture we have no spec for runs through
+    transformers, with the same methods.
     Raises UsageError for a combination that cannot work, IpexAssistError where a model cannot be loaded.
     """
     checkpoint = open_checkpoint(target, revision=revision, offline=offline)
@@ -60,6 +61,9 @@ def load(
     else:
         helper = open_checkpoint(assistant, offline=offline) if assistant else None
     executor = resolve_executor(executor, precision, assistant_precision if helper else None)
+    precision = precision or stored_precision(checkpoint, executor) or "bf16"
+    if helper is not None:
+        assistant_precision = assistant_precision or stored_precision(helper, executor)
     model = _build(
         checkpoint, helper, precision, assistant_precision, executor, assistant == "auto", progress, cache_packed
     )

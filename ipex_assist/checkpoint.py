@@ -86,12 +86,19 @@ def open_checkpoint(source: str, *, revision: str | None = None, offline: bool =
     if path.is_file():
         return GgufCheckpoint(source, path)
     if path.is_dir():
-        return FolderCheckpoint(source, path)
+        return open_folder(FolderCheckpoint(source, path))
     if not hub.is_hub_id(source):
         raise IpexAssistError(f"{source}: no such file or folder (looked for {path.absolute()}).")
     folder = hub.fetch(source, revision=revision, offline=offline)
     hint = f"The cached copy of {source} is incomplete; run once without --offline to complete it."
-    return FolderCheckpoint(source, folder, hint)
+    return open_folder(FolderCheckpoint(source, folder, hint))
+
+
+def open_folder(stored: FolderCheckpoint) -> Checkpoint:
+    """The checkpoint, or, where its linears are quantised (GPTQ, AWQ), its view as one of plain weights."""
+    from ipex_assist.quantized_checkpoint import quantised
+
+    return quantised(stored)
 
 
 class FolderCheckpoint(Checkpoint):

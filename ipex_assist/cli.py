@@ -83,9 +83,8 @@ def _model_bytes(args: argparse.Namespace) -> int | None:
         return None
     from ipex_assist.memory import estimate_need
 
-    precision = args.precision or "bf16"
     need = estimate_need(
-        args.model, assistant_of(args), precision, args.assistant_precision, args.max_new_tokens, args.revision
+        args.model, assistant_of(args), args.precision, args.assistant_precision, args.max_new_tokens, args.revision
     )
     return need.total
 

@@ -99,12 +99,25 @@ def parameters_on_hub(source: str, revision: str | None = None) -> int | None:
         info = _model_info(source, revision)
     except Exception:
         return None
-    total = getattr(getattr(info, "safetensors", None), "total", None)
+    found = getattr(info, "safetensors", None)
+    total = getattr(found, "total", None)
     if total:
-        return int(total)
+        # GPTQ and AWQ put eight weights into an int32, and the hub counts it once.
+        return int(total) + 7 * int((getattr(found, "parameters", None) or {}).get("I32", 0))
     weights = [file for file in info.siblings if re.fullmatch(r"pytorch_model(-\d+-of-\d+)?\.bin", file.rfilename)]
     size = sum(file.size or 0 for file in weights)
     return size // 2 or None  # .bin files do not say; nearly all of those still in use are fp16
+
+
+def quantised_bytes_on_hub(source: str, revision: str | None = None) -> int | None:
+    """Bytes of a GPTQ or AWQ checkpoint; None where it is something else, or cannot be had quickly."""
+    try:
+        found = getattr(_model_info(source, revision), "safetensors", None)
+    except Exception:
+        return None
+    counts = getattr(found, "parameters", None) or {}
+    packed = int(counts.get("I32", 0))
+    return packed * 4 + 2 * (sum(counts.values()) - packed) if packed else None
 
 
 def _model_info(source: str, revision: str | None) -> Any:

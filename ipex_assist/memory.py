@@ -35,7 +35,7 @@ class Need:
 def estimate_need(
     model: str,
     assistant: str | None,
-    precision: str,
+    precision: str | None,
     assistant_precision: str | None,
     max_new_tokens: int,
     revision: str | None = None,
@@ -44,7 +44,8 @@ def estimate_need(
 ) -> Need:
     """What `load(model, assistant)` and a generation will take, without downloading anything.
 
-    offline: read only what is on this machine; else the hub is asked for the sizes of models that are not.
+    precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
+    hub is asked for the sizes of models that are not.
     """
     kv = 0
     try:
@@ -66,7 +67,7 @@ def estimate_need(
     )
 
 
-def _size(source: str, precision: str, revision: str | None, offline: bool) -> int | None:
+def _size(source: str, precision: str | None, revision: str | None, offline: bool) -> int | None:
     try:
         return estimate_bytes(source, precision, revision=revision, offline=offline)
     except IpexAssistError:

@@ -8,16 +8,21 @@ from pathlib import Path
 
 from ipex_assist import gguf_file, hub
 from ipex_assist.assistants import canonical_id
-from ipex_assist.checkpoint import FolderCheckpoint
+from ipex_assist.checkpoint import Checkpoint, FolderCheckpoint, open_folder
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
 
 # Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
 # and one bf16 zero point per group of 128. Embeddings and norms are not quantised.
 LINEAR_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
 
 
-def estimate_bytes(source: str, precision: str, *, revision: str | None = None, offline: bool = False) -> int | None:
+def estimate_bytes(
+    source: str, precision: str | None, *, revision: str | None = None, offline: bool = False
+) -> int | None:
     """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
+
+    precision None: int4 where the checkpoint is quantised already, else bf16.
 
     A folder, a GGUF file or a complete copy in the hub cache takes 1 to 30 ms; else the hub is asked once, unless
     offline. None where the size cannot be had: what is wrong with a checkpoint, `open_checkpoint` will say.
@@ -30,15 +35,19 @@ def estimate_bytes(source: str, precision: str, *, revision: str | None = None, 
         if path.is_file():
             tensors = gguf_file.read_header(path).tensors
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
-            return packed_bytes(shapes, precision, "output.weight" not in tensors)
+            return packed_bytes(shapes, precision or "bf16", "output.weight" not in tensors)
         if path.is_dir():
-            return _folder_bytes(FolderCheckpoint(source, path), precision)
+            return _folder_bytes(open_folder(FolderCheckpoint(source, path)), precision)
     except (IpexAssistError, OSError):
         pass  # a copy in the cache that a download has yet to complete, or a checkpoint that will not open
     if not on_hub or offline or hub.offline_by_environment():
         return None
+    if precision is None:
+        stored = hub.quantised_bytes_on_hub(source, revision)
+        if stored is not None:
+            return stored
     parameters = hub.parameters_on_hub(source, revision)
-    return None if parameters is None else math.ceil(parameters * LINEAR_BYTES[precision])
+    return None if parameters is None else math.ceil(parameters * LINEAR_BYTES[precision or "bf16"])
 
 
 def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_head: bool = False) -> int:
@@ -58,10 +67,16 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
     return math.ceil(total)
 
 
-def _folder_bytes(checkpoint: FolderCheckpoint, precision: str) -> int:
+def _folder_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
     config = checkpoint.config
     tied = bool(config.get("tie_word_embeddings", config.get("model_type") in ("opt", "gpt_bigcode")))
-    if checkpoint.files[0].suffix == ".safetensors":
+    in_bin = checkpoint.weight_files()[0].suffix != ".safetensors"
+    if isinstance(checkpoint, QuantizedCheckpoint) and precision in (None, "int4"):
+        if in_bin:
+            return sum(file.stat().st_size for file in checkpoint.weight_files())
+        return _quantised_bytes(checkpoint, tied)
+    precision = precision or "bf16"
+    if not in_bin:
         shapes = checkpoint.shapes()
         return packed_bytes(shapes, precision, tied and "lm_head.weight" not in shapes)
     # The headers of .bin files need torch: file sizes, and the embedding's shape by the config, will do.
@@ -69,3 +84,16 @@ def _folder_bytes(checkpoint: FolderCheckpoint, precision: str) -> int:
     embedding = (config.get("vocab_size") or 0, width)
     linears = (checkpoint.num_parameters - math.prod(embedding), 1)
     return packed_bytes({"embed_tokens": embedding, "linears": linears}, precision, tied)
+
+
+def _quantised_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:
+    """Bytes in the native core of a checkpoint whose linears are stored in 4 bits; a head of floats becomes int8."""
+    head_bytes = LINEAR_BYTES["int8"]
+    shapes = checkpoint.shapes()
+    floats = {name: shape for name, shape in shapes.items() if name not in checkpoint.modules}
+    total = sum(m.columns * m.width for m in checkpoint.modules.values()) * (0.5 + 4 / checkpoint.core_group())
+    for name, shape in floats.items():
+        total += math.prod(shape) * (head_bytes if name == "lm_head.weight" else 2)
+        if tied_head and "lm_head.weight" not in shapes and any(word in name for word in ("embed_tokens", "wte")):
+            total += math.prod(shape) * head_bytes
+    return math.ceil(total)

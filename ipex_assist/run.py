@@ -141,7 +141,7 @@ def _input_waits() -> bool:
 
 def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it."""
-    precision = args.precision or "bf16"
+    precision = args.precision
     from ipex_assist.executors.choose import resolve_executor
 
     executor = resolve_executor(args.executor, precision, args.assistant_precision if assistant else None)
@@ -149,7 +149,7 @@ def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[st
     need = estimate_need(
         args.model,
         assistant,
-        precision,
+        precision or (None if executor == "native" else "bf16"),
         args.assistant_precision,
         args.max_new_tokens,
         args.revision,

@@ -134,7 +134,7 @@ def _model_bytes(args: argparse.Namespace) -> int | None:
     need = estimate_need(
         args.model,
         assistant_of(args),
-        args.precision or "bf16",
+        args.precision,
         args.assistant_precision,
         args.max_new_tokens,
         args.revision,

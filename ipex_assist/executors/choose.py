@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors import Decoder
@@ -14,8 +14,6 @@ from ipex_assist.models import Source, find
 from ipex_assist.spec import DecoderSpec
 
 if TYPE_CHECKING:
-    import torch
-
     from ipex_assist.checkpoint import Checkpoint
     from ipex_assist.executors.kernels import Kernels
 
@@ -55,6 +53,25 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
                 "or choose another --precision"
             )
     return chosen
+
+
+def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
+    """The precision of a checkpoint that is quantised already, where its executor has that; None for any other."""
+    from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
+
+    if not isinstance(checkpoint, QuantizedCheckpoint) or find(checkpoint.architecture) is None:
+        return None
+    if not checkpoint.modules:
+        return None
+    if executor == "native":
+        return "int4"
+    log.warning(
+        "%s is quantised to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
+        "(--executor native keeps them)",
+        checkpoint.source,
+        executor,
+    )
+    return "bf16"
 
 
 def library_executor() -> str:
@@ -146,18 +163,25 @@ def _load_native(
     cache_packed: bool,
 ) -> Decoder:
     from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
+    from ipex_assist.executors.quantised import int4_model, pack_stored
     from ipex_assist.memory import release_free_memory
     from ipex_assist.native.library import instruction_set
     from ipex_assist.packed_cache import load_packed, packed_path, save_packed
+    from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
 
     started = time.perf_counter()
     pool = planned_pool()
-    model = NativeModel(spec, precision, pool)
+    stored = checkpoint if precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
+    model = NativeModel(spec, precision, pool) if stored is None else int4_model(stored, spec, sources, pool)
     kept = packed_path(checkpoint, model) if cache_packed else None
     from_cache = kept is not None and load_packed(model, kept, copy=spans_nodes())
     if not from_cache:
-        names, tensors = _stream(checkpoint, sources, progress)
-        pack_weights(model, sources, names, tensors)
+        if stored is not None:
+            _, weights = _stream(stored, sources, progress, stored.stored)
+            pack_stored(model, stored, sources, weights)
+        else:
+            names, tensors = _stream(checkpoint, sources, progress)
+            pack_weights(model, sources, names, tensors)
         release_free_memory()
         if kept is not None:
             save_packed(model, kept)
@@ -175,19 +199,22 @@ def _load_native(
 
 
 def _stream(
-    checkpoint: Checkpoint, sources: dict[str, Source], progress: bool
-) -> tuple[list[str], Iterator[tuple[str, torch.Tensor]]]:
-    """All names of a checkpoint, and the tensors that `sources` needs of it."""
+    checkpoint: Checkpoint,
+    sources: dict[str, Source],
+    progress: bool,
+    read: Callable[[Iterable[str]], Iterator[tuple[str, Any]]] | None = None,
+) -> tuple[list[str], Iterator[tuple[str, Any]]]:
+    """All names of a checkpoint, and the tensors that `sources` needs of it (or what `read` gives by their names)."""
     from ipex_assist.executors.weights import resolve
 
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
-    return names, _with_progress(checkpoint.tensors(wanted), len(wanted), checkpoint.source, progress)
+    return names, _with_progress((read or checkpoint.tensors)(wanted), len(wanted), checkpoint.source, progress)
 
 
 def _with_progress(
-    tensors: Iterator[tuple[str, torch.Tensor]], count: int, name: str, progress: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
+    tensors: Iterator[tuple[str, Any]], count: int, name: str, progress: bool
+) -> Iterator[tuple[str, Any]]:
     if not progress:
         return tensors
     from tqdm import tqdm

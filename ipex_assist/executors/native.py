@@ -44,11 +44,24 @@ def spans_nodes() -> bool:
 class NativeModel:
     """Packed weights of one model in the core. Freed with the object."""
 
-    def __init__(self, spec: DecoderSpec, precision: str, pool: Pool, group: int = INT4_GROUP) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        precision: str,
+        pool: Pool,
+        group: int = INT4_GROUP,
+        *,
+        outer_precision: str | None = None,
+        ordered: bool = False,
+    ) -> None:
+        """outer_precision: of the head and the embedding's projections, `precision` where None.
+
+        ordered: linears have an order of input columns of their own (executors/quantised.py).
+        """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
         windows = [spec.window(layer) or 0 for layer in range(spec.num_hidden_layers)]
-        self._spec = native_spec(spec, precision, group)
+        self._spec = native_spec(spec, precision, group, outer_precision, ordered)
         self.handle = self.library.ia_model_new(
             kernels(), ctypes.byref(self._spec), (ctypes.c_int32 * len(windows))(*windows)
         )
@@ -151,13 +164,14 @@ def pack_weights(
     for name, tensor in tensors:
         for ours in wanted.get(name, ()):
             weight = part_of(tensor, sources[ours], model.spec.head_dim)
-            _check_shape(model.spec, ours, tuple(weight.shape))
+            check_shape(model.spec, ours, tuple(weight.shape))
             model.pack(ours, weight)
             del weight
         del tensor
 
 
-def _check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
+def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
+    """Raise IpexAssistError where one of our weights has another shape than the config asks for."""
     expected = weight_shape(spec, name)
     if shape != expected:
         raise IpexAssistError(

@@ -1,0 +1,33 @@
+"""AWQ's layout of 4-bit weights, as AutoAWQ writes it for its GEMM kernels (version "gemm").
+
+qweight  int32 (in, out / 8)       8 output columns in a word, in the order of ORDER from the lowest bits on
+qzeros   int32 (groups, out / 8)   likewise
+scales   fp16  (groups, out)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ipex_assist.int4_weight import Int4Weight, nibbles
+
+# Which of a word's 8 output columns each of its 4-bit fields holds: even ones first, so that a GPU gets two
+# neighbours with one mask.
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def unpack(tensors: dict[str, torch.Tensor], group: int) -> Int4Weight:
+    """A module's tensors by the last part of their names."""
+    return Int4Weight(
+        values=_columns(tensors["qweight"]),
+        scales=tensors["scales"].float().t().contiguous(),
+        zeros=_columns(tensors["qzeros"]),
+        group=group,
+    )
+
+
+def _columns(packed: torch.Tensor) -> torch.Tensor:
+    """int32 (rows, out / 8) to uint8 (out, rows)."""
+    field_of = [ORDER.index(column) for column in range(8)]
+    fields = nibbles(packed).view(packed.shape[0], -1, 8)
+    return fields[:, :, field_of].flatten(1).t().contiguous()

@@ -1,0 +1,172 @@
+"""Matrices that a checkpoint stores in 4 bits, into the native core's image without another rounding.
+
+The core's int4 format holds what GPTQ and AWQ store exactly: 4-bit values, zeros up to 31, scales of 19 significant
+bits. Act-order (GPTQ's desc_act) gives each linear an order of its input columns; in that order groups are consecutive,
+and the core puts rows into the same order before it multiplies. An order cannot be moved into the weights before: those
+in front of query, key and value and of gate and up share the residual stream, and an order across heads does not pass
+through attention. What is left is a gather of each row, under 1 % of a pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterable
+
+import torch
+
+from ipex_assist.executors.native import NativeModel, check_shape
+from ipex_assist.executors.weights import part_of, resolve
+from ipex_assist.int4_weight import Int4Weight
+from ipex_assist.models import Source
+from ipex_assist.native.library import Pool
+from ipex_assist.native.structures import SLOTS
+from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
+from ipex_assist.spec import DecoderSpec
+
+log = logging.getLogger("ipex_assist")
+
+# Weights that the core computes as one linear, so that they share an order of input columns.
+_TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
+# The head and the embedding's projections, where they are floats: they are few, and int8 costs them nothing.
+OUTER_PRECISION = "int8"
+
+
+def int4_model(
+    checkpoint: QuantizedCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool
+) -> NativeModel:
+    """An empty model of the core with the checkpoint's groups, for `pack_stored`."""
+    head = sources.get("lm_head.weight")
+    quantised = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
+    return NativeModel(
+        spec,
+        "int4",
+        pool,
+        checkpoint.core_group(),
+        outer_precision="int4" if quantised else OUTER_PRECISION,
+        ordered=bool(checkpoint.act_order),
+    )
+
+
+def pack_stored(
+    model: NativeModel,
+    checkpoint: QuantizedCheckpoint,
+    sources: dict[str, Source],
+    weights: Iterable[tuple[str, torch.Tensor | Int4Weight]],
+) -> None:
+    """Fill a model's image from `checkpoint.stored`; floats are packed at the precision of their linear."""
+    wanted = resolve(sources, checkpoint.names())
+    orders = _orders(checkpoint, wanted)
+    model.allocate()
+    if checkpoint.act_order:
+        for ours in sources:
+            if ours.endswith("_proj.weight") or ours.startswith(("lm_head", "project_", "embed_tokens")):
+                _set_order(model, ours, orders.get(_linear_of(ours)))
+    rounded = []
+    for name, weight in weights:
+        for ours in wanted.get(name, ()):
+            order = orders.get(_linear_of(ours)) if ours.endswith(".weight") else None
+            if not _pack(model, ours, sources[ours], weight, order):
+                rounded.append(name)
+        del weight
+    if rounded:
+        log.warning(
+            "%s: %d matrices are rounded to 4 bits in groups of %d here: they are stored as floats, or in another "
+            "order of columns than the ones they are multiplied with; the first is %s",
+            checkpoint.source,
+            len(rounded),
+            model.group,
+            rounded[0],
+        )
+
+
+def _pack(
+    model: NativeModel, ours: str, source: Source, weight: torch.Tensor | Int4Weight, order: torch.Tensor | None
+) -> bool:
+    """Pack one weight; False where a float matrix of a layer had to be rounded to 4 bits, or one anew."""
+    dim = model.spec.head_dim
+    if isinstance(weight, torch.Tensor):
+        part = part_of(weight, source, dim)
+        check_shape(model.spec, ours, tuple(part.shape))
+        model.pack(ours, part if order is None else part[:, order])
+        return not (ours.startswith("layers.") and ours.endswith("_proj.weight"))
+    stored = weight.rows(lambda matrix: part_of(matrix, source, dim))
+    check_shape(model.spec, ours, stored.shape)
+    exact = stored if order is None and stored.group_index is None else None
+    if order is not None:
+        exact = stored.ordered(order)
+    if exact is None:
+        floats = stored.dequantised()
+        model.pack(ours, floats if order is None else floats[:, order])
+        return False
+    _pack_int4(model, ours, exact.in_groups_of(model.group))
+    return True
+
+
+def _pack_int4(model: NativeModel, ours: str, weight: Int4Weight) -> None:
+    layer, leaf = _place(ours)
+    values, scales, zeros = (part.contiguous() for part in (weight.values, weight.scales, weight.zeros))
+    columns, width = weight.shape
+    status = model.library.ia_model_pack_int4(
+        model.handle,
+        model.pool.handle,
+        SLOTS[leaf],
+        layer,
+        values.data_ptr(),
+        scales.data_ptr(),
+        zeros.data_ptr(),
+        columns,
+        width,
+    )
+    model.check(status)
+    assert status == 0, f"{ours} {weight.shape} has no place in the packed image"
+
+
+def _set_order(model: NativeModel, ours: str, order: torch.Tensor | None) -> None:
+    layer, leaf = _place(ours)
+    if leaf == "embed_tokens":
+        if not model.spec.tied_head:
+            return
+        leaf = "lm_head"
+    width = _width(model.spec, leaf)
+    order = (torch.arange(width) if order is None else order).to(torch.int32).contiguous()
+    assert order.shape == (width,), f"{ours}: an order of {tuple(order.shape)} for {width} columns"
+    status = model.library.ia_model_set_order(
+        model.handle, SLOTS[leaf], layer, ctypes.c_void_p(order.data_ptr()), width
+    )
+    model.check(status)
+    assert status == 0, f"{ours} has no order in the packed image"
+
+
+def _width(spec: DecoderSpec, leaf: str) -> int:
+    embedding = spec.embedding_size or spec.hidden_size
+    return {
+        "o_proj": spec.query_size,
+        "down_proj": spec.intermediate_size,
+        "lm_head": embedding,
+        "project_in": embedding,
+    }.get(leaf, spec.hidden_size)
+
+
+def _place(ours: str) -> tuple[int, str]:
+    """The layer (0 outside of layers) and the last part of one of our weights' names."""
+    *prefix, leaf, _kind = ours.split(".")
+    return int(prefix[1]) if prefix else 0, leaf
+
+
+def _linear_of(ours: str) -> str:
+    """What shares an order of input columns: "layers.3.qkv" for "layers.3.k_proj.weight"."""
+    prefix, _, leaf = ours.removesuffix(".weight").rpartition(".")
+    return f"{prefix}.{_TOGETHER.get(leaf, leaf)}"
+
+
+def _orders(checkpoint: QuantizedCheckpoint, wanted: dict[str, list[str]]) -> dict[str, torch.Tensor]:
+    """The order of input columns, int64 (width,), of each linear with one: that of its first such matrix.
+
+    GPTQ orders columns by the inputs' squares, which query, key and value (and gate and up) share, so it is everyone's.
+    """
+    orders: dict[str, torch.Tensor] = {}
+    for name, index in checkpoint.act_order.items():
+        for ours in wanted.get(name, ()):
+            orders.setdefault(_linear_of(ours), torch.argsort(index, stable=True))
+    return orders

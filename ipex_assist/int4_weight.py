@@ -1,0 +1,80 @@
+"""A matrix of 4-bit values in groups that share a scale and a zero point, whatever file format it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """weight[n, k] = scales[n, g] · (values[n, k] - zeros[n, g]), where g is k // group, or group_index[k].
+
+    values: uint8 (columns, width), 0 to 15. scales: float32 (columns, groups). zeros: uint8 (columns, groups), 0 to 15.
+    group_index: int64 (width,), where input columns were quantised in another order than they are stored (act-order).
+    The last group may be short.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    group: int
+    group_index: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(columns, width), as of the float matrix."""
+        return tuple(self.values.shape)
+
+    def groups_of_columns(self) -> torch.Tensor:
+        """The group of each input column, int64 (width,)."""
+        return plain_groups(self.shape[1], self.group) if self.group_index is None else self.group_index
+
+    def dequantised(self) -> torch.Tensor:
+        """The float32 matrix (columns, width); exact, for fp16 and bf16 scales."""
+        groups = self.groups_of_columns()
+        weight = self.values.to(torch.float32)
+        # Zeros are small integers: their difference to a value is exact, and the product has at most 11 + 5 bits.
+        return weight.sub_(self.zeros.to(torch.float32)[:, groups]).mul_(self.scales[:, groups])
+
+    def rows(self, take: Callable[[torch.Tensor], torch.Tensor]) -> Int4Weight:
+        """Some of the output columns: `take` maps a matrix to its rows that are wanted."""
+        return replace(self, values=take(self.values), scales=take(self.scales), zeros=take(self.zeros))
+
+    def ordered(self, order: torch.Tensor) -> Int4Weight | None:
+        """With input column i replaced by column order[i]; None where its groups are not consecutive then."""
+        groups = self.groups_of_columns()[order]
+        if not torch.equal(groups, plain_groups(self.shape[1], self.group)):
+            return None
+        return replace(self, values=self.values[:, order], group_index=None)
+
+    def in_groups_of(self, group: int) -> Int4Weight:
+        """The same matrix in smaller groups; `group` divides this one's, unless this has a single group."""
+        width, groups = self.shape[1], self.scales.shape[1]
+        assert self.group_index is None, "groups must be consecutive"
+        assert groups == 1 or self.group % group == 0, f"groups of {self.group} are no multiple of {group}"
+        count = -(-width // group)
+        repeats = count if groups == 1 else self.group // group
+        scales, zeros = (
+            part.repeat_interleave(repeats, 1)[:, :count].contiguous() for part in (self.scales, self.zeros)
+        )
+        return replace(self, scales=scales, zeros=zeros, group=group)
+
+
+def plain_groups(width: int, group: int) -> torch.Tensor:
+    """The group of each column where groups are consecutive, int64 (width,)."""
+    return torch.arange(width) // group
+
+
+def nibbles(words: torch.Tensor) -> torch.Tensor:
+    """int32 (rows, words) to uint8 (rows, 8 · words): the lowest 4 bits of each word come first."""
+    pairs = words.contiguous().view(torch.uint8)
+    return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
+
+
+def words(values: torch.Tensor) -> torch.Tensor:
+    """uint8 (rows, 8 · words) of 0 to 15 to int32 (rows, words), as `nibbles` undoes it."""
+    pairs = values.view(values.shape[0], -1, 2)
+    return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.int32)

@@ -1,0 +1,157 @@
+"""GPTQ and AWQ checkpoints of tiny models, written by plain loops after AutoGPTQ's and AutoAWQ's packing code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+import torch
+from safetensors.torch import load_file, save_file
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # AutoAWQ, WQLinear_GEMM.from_linear
+# Widths that are multiples of 128 and not, groups that end early, and a head size of 16.
+SIZES = {"hidden_size": 192, "intermediate_size": 160, "num_attention_heads": 12, "num_key_value_heads": 4}
+
+
+@dataclass
+class Quantised:
+    """A reference quantiser's result: q, scale and zero of every column, and what they stand for."""
+
+    q: torch.Tensor  # (out, in)
+    scales: torch.Tensor  # (out, groups) fp16
+    zeros: torch.Tensor  # (out, groups)
+    index: torch.Tensor  # (in)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """(out, in) in fp32."""
+        return (self.q - self.zeros[:, self.index]).float() * self.scales.float()[:, self.index]
+
+
+def quantise(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor | None) -> Quantised:
+    """Round to 4 bits, min-max by group; in `order`, consecutive columns share a group (act-order)."""
+    out, width = weight.shape
+    size = width if group == -1 else group
+    order = torch.arange(width) if order is None else order
+    index = torch.empty(width, dtype=torch.long)
+    index[order] = torch.arange(width) // size
+    groups = int(index.max()) + 1
+    scales, zeros = torch.empty(out, groups, dtype=torch.float16), torch.empty(out, groups, dtype=torch.long)
+    for g in range(groups):
+        part = weight[:, index == g]
+        low, high = part.amin(1).clamp(max=-1e-3), part.amax(1).clamp(min=1e-3)
+        if sym:
+            low, high = -torch.maximum(-low, high), torch.maximum(-low, high)
+        scales[:, g] = ((high - low) / 15).half()
+        zeros[:, g] = 8 if sym else torch.round(-low / scales[:, g].float()).clamp(1, 15).long()
+    q = torch.round(weight / scales.float()[:, index]).long() + zeros[:, index]
+    return Quantised(q.clamp(0, 15), scales, zeros, index)
+
+
+def gptq_tensors(w: Quantised, *, v2: bool) -> dict[str, torch.Tensor]:
+    """AutoGPTQ's QuantLinear.pack: 8 rows of the transposed matrix in a word; zeros less one, unless v2."""
+    out, width = w.q.shape
+    qweight = torch.zeros(width // 8, out, dtype=torch.int64)
+    for row in range(width):
+        qweight[row // 8] |= w.q[:, row] << (4 * (row % 8))
+    zeros = w.zeros.t() - (0 if v2 else 1)
+    qzeros = torch.zeros(zeros.shape[0], out // 8, dtype=torch.int64)
+    for column in range(out):
+        qzeros[:, column // 8] |= (zeros[:, column] & 15) << (4 * (column % 8))
+    return {
+        "qweight": as_int32(qweight),
+        "qzeros": as_int32(qzeros),
+        "scales": w.scales.t().contiguous(),
+        "g_idx": w.index.int(),
+    }
+
+
+def awq_tensors(w: Quantised) -> dict[str, torch.Tensor]:
+    """AutoAWQ's WQLinear_GEMM.from_linear: 8 output columns in a word, interleaved."""
+
+    def pack(columns: torch.Tensor) -> torch.Tensor:
+        packed = torch.zeros(columns.shape[0], columns.shape[1] // 8, dtype=torch.int64)
+        for word in range(packed.shape[1]):
+            for i in range(8):
+                packed[:, word] |= columns[:, word * 8 + AWQ_ORDER[i]] << (4 * i)
+        return as_int32(packed)
+
+    return {"qweight": pack(w.q.t()), "qzeros": pack(w.zeros.t()), "scales": w.scales.t().contiguous()}
+
+
+def as_int32(words: torch.Tensor) -> torch.Tensor:
+    """The lowest 32 bits, as they are stored."""
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
+
+
+def save(
+    folder: Path,
+    variant: str = "llama",
+    *,
+    kind: str = "gptq",
+    group: int = 128,
+    sym: bool = False,
+    act_order: bool | str = False,
+    config: dict[str, Any] | None = None,
+    keep: tuple[str, ...] = (),
+    **changes: Any,
+) -> tuple[Any, dict[str, Quantised]]:
+    """Write a quantised tiny model; transformers' own model with the dequantised weights, and what was stored.
+
+    kind: gptq, gptq_v2 or awq. act_order: True gives query, key and value one order and gate and up another, as GPTQ
+    does; "each" gives every matrix its own. keep: linears (ends of names) that stay floats.
+    """
+    sizes = SIZES if variant.startswith(("llama", "qwen", "mistral")) else {}
+    model = tiny_models.save(folder, variant, **(sizes | changes))
+    tensors = load_file(folder / "model.safetensors")
+    stored: dict[str, Quantised] = {}
+    for name in [name for name in tensors if is_linear(name) and not name.endswith(keep or ("nothing",))]:
+        weight = tensors.pop(name)
+        order = None
+        if act_order:
+            generator = torch.Generator().manual_seed(_order_seed(name) if act_order is True else len(stored))
+            order = torch.randperm(weight.shape[1], generator=generator)
+        w = stored[name] = quantise(weight, group, sym=sym, order=order)
+        parts = awq_tensors(w) if kind == "awq" else gptq_tensors(w, v2=kind == "gptq_v2")
+        tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    declare(folder, config or declared(kind, group, sym, bool(act_order)))
+    state = model.state_dict()
+    model.load_state_dict({name: stored[name].weight if name in stored else state[name] for name in state})
+    return model, stored
+
+
+def declared(kind: str, group: int, sym: bool, act_order: bool) -> dict[str, Any]:
+    """The `quantization_config` as AutoGPTQ, GPTQModel and AutoAWQ write it."""
+    if kind == "awq":
+        return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+    return {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": group,
+        "sym": sym,
+        "desc_act": act_order,
+        "checkpoint_format": kind,
+    }
+
+
+def declare(folder: Path, quantisation: dict[str, Any]) -> None:
+    """Put a `quantization_config` into config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantisation}))
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor is what GPTQ and AWQ quantise: the matrices of the layers."""
+    return (
+        ("layers." in name or ".h." in name) and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
+    )
+
+
+def _order_seed(name: str) -> int:
+    shared = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("o_proj",), ("down_proj",)
+    layer = int(name.split("layers.")[1].split(".")[0])
+    return layer * 10 + next(i for i, names in enumerate(shared) if any(part in name for part in names))
