@@ -42,12 +42,14 @@ Features features() {
 
 bool tiles_permitted() { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0; }
 
+// 0 forbids all, 4 nothing; -1 is no level's name.
 int level_of(const char* limit) {
     const char* names[] = {"none", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
+    if (!limit || !*limit) return 4;
     for (int i = 0; i < 5; i++) {
-        if (limit && std::strcmp(limit, names[i]) == 0) return i;
+        if (std::strcmp(limit, names[i]) == 0) return i;
     }
-    return 4;
+    return -1;
 }
 
 }  // namespace
@@ -59,6 +61,10 @@ const Kernels* choose_kernels(const char* limit, const char** reason) {
     *reason = nullptr;
     if (!found.avx512) {
         *reason = "this processor has no AVX-512 (F, BW, DQ and VL)";
+        return nullptr;
+    }
+    if (level < 0) {
+        *reason = "IPEX_ASSIST_ISA must be none, avx512, avx512_vnni, avx512_bf16 or amx";
         return nullptr;
     }
     if (level == 0) {

@@ -81,10 +81,17 @@ void Barrier::wait(int thread) {
 
 Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), barrier_(threads) {
     if (cpus) cpus_.assign(cpus, cpus + threads);
-    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+    try {
+        for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+    } catch (...) {
+        end();  // threads that nobody joins would end the program
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end(); }
+
+void Pool::end() {
     stop_ = true;
     job_.fetch_add(1, std::memory_order_seq_cst);
     futex(job_, FUTEX_WAKE, INT32_MAX);

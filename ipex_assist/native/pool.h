@@ -47,6 +47,7 @@ private:
     using Function = void (*)(void* context, int thread);
     void run_any(Function function, void* context);
     void work(int thread);
+    void end();
 
     int threads_;
     std::vector<int32_t> cpus_;
