@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ipex_assist.decode import Round
 from ipex_assist.stats import Statistics
 from ipex_assist.text import Detokenizer, TextStream
+from ipex_assist.traffic import Traffic
 
 StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
@@ -25,12 +26,21 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Text that became certain with one token; `drafted` says that the token was drafted and accepted."""
+
+    text: str
+    drafted: bool = False
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Text that became certain with one round, and the tokens of that round that went into the result."""
 
     text: str
     tokens: list[int]
     round: Round
+    pieces: list[Piece] = field(default_factory=list)
 
 
 @dataclass
@@ -43,6 +53,42 @@ class DraftResult:
     acceptance_rate: float | None = None
     tokens_per_pass: float | None = None
     accepted_histogram: list[int] | None = None
+    longest: int | None = None
+
+    @classmethod
+    def of(cls, counts: Statistics) -> DraftResult:
+        """What `counts` says about the draft."""
+        return cls(
+            rounds=counts.rounds,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            acceptance_rate=counts.acceptance_rate,
+            tokens_per_pass=counts.tokens_per_pass,
+            accepted_histogram=counts.accepted_histogram,
+            longest=counts.longest_draft,
+        )
+
+
+@dataclass
+class Times:
+    """Where the time after the first token went, in seconds, and at what speeds; None where it is not known.
+
+    read_gb_per_s: what the target's passes read of weights, keys and values. machine_gb_per_s: what this machine's
+    memory gives at best, where somebody measured it.
+    """
+
+    encode_tokens_per_s: float | None = None
+    draft_s: float | None = None
+    verify_s: float | None = None
+    other_s: float | None = None
+    read_gb_per_s: float | None = None
+    machine_gb_per_s: float | None = None
+
+    @classmethod
+    def of(cls, counts: Statistics) -> Times:
+        """What `counts` says about times."""
+        parts = counts.parts_s or (None, None, None)
+        return cls(counts.encode_tokens_per_s, *parts, counts.read_gb_per_s)
 
 
 @dataclass
@@ -64,6 +110,7 @@ class Result:
     executor: str
     stop_reason: StopReason
     draft: DraftResult = field(default_factory=DraftResult)
+    times: Times = field(default_factory=Times)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name, nested ones too, as `--json` prints them."""
@@ -85,9 +132,13 @@ class Generation(Iterator[Chunk]):
         stop: Sequence[str] = (),
         assisted: bool = False,
         limit_is_context: bool = False,
+        traffic: Traffic | None = None,
     ) -> None:
-        """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for."""
-        self.statistics = Statistics(prompt_tokens)
+        """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for.
+
+        traffic: what a pass of the target reads, where that is known.
+        """
+        self.statistics = Statistics(prompt_tokens, traffic)
         self._text = TextStream(tokenizer, stop)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
         self._max_new_tokens = max_new_tokens
@@ -103,16 +154,19 @@ class Generation(Iterator[Chunk]):
             raise StopIteration
         round_ = next(self._rounds)
         before, pieces = len(self._text.tokens), []
-        for token in round_.tokens:
-            pieces.append(self._text.push(token))
+        for index, token in enumerate(round_.tokens):
+            text = self._text.push(token)
             self._stop_reason = self._reason(token)
             if self._stop_reason is not None:
-                pieces.append(self._text.finish())
+                text += self._text.finish()
+            pieces.append(Piece(text, drafted=index < round_.accepted))
+            if self._stop_reason is not None:
                 break
         kept = self._text.tokens[before:]
-        self._pieces += pieces
+        text = "".join(piece.text for piece in pieces)
+        self._pieces.append(text)
         self.statistics.count(round_, len(kept))
-        return Chunk("".join(pieces), kept, round_)
+        return Chunk(text, kept, round_, pieces)
 
     def _reason(self, token: int) -> StopReason | None:
         if token in self._eos:
@@ -132,16 +186,6 @@ class Generation(Iterator[Chunk]):
     def result(self) -> Result:
         """The result; before the end, that of the tokens so far."""
         counts = self.statistics
-        draft = DraftResult()
-        if self._assisted:
-            draft = DraftResult(
-                rounds=counts.rounds,
-                drafted=counts.drafted,
-                accepted=counts.accepted,
-                acceptance_rate=counts.acceptance_rate,
-                tokens_per_pass=counts.tokens_per_pass,
-                accepted_histogram=counts.accepted_histogram,
-            )
         return Result(
             text="".join(self._pieces),
             tokens=list(self._text.tokens),
@@ -152,6 +196,7 @@ class Generation(Iterator[Chunk]):
             tokens_per_s=counts.tokens_per_s,
             assisted=self._assisted,
             stop_reason=self._stop_reason or "interrupted",
-            draft=draft,
+            draft=DraftResult.of(counts) if self._assisted else DraftResult(),
+            times=Times.of(counts),
             **asdict(self._identity),
         )

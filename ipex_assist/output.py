@@ -1,8 +1,9 @@
-"""What a user sees: the text, the closing line of statistics, and the JSON object."""
+"""What a user sees: the text, the closing statistics as a line or in full, and the JSON object."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -15,19 +16,37 @@ from ipex_assist.launch import Plan
 from ipex_assist.launch.plan import without_plan
 
 if TYPE_CHECKING:
-    from ipex_assist.generation import Result
-
+    from ipex_assist.generation import Piece, Result
 
 PACKAGES = ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch", "optimum-intel")
 KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
 
 
-class TextPrinter:
-    """Writes the text to standard output as it comes; remembers whether a line is open."""
+# Select Graphic Rendition: drafted and accepted text is green, the target's own is bold.
+DRAFTED_STYLE, OWN_STYLE, PLAIN_STYLE = "\033[32m", "\033[1m", "\033[0m"
 
-    def __init__(self, enabled: bool) -> None:
-        self.enabled = enabled
+
+class TextPrinter:
+    """Writes the text to standard output as it comes; remembers whether a line is open.
+
+    show_accepted: text that was drafted and accepted in one style, the target's own in another.
+    """
+
+    def __init__(self, enabled: bool, show_accepted: bool = False) -> None:
+        self.enabled, self.show_accepted = enabled, show_accepted
         self._open = False
+
+    def write_pieces(self, pieces: Sequence[Piece]) -> None:
+        """The text of a round, in its styles where they are wanted. A line's end is never inside a style."""
+        if not self.show_accepted:
+            self.write("".join(piece.text for piece in pieces))
+            return
+        styled = "".join(
+            _styled(text, DRAFTED_STYLE if drafted else OWN_STYLE)
+            for drafted, group in itertools.groupby(pieces, key=lambda piece: piece.drafted)
+            if (text := "".join(piece.text for piece in group))
+        )
+        self.write(styled)
 
     def write(self, text: str) -> None:
         """Raises BrokenPipeError where the reader has gone."""
@@ -40,6 +59,11 @@ class TextPrinter:
         """End an open line."""
         if self._open:
             self.write("\n")
+
+
+def _styled(text: str, style: str) -> str:
+    """Each line in its style by itself: pagers end a style at the end of a line."""
+    return "\n".join(f"{style}{line}{PLAIN_STYLE}" if line else "" for line in text.split("\n"))
 
 
 def statistics_line(result: Result) -> str:
@@ -57,6 +81,50 @@ def statistics_line(result: Result) -> str:
     if not result.assisted:
         parts.append("not assisted")
     return ", ".join(parts)
+
+
+def statistics_text(result: Result) -> str:
+    """All statistics, one a line; the first two paragraphs as llama.cpp's example `speculative` prints them.
+
+    The second paragraph and the shares of time are of assisted runs. n_draft is the longest draft of a round.
+    """
+    lines = []
+    if result.ttft_s is not None:
+        lines.append(_speed_line("encoded", result.prompt_tokens, result.ttft_s))
+    if result.tokens_per_s is not None:
+        lines.append(_speed_line("decoded", result.new_tokens - 1, result.decode_s))
+    draft, times = result.draft, result.times
+    if result.assisted:
+        rate = "-" if draft.acceptance_rate is None else f"{draft.acceptance_rate:.3%}"
+        counts = {
+            "n_draft": draft.longest,
+            "n_predict": result.new_tokens,
+            "n_drafted": draft.drafted,
+            "n_accept": draft.accepted,
+            "accept": rate,
+        }
+        lines += ["", *(f"{name:9} = {value}" for name, value in counts.items()), ""]
+        per_pass = "" if draft.tokens_per_pass is None else f", {draft.tokens_per_pass:.2f} tokens per target pass"
+        lines.append(f"rounds    = {draft.rounds}{per_pass}")
+        rounds = ", ".join(f"{accepted}: {n}" for accepted, n in enumerate(draft.accepted_histogram or []) if n)
+        lines.append(f"histogram = {rounds or '-'} (accepted tokens: rounds)")
+    parts = {"draft": times.draft_s, "verify" if result.assisted else "target": times.verify_s, "other": times.other_s}
+    for name, seconds in parts.items():
+        if seconds is not None and (name != "draft" or result.assisted):
+            share = f" ({seconds / result.decode_s:.1%})" if result.decode_s else ""
+            lines.append(f"{name:9} = {seconds * 1000:.1f} ms{share}")
+    if times.read_gb_per_s is not None:
+        machine = times.machine_gb_per_s
+        share = (
+            f", {times.read_gb_per_s / machine:.0%} of the {machine:.1f} GB/s that these cores read" if machine else ""
+        )
+        lines.append(f"read      = {times.read_gb_per_s:.1f} GB/s by the target's passes{share}")
+    return "\n".join(lines)
+
+
+def _speed_line(what: str, tokens: int, seconds: float) -> str:
+    speed = f"{tokens / seconds:8.3f}" if seconds > 0 else "-"
+    return f"{what} {tokens:4} tokens in {seconds:8.3f} seconds, speed: {speed} t/s"
 
 
 def json_line(result: Result, environment: dict[str, Any]) -> str:

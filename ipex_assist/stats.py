@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from ipex_assist.decode import Round
+from ipex_assist.traffic import Traffic
 
 
 @dataclass
@@ -17,27 +18,35 @@ class Statistics:
     """
 
     prompt_tokens: int
+    traffic: Traffic | None = None
     new_tokens: int = 0
     ttft_s: float | None = None
     decode_s: float = 0.0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    longest_draft: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0
     accepted_histogram: list[int] = field(default_factory=list)
+    _length: int = 0  # of the text, as the target's cache holds it
+    _cached_tokens: int = 0  # summed over passes: tokens whose keys and values a pass read
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
     def count(self, round_: Round, kept: int) -> None:
         """Take in one round of which `kept` tokens went into the text."""
         elapsed = time.perf_counter() - self._started
         self.new_tokens += kept
+        self._cached_tokens += self._length
+        self._length += len(round_.tokens)
         if round_.prompt:
+            self._length += self.prompt_tokens
             self.ttft_s = elapsed
             return
         self.decode_s = elapsed - (self.ttft_s or 0.0)
         self.rounds += 1
         self.drafted += round_.drafted
+        self.longest_draft = max(self.longest_draft, round_.drafted)
         self.accepted += round_.accepted
         self.draft_s += round_.draft_s
         self.target_s += round_.target_s
@@ -58,3 +67,26 @@ class Statistics:
     def tokens_per_pass(self) -> float | None:
         """Tokens that one pass of the target brought, accepted ones and its own."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else None
+
+    @property
+    def encode_tokens_per_s(self) -> float | None:
+        """Tokens of the prompt ÷ seconds to the first new token."""
+        return self.prompt_tokens / self.ttft_s if self.ttft_s else None
+
+    @property
+    def parts_s(self) -> tuple[float, float, float] | None:
+        """Seconds of drafting, of verifying, and of the rest of `decode_s` (text, statistics, whoever consumes it).
+
+        None where a library drafts and verifies without telling which is which.
+        """
+        if not self.rounds or (self.drafted and not self.draft_s):
+            return None
+        return self.draft_s, self.target_s, max(0.0, self.decode_s - self.draft_s - self.target_s)
+
+    @property
+    def read_gb_per_s(self) -> float | None:
+        """Weights, keys and values that the target's passes after the prompt's read ÷ their time."""
+        if self.traffic is None or self.parts_s is None or not self.target_s:
+            return None
+        read = self.rounds * self.traffic.weight_bytes + self._cached_tokens * self.traffic.kv_bytes_per_token
+        return read / self.target_s / 1e9

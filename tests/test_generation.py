@@ -82,6 +82,39 @@ def test_counts_come_from_the_rounds() -> None:
     assert draft.accepted_histogram == [0, 2, 0, 1]
 
 
+def test_pieces_tell_drafted_text_from_the_targets() -> None:
+    """--show-accepted: the last token of each round is the target's own; a stop inside a round keeps the marks."""
+    ours, _ = generation(limit=9)
+    pieces = [(piece.text, piece.drafted) for chunk in ours for piece in chunk.pieces]
+    assert pieces == [
+        ("a", False),
+        *[("b", True), ("c", True), ("d", True), ("e", False)],
+        *[("f", True), ("", False)],
+        *[("g", True), ("h", False)],
+    ]
+    ours, _ = generation(stop=["de"])
+    chunks = list(ours)
+    assert [(piece.text, piece.drafted) for piece in chunks[-1].pieces] == [
+        ("b", True),
+        ("c", True),
+        ("", True),
+        ("", False),
+    ]
+    assert all("".join(piece.text for piece in chunk.pieces) == chunk.text for chunk in chunks)
+
+
+def test_times_come_from_the_rounds() -> None:
+    """Draft and verification seconds of all rounds but the prompt's, and a speed for the prompt."""
+    rounds = [Round([0], target_s=9.0, prompt=True), Round([1, 2], 1, 1, 0.25, 0.5), Round([3], 1, 0, 0.25, 0.5)]
+    ours = Generation(iter(rounds), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=4, assisted=True)
+    for _ in ours:
+        pass
+    times = ours.result().times
+    assert (times.draft_s, times.verify_s) == (0.5, 1.0)
+    assert times.encode_tokens_per_s is not None
+    assert times.machine_gb_per_s is None
+
+
 def test_plain_has_no_draft_figures() -> None:
     """Keys stay, values are null."""
     ours, _ = generation(limit=9, assisted=False)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ipex_assist.generation import DraftResult, Result
+from ipex_assist.generation import DraftResult, Piece, Result, Times
 from ipex_assist.launch import Plan
-from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line
+from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line, statistics_text
 
 
 def result(**changes: Any) -> Result:
@@ -73,6 +73,68 @@ def test_statistics_before_the_first_token() -> None:
     assert line == "0 new tokens, not assisted"
 
 
+ASSISTED = DraftResult(4, 8, 6, 0.75, 2.5, [1, 0, 0, 2], 3)
+
+
+def test_full_statistics_of_an_assisted_run() -> None:
+    """The fields people know from llama.cpp, by name and in its order, then where the time and the memory went."""
+    times = Times(20.0, 0.1, 0.3, 0.1, 24.0, 30.0)
+    text = statistics_text(result(assisted=True, draft=ASSISTED, times=times))
+    assert text.splitlines() == [
+        "encoded    5 tokens in    0.250 seconds, speed:   20.000 t/s",
+        "decoded    2 tokens in    0.500 seconds, speed:    4.000 t/s",
+        "",
+        "n_draft   = 3",
+        "n_predict = 3",
+        "n_drafted = 8",
+        "n_accept  = 6",
+        "accept    = 75.000%",
+        "",
+        "rounds    = 4, 2.50 tokens per target pass",
+        "histogram = 0: 1, 3: 2 (accepted tokens: rounds)",
+        "draft     = 100.0 ms (20.0%)",
+        "verify    = 300.0 ms (60.0%)",
+        "other     = 100.0 ms (20.0%)",
+        "read      = 24.0 GB/s by the target's passes, 80% of the 30.0 GB/s that these cores read",
+    ]
+
+
+def test_full_statistics_of_other_runs() -> None:
+    """A plain run has no draft, one of transformers no parts, one that ended in its prompt nothing."""
+    plain = statistics_text(result(times=Times(20.0, 0.0, 0.4, 0.1, 24.0)))
+    assert plain.splitlines()[2:] == [
+        "target    = 400.0 ms (80.0%)",
+        "other     = 100.0 ms (20.0%)",
+        "read      = 24.0 GB/s by the target's passes",
+    ]
+    library = statistics_text(result(assisted=True, draft=ASSISTED))
+    assert "n_accept  = 6" in library
+    assert "verify" not in library
+    nothing = DraftResult(rounds=0, drafted=0, accepted=0, accepted_histogram=[], longest=0)
+    early = statistics_text(result(new_tokens=0, ttft_s=None, tokens_per_s=None, assisted=True, draft=nothing))
+    assert "accept    = -" in early
+    assert "rounds    = 0\n" in early
+
+
+def test_accepted_text_is_marked_and_the_rest_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    """No style may be open at a line's end (pagers would drop it), and without escapes it is the text itself."""
+    pieces = [
+        Piece("one ", True),
+        Piece("two", True),
+        Piece("", False),
+        Piece(" three\nfour", False),
+        Piece("\n", True),
+    ]
+    printer = TextPrinter(enabled=True, show_accepted=True)
+    printer.write_pieces(pieces)
+    printer.close()
+    shown = capsys.readouterr().out
+    assert shown == "\033[32mone two\033[0m\033[1m three\033[0m\n\033[1mfour\033[0m\n"
+    plain = TextPrinter(enabled=True)
+    plain.write_pieces(pieces)
+    assert capsys.readouterr().out == "one two three\nfour\n"
+
+
 def test_json_is_one_line_with_nulls() -> None:
     """A newline in the text must not break the line; keys that do not apply are null, not missing."""
     line = json_line(result(), {"threads": 1})
@@ -81,6 +143,7 @@ def test_json_is_one_line_with_nulls() -> None:
     assert content["text"] == "a\nb"
     assert content["assistant"] is None
     assert content["draft"]["accepted_histogram"] is None
+    assert content["times"]["read_gb_per_s"] is None
     assert list(content)[-1] == "environment"
 
 

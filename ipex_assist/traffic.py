@@ -1,0 +1,70 @@
+"""What a pass of a model reads from memory, and how fast this machine reads: decoding costs one by the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.memory_estimate import LINEAR_BYTES
+
+if TYPE_CHECKING:
+    from ipex_assist.executors import Decoder
+    from ipex_assist.spec import DecoderSpec
+
+BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that every pass of a model reads: its weights once, and keys and values of each token before it."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+def traffic_of(decoder: Decoder, precision: str) -> Traffic:
+    """Of a loaded model. Exact for the native core; else as its linears are at `precision`.
+
+    Embedding tables do not count: a pass reads a row of them.
+    """
+    kv = decoder.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    image = getattr(decoder, "model", None)  # the native core's
+    if image is None:
+        return Traffic(linear_bytes(decoder.spec, precision), kv)
+    return Traffic(image.nbytes - table_bytes(decoder.spec, precision), kv)
+
+
+def table_bytes(spec: DecoderSpec, precision: str) -> int:
+    """Tables in the native core's image: of positions in fp32, of tokens where the head's matrix does not serve."""
+    positions = 0 if spec.rope is not None else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size
+    shared = spec.tied_head and precision in ("fp32", "bf16")
+    tokens = 0 if shared else spec.vocab_size * (spec.embedding_size or spec.hidden_size)
+    return positions * 4 + tokens * (4 if precision == "fp32" else 2)
+
+
+def linear_bytes(spec: DecoderSpec, precision: str) -> int:
+    """All matrices of a model but its embedding tables, packed."""
+    hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
+    layer = hidden * (2 * spec.query_size + 2 * spec.key_value_size)
+    layer += hidden * spec.intermediate_size * (3 if spec.gated else 2)
+    outside = spec.vocab_size * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
+    return round((spec.num_hidden_layers * layer + outside) * LINEAR_BYTES[precision])
+
+
+def machine_gb_per_s(model: Any) -> float | None:
+    """GB/s at which the threads of a loaded model read memory; None where it is not on the native core.
+
+    Takes half a second and 1 GiB, so that it is measured only where somebody wants to know.
+    """
+    from ipex_assist.env.errors import IpexAssistError
+    from ipex_assist.env.memory import read_memory
+
+    image = getattr(getattr(model, "decoder", None), "model", None)
+    if image is None or (read_memory().available or 0) < 2 * BANDWIDTH_BYTES:
+        return None
+    from ipex_assist.native.library import read_bandwidth
+
+    try:
+        return read_bandwidth(image.pool, BANDWIDTH_BYTES)
+    except IpexAssistError:
+        return None
