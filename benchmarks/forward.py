@@ -155,7 +155,7 @@ def main() -> None:
                 shares: dict[int, list[float]] = {rows: [] for rows in cases}
                 bandwidths: list[float] = []
                 for repeat in range(args.repeats + 1):
-                    bandwidths.append(read_bandwidth(pool, repeats=1))
+                    bandwidths.append(read_bandwidth(pool, repeats=2))
                     for rows in cases:
                         decoder.truncate(context)
                         model.cycles()

@@ -163,7 +163,7 @@ def main() -> None:
                 samples: dict[tuple[str, int], list[float]] = {}
                 bandwidths: list[float] = []
                 for repeat in range(args.repeats + 1):
-                    bandwidths.append(read_bandwidth(pool, repeats=1))
+                    bandwidths.append(read_bandwidth(pool, repeats=2))
                     for rows in all_rows:
                         x = torch.randn(rows, width)
                         for name, (run, copies, _) in contenders.items():

@@ -75,7 +75,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
         const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
         const Row* query = reinterpret_cast<const Row*>(t.query) + q * t.key_depth;
         for (int64_t i = 0; i < limit; i += LANES) {
-            float_rows<D>(part, query, t.key_depth, block.keys + i * t.key_depth * bytes, key_steps, nullptr, false,
+            float_rows<D>(part, query, t.key_depth, block.keys + i * t.key_depth * bytes, key_steps, nullptr,
                           t.scores + q * KEYS + i, KEYS);
         }
         for (int32_t m = q; m < q + part; m++) {
@@ -91,7 +91,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
         for (int64_t d = 0; d < t.head_dim; d += LANES) {
             // Partials of one tile lie at equal distances.
             const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-            float_rows<D>(part, weights, KEYS, block.values + d * KEYS * bytes, value_steps, nullptr, false,
+            float_rows<D>(part, weights, KEYS, block.values + d * KEYS * bytes, value_steps, nullptr,
                           partials[q].output + d, stride);
         }
     }

@@ -124,7 +124,8 @@ struct Kernels {
     void (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns, int64_t width,
                  int64_t depth, uint8_t* block, float* scales, float* scratch);
     void (*widen)(SourceType, const void* source, int64_t size, float* out);
-    uint64_t (*read)(const uint8_t* data, int64_t size);  // every byte once, as fast as memory gives them
+    // Every byte once, as fast as memory gives them; `ahead` bytes prefetched, or none.
+    uint64_t (*read)(const uint8_t* data, int64_t size, int64_t ahead);
     void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16
 };
 

@@ -48,6 +48,8 @@ inline void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_
     const float* scales = in.scales + row * spans;
     const int32_t* sums = in.negated_sums + row * groups;
     const __m512i nibble = _mm512_set1_epi8(15), zero_bits = _mm512_set1_epi32(ZERO_BITS);
+    // Few rows have sums of their own for the high nibbles: one chain would be longer than reading the weights takes.
+    constexpr bool TWO_CHAINS = M <= 4;
     __m512 total[M];
     for (int m = 0; m < M; m++) total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
     for (int64_t g = 0; g < groups; g++) {
@@ -55,7 +57,8 @@ inline void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_
         _mm_prefetch(reinterpret_cast<const char*>(block + PREFETCH), _MM_HINT_T0);
         const __m512i zero = _mm512_and_si512(head, zero_bits);
         const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
-        __m512i acc[M];
+        __m512i acc[M], acc_high[M];
+        for (int m = 0; m < M; m++) acc_high[m] = _mm512_setzero_si512();
         // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
         for (int m = 0; m < M; m++) acc[m] = _mm512_madd_epi16(zero, _mm512_set1_epi32(sums[m * groups + g]));
         block += 64;
@@ -68,12 +71,14 @@ inline void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_
             const int64_t at = g * GROUP + s / 4 * 32 + s % 4 * 4;
             for (int m = 0; m < M; m++) {
                 acc[m] = dot_bytes(acc[m], low, broadcast4(rows + m * w.depth + at));
-                acc[m] = dot_bytes(acc[m], high, broadcast4(rows + m * w.depth + at + 16));
+                __m512i& sum = TWO_CHAINS ? acc_high[m] : acc[m];
+                sum = dot_bytes(sum, high, broadcast4(rows + m * w.depth + at + 16));
             }
         }
         const int64_t span = g * GROUP / SPAN;
         for (int m = 0; m < M; m++) {
             const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m * spans + span]));
+            if (TWO_CHAINS) acc[m] = _mm512_add_epi32(acc[m], acc_high[m]);
             total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), factor, total[m]);
         }
     }

@@ -164,20 +164,18 @@ void quantise(Precision precision, int32_t group, const float* x, int64_t width,
     }
 }
 
-// Four streams, prefetched as the linears do.
-uint64_t read(const uint8_t* data, int64_t size) {
-    constexpr int64_t STREAMS = 4;
-    __m512i sum[STREAMS] = {};
-    const int64_t part = size / STREAMS / 64 * 64;
-    for (int64_t i = 0; i < part; i += 64) {
-        for (int64_t s = 0; s < STREAMS; s++) {
-            const uint8_t* at = data + s * part + i;
-            _mm_prefetch(reinterpret_cast<const char*>(at + 4096), _MM_HINT_T0);
-            sum[s] = _mm512_xor_si512(sum[s], _mm512_loadu_si512(at));
+// One stream: several in one thread were slower (38 against 60 GB/s on Zen 4). Prefetching `ahead` bytes, if any.
+uint64_t read(const uint8_t* data, int64_t size, int64_t ahead) {
+    __m512i even = _mm512_setzero_si512(), odd = even;
+    for (int64_t i = 0; i + 128 <= size; i += 128) {
+        if (ahead) {
+            _mm_prefetch(reinterpret_cast<const char*>(data + i + ahead), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(data + i + ahead + 64), _MM_HINT_T0);
         }
+        even = _mm512_xor_si512(even, _mm512_loadu_si512(data + i));
+        odd = _mm512_xor_si512(odd, _mm512_loadu_si512(data + i + 64));
     }
-    const __m512i all = _mm512_xor_si512(_mm512_xor_si512(sum[0], sum[1]), _mm512_xor_si512(sum[2], sum[3]));
-    return uint64_t(_mm512_reduce_add_epi64(all));
+    return uint64_t(_mm512_reduce_add_epi64(_mm512_xor_si512(even, odd)));
 }
 
 // Turn the halves of a head against each other. The tables hold head_dim values, the sine with rotate_half's sign.
