@@ -23,6 +23,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation import Identity
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import DraftOptions
 from ipex_assist.text_model import TextModel
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
@@ -83,7 +84,7 @@ class TransformersModel(TextModel):
         return self._context_length
 
     def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
+        self, tokens: list[int], limit: int, sampling: Sampling, drafting: DraftOptions
     ) -> tuple[Iterator[Round], bool]:
         options: dict[str, Any] = {
             "max_new_tokens": limit,
@@ -94,12 +95,16 @@ class TransformersModel(TextModel):
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
-        helper = self.assistant if assisted and num_assistant_tokens != 0 else None
+        helper = self.assistant if drafting.wanted else None
         if helper is not None:
             # The model keeps what it is told: one generation's number must not become the next one's default.
-            asked = None if num_assistant_tokens is None else (num_assistant_tokens, "constant")
+            # Its own way of adapting, a threshold of confidence, is what it does unless told otherwise.
+            number, kind = self._own_drafting
+            if drafting.kind != "adaptive":
+                kind = drafting.kind
             config = helper.generation_config
-            config.num_assistant_tokens, config.num_assistant_tokens_schedule = asked or self._own_drafting
+            config.num_assistant_tokens = drafting.num_assistant_tokens or number
+            config.num_assistant_tokens_schedule = kind
         return _Worker(self.target, helper, tokens, options).rounds(), helper is not None
 
 

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ipex_assist import launch
+import torch
+
+from ipex_assist import calibration, launch
 from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoint import Checkpoint, open_checkpoint
 from ipex_assist.decode import Round, decode
-from ipex_assist.draft import AssistantModel, DraftSource
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.draft import DraftSource
+from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
+from ipex_assist.drafting import Drafting
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.isa import read_isa
 from ipex_assist.executors import Decoder
 from ipex_assist.executors.choose import library_executor, load_decoder, resolve_executor, stored_precision
 from ipex_assist.generation import Identity
 from ipex_assist.models import find
+from ipex_assist.native import library
 from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import Costs, DraftOptions, Schedule
 from ipex_assist.text_model import TextModel
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
+from ipex_assist.traffic import Traffic, traffic_of
 from ipex_assist.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger("ipex_assist")
-
-# Four rows, the drafted tokens and the target's own, are the most that cost a target pass no more than one row does
-# on every machine we measured (benchmarks/RESULTS.md).
-NUM_ASSISTANT_TOKENS = 3
 
 
 def load(
@@ -44,10 +49,18 @@ def load(
     offline: bool = False,
     progress: bool = False,
     cache_packed: bool = False,
+    universal: bool = False,
+    draft_vocabulary: int | None = None,
+    calibrate: bool = True,
+    recalibrate: bool = False,
 ) -> TextModel:
     """Load a target and its assistant.
 
-    target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none.
+    target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none; "self" is
+    the target's own int4 copy, "lookup" copies from the text so far, "lookup+MODEL" both ("auto-lookup" is
+    "lookup+auto"). universal: an assistant with another vocabulary is used through its text. draft_vocabulary: the
+    assistant drafts among the first so many token ids only. calibrate: measure what passes cost (or take it from the
+    cache folder, unless recalibrate), which the adaptive schedule needs; else it does so when it is first used.
     precision: bf16, fp32, int8 or int4 (the last two need an executor that has them). None is bf16, or the 4 bits of a
     checkpoint that is quantised already (GPTQ, AWQ). assistant_precision defaults to the assistant's own such bits,
     then to the target's precision. cache_packed: keep the native core's packed weights in the cache folder, and take
@@ -56,63 +69,145 @@ def load(
     Raises UsageError for a combination that cannot work, IpexAssistError where a model cannot be loaded.
     """
     checkpoint = open_checkpoint(target, revision=revision, offline=offline)
-    if assistant == "auto":
+    name = parse_assistant(assistant)
+    helper = None
+    if name.model == AUTO:
         helper = _family_assistant(checkpoint, target, offline)
-    else:
-        helper = open_checkpoint(assistant, offline=offline) if assistant else None
-    executor = resolve_executor(executor, precision, assistant_precision if helper else None)
+    elif name.model not in (None, SELF):
+        helper = open_checkpoint(str(name.model), offline=offline)
+    elif name.model == SELF:
+        assistant_precision = assistant_precision or "int4"
+    executor = resolve_executor(executor, precision, assistant_precision if helper or name.model == SELF else None)
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     if helper is not None:
-        assistant_precision = assistant_precision or stored_precision(helper, executor)
-    model = _build(
-        checkpoint, helper, precision, assistant_precision, executor, assistant == "auto", progress, cache_packed
-    )
+        assistant_precision = assistant_precision or stored_precision(helper, executor) or precision
+    request = _Request(checkpoint, helper, name, precision, assistant_precision, executor, universal, draft_vocabulary)
+    model = _build(request, progress, cache_packed, recalibrate)
+    if calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
+        _ = model.drafting.costs
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
     launch.restore_affinity(launch.inherited_plan(os.environ))
     return model
 
 
-def _build(
-    checkpoint: Checkpoint,
-    helper: Checkpoint | None,
-    precision: str,
-    assistant_precision: str | None,
-    executor: str,
-    vocabulary_checked: bool,
-    progress: bool,
-    cache_packed: bool,
-) -> TextModel:
-    if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
-        from ipex_assist.adapter import TransformersModel
+@dataclass(frozen=True)
+class _Request:
+    """What is to be loaded; `helper` is None where nothing, lookup alone, or the target's copy drafts."""
 
-        if executor == "native":
-            executor = library_executor()
-        return TransformersModel(checkpoint, helper, precision, assistant_precision, executor, progress=progress)
+    checkpoint: Checkpoint
+    helper: Checkpoint | None
+    name: AssistantName
+    precision: str
+    assistant_precision: str | None
+    executor: str
+    universal: bool
+    draft_vocabulary: int | None
+
+    def identity(self, universal: bool) -> Identity:
+        """The names that results repeat."""
+        model = SELF if self.name.model == SELF else self.helper.source if self.helper else None
+        if model is not None and universal:
+            model += " (universal)"
+        parts = [*(["lookup"] if self.name.lookup else []), *([model] if model else [])]
+        return Identity(
+            target=self.checkpoint.source,
+            assistant="+".join(parts) or None,
+            precision=self.precision,
+            assistant_precision=self.assistant_precision if model else None,
+            executor=self.executor,
+        )
+
+
+def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: bool) -> TextModel:
+    checkpoint, helper, executor = request.checkpoint, request.helper, request.executor
+    if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
+        return _by_transformers(request, progress)
 
     tokenizer = load_tokenizer(checkpoint)
-    if helper is not None and not vocabulary_checked:
-        _check_same_vocabulary(checkpoint, tokenizer, helper)
-    decoder = load_decoder(checkpoint, precision, executor, progress=progress, cache_packed=cache_packed)
-    assistant_decoder = None
-    if helper is not None:
-        assistant_decoder = load_decoder(
-            helper,
-            assistant_precision or precision,
+    helper_tokenizer = None
+    if helper is not None and request.name.model != AUTO:
+        helper_tokenizer = _other_tokenizer(request, helper, tokenizer)
+    decoder = load_decoder(checkpoint, request.precision, executor, progress=progress, cache_packed=cache_packed)
+    assistant = None
+    if helper is not None or request.name.model == SELF:
+        assert request.assistant_precision is not None
+        assistant = load_decoder(
+            helper or checkpoint,
+            request.assistant_precision,
             executor,
             progress=progress,
             exact=False,
             cache_packed=cache_packed,
         )
-    identity = Identity(
-        target=checkpoint.source,
-        assistant=helper.source if helper else None,
-        precision=precision,
-        assistant_precision=(assistant_precision or precision) if helper else None,
-        executor=executor,
+    drafting = Drafting(
+        decoder.spec.vocab_size,
+        lambda: _costs(request, decoder, assistant, recalibrate),
+        assistant,
+        request.name.lookup,
+        request.draft_vocabulary,
+        helper_tokenizer,
+        tokenizer,
     )
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
-    return AssistedModel(decoder, tokenizer, eos, identity, assistant_decoder)
+    identity = request.identity(helper_tokenizer is not None)
+    return AssistedModel(decoder, tokenizer, eos, identity, assistant, drafting=drafting)
+
+
+def _by_transformers(request: _Request, progress: bool) -> TextModel:
+    """An architecture without a spec of ours: transformers has no sources but an assistant of the same vocabulary."""
+    from ipex_assist.adapter import TransformersModel
+
+    if request.name.lookup or request.name.model == SELF:
+        raise UsageError(
+            f"{request.checkpoint.architecture or 'this architecture'} runs through transformers, which drafts with an "
+            "assistant model only: name one with --assistant-model, or go without by --no-assisted"
+        )
+    executor = library_executor() if request.executor == "native" else request.executor
+    return TransformersModel(
+        request.checkpoint,
+        request.helper,
+        request.precision,
+        request.assistant_precision,
+        executor,
+        progress=progress,
+    )
+
+
+def _other_tokenizer(
+    request: _Request, helper: Checkpoint, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedTokenizerBase | None:
+    """The assistant's tokenizer where its vocabulary is another one, and that is allowed."""
+    other = load_tokenizer(helper)
+    sizes = request.checkpoint.config["vocab_size"], helper.config["vocab_size"]
+    try:
+        check_vocabulary(tokenizer, other, *sizes)
+    except UsageError:
+        if not request.universal:
+            raise
+        log.warning("%s has another vocabulary: its drafts are encoded anew, as text", helper.source)
+        return other
+    return None
+
+
+def _costs(request: _Request, decoder: Decoder, assistant: Decoder | None, anew: bool) -> Costs:
+    """The pair's costs on this machine, from the cache folder where they are there."""
+    plan = launch.inherited_plan(os.environ)
+    facts = calibration.pair_facts(
+        request.checkpoint,
+        request.precision,
+        request.helper or (request.checkpoint if assistant is not None else None),
+        request.assistant_precision,
+        executor=request.executor,
+        draft_vocabulary=request.draft_vocabulary,
+        machine=read_isa().model,
+        cpus=sorted(plan.cpus if plan else os.sched_getaffinity(0)),
+        threads=plan.threads if plan else torch.get_num_threads(),
+        core=library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
+        torch=torch.__version__,
+    )
+    measure = functools.partial(calibration.calibrate, decoder, assistant, request.draft_vocabulary)
+    return calibration.kept_costs(facts, measure, anew=anew)
 
 
 def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Checkpoint | None:
@@ -147,9 +242,15 @@ class AssistedModel(TextModel):
         eos: frozenset[int],
         identity: Identity,
         assistant: Decoder | None = None,
+        *,
+        drafting: Drafting | None = None,
     ) -> None:
+        """drafting: what drafts, where that is more than an assistant of the same vocabulary."""
         self.decoder, self.tokenizer, self.eos, self.identity = decoder, tokenizer, eos, identity
         self.assistant = assistant
+        self.drafting = drafting or Drafting(
+            decoder.spec.vocab_size, lambda: calibration.calibrate(decoder, assistant), assistant
+        )
         # For experiments: what `draft_source` returns passes through here, with the prompt's token ids. A wrapper
         # forwards `propose` and `accept`; tokens that are not the source's own choice come without confidence.
         self.wrap_draft: Callable[[DraftSource, Sequence[int]], DraftSource] | None = None
@@ -159,27 +260,32 @@ class AssistedModel(TextModel):
         """Tokens a sequence can hold."""
         return self.decoder.spec.context_length
 
+    @property
+    def traffic(self) -> Traffic:
+        """What a pass of the target reads from memory."""
+        return traffic_of(self.decoder, self.identity.precision)
+
     def draft_source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
         """What drafts for one text of at most `length` tokens; None where there is no assistant."""
-        if self.assistant is None:
-            return None
-        self.assistant.reserve(min(length, self.assistant.spec.context_length))
-        return AssistantModel(self.assistant, sampling, generator, self.decoder.spec.vocab_size)
+        return self.drafting.source(sampling, generator, length)
 
     def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
+        self, tokens: list[int], limit: int, sampling: Sampling, options: DraftOptions
     ) -> tuple[Iterator[Round], bool]:
-        k = NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
         generator = sampling.generator()
         length = len(tokens) + limit
-        draft = self.draft_source(sampling, generator, length) if assisted and k > 0 else None
+        schedule: Schedule | None = None
+        draft: DraftSource | None = None
+        if options.wanted and self.drafting.possible:
+            schedule = self.drafting.schedule(options, limit)  # first: calibration empties the caches
+            draft = self.draft_source(sampling, generator, length)
         if draft is not None:
             if self.wrap_draft is not None:
                 draft = self.wrap_draft(draft, tokens)
             if self.decoder.exact_rows == 1:
                 log.warning(
                     "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
-                    "a token, so that assisted generation is slower than plain (--no-assisted)"
+                    "a token, so that assisted generation is no faster than plain (--no-assisted)"
                 )
         self.decoder.reserve(length)
         rounds = decode(
@@ -189,6 +295,6 @@ class AssistedModel(TextModel):
             sampling=sampling,
             generator=generator,
             draft=draft,
-            num_assistant_tokens=k,
+            schedule=schedule,
         )
         return rounds, draft is not None

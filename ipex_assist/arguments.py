@@ -6,6 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
+from ipex_assist.draft_names import parse_assistant
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.version import __version__
@@ -14,6 +15,7 @@ PRECISIONS = ("bf16", "fp32", "int8", "int4")
 EPILOG = """\
   ipex-assist -m facebook/opt-13b                         the family's assistant
   ipex-assist -m facebook/opt-13b --no-assisted           the baseline
+  ipex-assist -m facebook/opt-13b --assistant-model lookup   copies from the text: for summaries and edits
   ipex-assist batch prompts.jsonl -o out.jsonl            many prompts over instances (batch --help)
   ipex-assist env                                         what this machine is
 """
@@ -47,7 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     models = parser.add_argument_group("models")
     models.add_argument("-m", "--model", metavar="ID", help="hub id, folder or .gguf file (default: SmolLM2-135M)")
-    models.add_argument("--assistant-model", metavar="ID", help="likewise, or none (default: by the target's family)")
+    models.add_argument(
+        "--assistant-model",
+        metavar="ID",
+        help="likewise; self: the target's int4 copy; lookup: copies from the text, no model; lookup+ID, auto-lookup: "
+        "both; none (default: by the target's family)",
+    )
     models.add_argument(
         "--assisted",
         action=argparse.BooleanOptionalAction,
@@ -56,6 +63,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     models.add_argument("--precision", choices=PRECISIONS, help="of the target's weights (default: bf16)")
     models.add_argument("--assistant-precision", choices=PRECISIONS, help="(default: the target's)")
+    models.add_argument(
+        "--universal", action="store_true", help="allow an assistant with another tokenizer, through its text"
+    )
+    models.add_argument(
+        "--draft-vocabulary", type=int, metavar="N", help="draft among the first N token ids only (vocabularies of BPE)"
+    )
+    models.add_argument(
+        "--recalibrate", action="store_true", help="measure again what passes cost here (kept in the XDG cache folder)"
+    )
     models.add_argument(
         "--executor",
         choices=("auto", "native", "ipex", "torch"),
@@ -78,7 +94,15 @@ def build_parser() -> argparse.ArgumentParser:
     generation = parser.add_argument_group("generation")
     generation.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(default: 128)")
     generation.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before it; repeatable")
-    generation.add_argument("--num-assistant-tokens", type=int, metavar="N", help="drafted tokens a round (default: 3)")
+    generation.add_argument(
+        "--num-assistant-tokens", type=int, metavar="N", help="drafted tokens a round (default: by measured cost)"
+    )
+    generation.add_argument(
+        "--num-assistant-tokens-schedule",
+        choices=("adaptive", "constant", "heuristic"),
+        metavar="S",
+        help="adaptive, constant or heuristic, transformers' rule (default: adaptive; with a number constant)",
+    )
     generation.add_argument("--do-sample", action="store_true", help="draw tokens instead of taking the likeliest")
     generation.add_argument("--temperature", type=float, metavar="T", help="(default: 1.0)")
     generation.add_argument("--top-p", type=float, metavar="P", help="(default: 1.0)")
@@ -91,7 +115,8 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one object on one line instead of text")
     output.add_argument("--no-stream", action="store_true", help="print the text at its end")
-    output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
+    output.add_argument("--show-accepted", action="store_true", help="drafted text in green, the target's own in bold")
+    output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, all statistics, messages")
     return parser
 
 
@@ -108,6 +133,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UsageError("--stop is empty; give the text to stop before")
     _check_number("--max-new-tokens", args.max_new_tokens, 1, 10_000_000)
     _check_number("--num-assistant-tokens", args.num_assistant_tokens, 0, 64)
+    _check_number("--draft-vocabulary", args.draft_vocabulary, 256, 10_000_000)
+    parse_assistant(args.assistant_model)
     _check_number("--temperature", args.temperature, 1e-3, 100.0, " (without --do-sample the likeliest token is taken)")
     _check_number("--top-p", args.top_p, 1e-6, 1.0)
     _check_number("--top-k", args.top_k, 0, 10_000_000)

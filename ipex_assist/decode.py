@@ -11,6 +11,7 @@ import torch
 from ipex_assist.draft import DraftSource, Proposal
 from ipex_assist.executors import Decoder
 from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import Constant, Outcome, Schedule, Situation
 from ipex_assist.verify import verify_greedy, verify_sampled
 
 
@@ -37,13 +38,15 @@ def decode(
     sampling: Sampling,
     generator: torch.Generator,
     draft: DraftSource | None = None,
-    num_assistant_tokens: int = 0,
+    schedule: Schedule | None = None,
 ) -> Iterator[Round]:
     """Yield rounds until `max_new_tokens` tokens are out; the consumer stops earlier by no longer asking.
 
     The target's cache holds all tokens but the last, which each round feeds first, followed by the drafted ones.
-    Source: Leviathan et al. 2023, algorithm 1, with the draft length fixed.
+    `schedule` says how many; without one it is the same number every round.
+    Source: Leviathan et al. 2023, algorithm 1.
     """
+    schedule = schedule or Constant()
     tokens = list(prompt)
     target.truncate(0)
     started = time.perf_counter()
@@ -56,8 +59,13 @@ def decode(
     while len(tokens) < end:
         started = time.perf_counter()
         # One token of every round is the target's own: drafting the last one would be in vain.
-        k = min(num_assistant_tokens, end - len(tokens) - 1)
-        proposal = draft.propose(tokens, k) if draft is not None and k > 0 else Proposal([])
+        remaining = end - len(tokens)
+        proposal = Proposal([])
+        if draft is not None and remaining > 1:
+            plan = schedule.plan(Situation(len(tokens), remaining, draft.unread(tokens)))
+            k = min(plan.k, remaining - 1)
+            if k > 0:
+                proposal = draft.propose(tokens, k, least=plan.least, context=plan.context)
         drafted = time.perf_counter()
         logits = target.forward([tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
         new, accepted = _verify(logits, tokens, proposal, sampling, generator)
@@ -65,8 +73,10 @@ def decode(
             draft.accept(accepted)
         tokens += new
         target.truncate(len(tokens) - 1)
-        verified = time.perf_counter()
-        yield Round(new, len(proposal.tokens), accepted, drafted - started, verified - drafted)
+        round_ = Round(new, len(proposal.tokens), accepted, drafted - started, time.perf_counter() - drafted)
+        if draft is not None and remaining > 1:
+            schedule.observe(Outcome(round_.drafted, accepted, proposal.confidence, round_.draft_s, round_.target_s))
+        yield round_
 
 
 def _verify(

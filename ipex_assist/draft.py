@@ -1,4 +1,4 @@
-"""Draft sources: what guesses the next tokens, for the target to verify."""
+"""Draft sources: what guesses the next tokens, for the target to verify. Here: the protocol, and an assistant model."""
 
 from __future__ import annotations
 
@@ -27,28 +27,32 @@ class Proposal:
 
 @runtime_checkable
 class GreedyDrafter(Protocol):
-    """A decoder that drafts several greedy tokens in one call (executors/native.py)."""
+    """A decoder that drafts several greedy tokens in one call, out of the first of the vocabulary (native.py)."""
 
     def draft(
         self, tokens: Sequence[int], count: int, vocabulary: int | None = None, least: float = 0.0
     ) -> tuple[list[int], list[float]]:
-        """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities."""
+        """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities.
+
+        Ends behind a token whose probability is below `least`.
+        """
         ...
 
 
 class DraftSource(Protocol):
     """Guesses tokens, and is told how many of them were right."""
 
+    def unread(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` the source must read before it can draft; 0 where reading costs nothing."""
+        ...
+
     def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
         """At most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot.
 
-        least: end behind a token to which the source gives a smaller probability. context: where more than so many
-        tokens are yet unread, start anew and read only the last so many of the text.
+        least: end behind a token to which the source gives a smaller probability. context: go on with what was read
+        so far, or, where more than so many tokens are unread, start anew with the last so many of the text; None reads
+        all of the text.
         """
-        ...
-
-    def unread(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` the source must read before it can draft; 0 where it reads for nothing."""
         ...
 
     def accept(self, count: int) -> None:
@@ -59,47 +63,85 @@ class DraftSource(Protocol):
 class AssistantModel:
     """A small model that decodes ahead of the target.
 
-    Its cache holds the text up to the last accepted token it has seen, so that a round feeds it one or two new tokens.
+    Its cache holds the text from token `_start` on, up to the last accepted token it has seen, so that a round feeds it
+    one or two new tokens.
     """
 
-    def __init__(self, decoder: Decoder, sampling: Sampling, generator: torch.Generator, vocab_size: int) -> None:
-        """`vocab_size` is the target's: probabilities are cut or padded to it, since only rows may differ in number."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampling: Sampling,
+        generator: torch.Generator,
+        vocab_size: int,
+        draft_vocabulary: int | None = None,
+        room: int | None = None,
+    ) -> None:
+        """`vocab_size` is the target's: probabilities are cut or padded to it, since only rows may differ in number.
+
+        draft_vocabulary: draft only among the first so many token ids. room: rows reserved in the cache, where they
+        may be too few for the text; else that is the model's context.
+        """
         self.decoder, self.sampling, self.generator, self.vocab_size = decoder, sampling, generator, vocab_size
-        self._base = 0
+        self._choices = min(draft_vocabulary or vocab_size, vocab_size, decoder.spec.vocab_size)
+        self._room = min(room or decoder.spec.context_length, decoder.spec.context_length)
+        self._start = self._base = 0
         decoder.truncate(0)
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Tokens that its cache lacks."""
-        return len(tokens) - self.decoder.length
+        """Tokens that the cache lacks."""
+        return len(tokens) - self._start - self.decoder.length
 
     def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
-        """Decode `k` tokens, greedily or by `sampling`, whichever the target uses."""
-        k = min(k, self.decoder.spec.context_length - len(tokens))
+        """Decode up to `k` tokens, greedily or by `sampling`, whichever the target uses."""
+        if (context is None and self._start) or (context is not None and self.unread(tokens) > context):
+            self.decoder.truncate(0)
+            self._start = 0 if context is None else len(tokens) - context
+        self._base = len(tokens) - self._start
+        k = min(k, self._room - self._base)
         if k <= 0:
             return Proposal([])
-        self._base = len(tokens)
-        drafted: list[int] = []
-        rows: list[torch.Tensor] = []
         # A target may hold padding rows that the assistant lacks; such a token says nothing to either.
         last = self.decoder.spec.vocab_size - 1
-        pending = [min(token, last) for token in tokens[self.decoder.length :]]
+        pending = [min(token, last) for token in tokens[self._start + self.decoder.length :]]
         plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0
         if plain and isinstance(self.decoder, GreedyDrafter):
-            return Proposal(self.decoder.draft(pending, k, self.vocab_size)[0])
-        for _ in range(k):
-            logits = self.decoder.forward(pending)[:, : self.vocab_size]
-            logits = self.sampling.penalise(logits, [*tokens, *drafted])
-            if self.sampling.do_sample:
-                rows.append(self._padded(self.sampling.probabilities(logits)))
-                drafted.append(draw(rows[-1][0], self.generator))
-            else:
-                drafted.append(int(logits.argmax()))
-            pending = drafted[-1:]
-        return Proposal(drafted, torch.cat(rows) if rows else None)
+            drafted, confidence = self.decoder.draft(pending, k, self._choices, least)
+            return Proposal(drafted, None, confidence)
+        return self._decode(tokens, pending, k, least)
 
     def accept(self, count: int) -> None:
         """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""
         self.decoder.truncate(min(self._base + count, self.decoder.length))
+
+    def rewind(self, length: int) -> None:
+        """Keep what the cache holds of the text's first `length` tokens, and nothing else."""
+        self.decoder.truncate(min(max(0, length - self._start), self.decoder.length))
+        if length <= self._start:
+            self._start = 0
+
+    def _decode(self, tokens: Sequence[int], pending: list[int], k: int, least: float) -> Proposal:
+        """One pass a token.
+
+        It ends behind a token, never before it: one that is drawn and then dropped for what it is would shift the
+        distribution of what takes its place.
+        """
+        drafted: list[int] = []
+        confidence: list[float] = []
+        rows: list[torch.Tensor] = []
+        while len(drafted) < k and (not confidence or confidence[-1] >= least):
+            logits = self.decoder.forward(pending)[:, : self._choices]
+            logits = self.sampling.penalise(logits, [*tokens, *drafted])
+            if self.sampling.do_sample:
+                probabilities = self.sampling.probabilities(logits)
+                token = draw(probabilities[0], self.generator)
+                rows.append(self._padded(probabilities))
+            else:
+                probabilities = torch.softmax(logits.float(), -1)
+                token = int(logits.argmax())
+            drafted.append(token)
+            confidence.append(float(probabilities[0, token]))
+            pending = [token]
+        return Proposal(drafted, torch.cat(rows) if rows else None, confidence)
 
     def _padded(self, probabilities: torch.Tensor) -> torch.Tensor:
         missing = self.vocab_size - probabilities.shape[-1]

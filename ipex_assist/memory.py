@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.draft_names import SELF, parse_assistant
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
 from ipex_assist.memory_estimate import estimate_bytes
@@ -48,6 +49,9 @@ def estimate_need(
     hub is asked for the sizes of models that are not.
     """
     kv = 0
+    assistant = parse_assistant(assistant).model  # lookup takes next to nothing
+    if assistant == SELF:
+        assistant, assistant_precision = model, assistant_precision or "int4"
     try:
         checkpoint = open_checkpoint(model, revision=revision, offline=True)
         if assistant == "auto":

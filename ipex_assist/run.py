@@ -24,12 +24,15 @@ from ipex_assist.arguments import assistant_of, parse
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.memory import check_memory, estimate_need
-from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line
+from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line, statistics_text
 from ipex_assist.quiet import quiet_stderr
+from ipex_assist.schedule import DraftOptions
+from ipex_assist.traffic import machine_gb_per_s
 
 # Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
 if TYPE_CHECKING:
     from ipex_assist.generation import Generation
+    from ipex_assist.text_model import TextModel
 
 DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
 DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
@@ -102,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
             log.warning(DEMO_NOTE)
     model, start_warnings = _load(args, assistant)
     generation = model.stream(prompt, chat=chat, **_options(args))
-    return _generate(generation, args, start_warnings)
+    return _generate(model, generation, args, start_warnings)
 
 
 def _prompt(args: argparse.Namespace) -> tuple[str, bool]:
@@ -178,6 +181,10 @@ def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[st
         offline=args.offline,
         progress=sys.stderr.isatty(),
         cache_packed=args.cache_packed,
+        universal=args.universal,
+        draft_vocabulary=args.draft_vocabulary,
+        calibrate=DraftOptions(args.assisted, args.num_assistant_tokens, args.num_assistant_tokens_schedule).adapts,
+        recalibrate=args.recalibrate,
     )
     log.info("loaded in %.1f s", time.perf_counter() - started)
     found = launch.check_start(plan, torch.get_num_threads()) if plan else []
@@ -195,6 +202,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": args.max_new_tokens,
         "stop": args.stop,
         "num_assistant_tokens": args.num_assistant_tokens,
+        "num_assistant_tokens_schedule": args.num_assistant_tokens_schedule,
         "assisted": args.assisted,
         "do_sample": args.do_sample,
         "temperature": args.temperature,
@@ -210,23 +218,31 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _generate(generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:
-    stream = TextPrinter(enabled=not args.json and not args.no_stream)
-    code = 0
+def _generate(model: TextModel, generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:
+    from ipex_assist.generation import Piece
+
+    if args.show_accepted and args.json:
+        log.warning("--show-accepted: no effect with --json")
+    stream = TextPrinter(not args.json and not args.no_stream, args.show_accepted)
+    whole = TextPrinter(not args.json and args.no_stream, args.show_accepted)
+    code, pieces = 0, []
     try:
         for chunk in generation:
-            stream.write(chunk.text)
+            pieces += chunk.pieces
+            stream.write_pieces(chunk.pieces)
     except KeyboardInterrupt as error:
         code = TERMINATE_EXIT if isinstance(error, Terminated) else INTERRUPT_EXIT
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut off what is printed now
-        stream.write(generation.interrupt())
+        pieces.append(Piece(generation.interrupt()))
+        stream.write_pieces(pieces[-1:])
     stream.close()
     result = generation.result()
-    if args.no_stream and not args.json:
-        whole = TextPrinter(enabled=True)
-        whole.write(result.text)
-        whole.close()
+    whole.write_pieces(pieces)
+    whole.close()
     print(f"ipex-assist: {statistics_line(result)}", file=sys.stderr)
+    if args.verbose:
+        result.times.machine_gb_per_s = machine_gb_per_s(model)
+        print(statistics_text(result), file=sys.stderr)
     if args.json:
         facts = environment_facts(launch.inherited_plan(os.environ), start_warnings)
         print(json_line(result, facts), flush=True)

@@ -10,7 +10,9 @@ from ipex_assist.decode import Round
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation import Generation, Identity, Result
 from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import DraftOptions
 from ipex_assist.tokenizer import encode_prompt
+from ipex_assist.traffic import Traffic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,9 +30,14 @@ class TextModel(ABC):
     def context_length(self) -> int | None:
         """Tokens a sequence can hold; None where the model sets no limit."""
 
+    @property
+    def traffic(self) -> Traffic | None:
+        """What a pass of the target reads from memory; None where that is not known."""
+        return None
+
     @abstractmethod
     def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, num_assistant_tokens: int | None, assisted: bool
+        self, tokens: list[int], limit: int, sampling: Sampling, options: DraftOptions
     ) -> tuple[Iterator[Round], bool]:
         """The rounds of one generation of at most `limit` tokens, and whether a draft takes part."""
 
@@ -49,6 +56,7 @@ class TextModel(ABC):
         max_new_tokens: int = 128,
         stop: Sequence[str] = (),
         num_assistant_tokens: int | None = None,
+        num_assistant_tokens_schedule: str | None = None,
         assisted: bool = True,
         do_sample: bool = False,
         temperature: float = 1.0,
@@ -60,7 +68,9 @@ class TextModel(ABC):
         """Generate from a text or from token ids; yields `Chunk`s as tokens are accepted.
 
         chat: put a text into the tokenizer's chat template, as a user's message. stop: the text ends before the first
-        of these strings. num_assistant_tokens: drafted tokens a round. The sampling options are transformers'.
+        of these strings. num_assistant_tokens: drafted tokens a round; num_assistant_tokens_schedule: "constant", or
+        "heuristic" (transformers' rule, which starts from that number), or "adaptive" (by measured cost and acceptance,
+        at most that number), which is the default where no number is given. The sampling options are transformers'.
         Raises UsageError for an empty prompt and for one that leaves no room in the model's context.
         """
         tokens = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else list(prompt)
@@ -74,7 +84,9 @@ class TextModel(ABC):
             )
         limit = min(max_new_tokens, room)
         sampling = Sampling(do_sample, temperature, top_k, top_p, repetition_penalty, seed)
-        rounds, drafting = self._rounds(tokens, limit, sampling, num_assistant_tokens, assisted)
+        rounds, drafting = self._rounds(
+            tokens, limit, sampling, DraftOptions(assisted, num_assistant_tokens, num_assistant_tokens_schedule)
+        )
         return Generation(
             rounds,
             self.tokenizer,
@@ -85,4 +97,5 @@ class TextModel(ABC):
             stop=stop,
             assisted=drafting,
             limit_is_context=room < max_new_tokens,
+            traffic=self.traffic,
         )

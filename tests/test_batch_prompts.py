@@ -170,7 +170,11 @@ EDGES = {
 
 def test_ranges_are_those_of_the_flags() -> None:
     """What a flag takes, a line takes, and nothing else: two tables must not drift apart."""
-    assert set(EDGES) | {"stop", "assisted", "do_sample"} == set(OPTIONS)
+    schedule = "num_assistant_tokens_schedule"
+    assert set(EDGES) | {"stop", "assisted", "do_sample", schedule} == set(OPTIONS)
+    assert check_options({schedule: "heuristic"}) == {schedule: "heuristic"}
+    with pytest.raises(LineError, match="adaptive, constant, heuristic"):
+        check_options({schedule: "magic"})
     for name, (lowest, highest, outside) in EDGES.items():
         flag = "--" + name.replace("_", "-")
         for value in (lowest, highest):

@@ -15,6 +15,7 @@ from ipex_assist.decode import Round, decode
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.executors import Decoder
 from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import Constant
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
 GREEDY = Sampling()
@@ -39,7 +40,7 @@ def run(
             sampling=sampling,
             generator=generator,
             draft=draft,
-            num_assistant_tokens=k,
+            schedule=Constant(k),
         )
     )
 

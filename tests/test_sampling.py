@@ -19,6 +19,7 @@ from transformers import (
 from ipex_assist.decode import decode
 from ipex_assist.draft import AssistantModel
 from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import Constant
 
 VOCAB = 50
 
@@ -92,7 +93,7 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
             sampling=sampling,
             generator=generator,
             draft=draft,
-            num_assistant_tokens=2,
+            schedule=Constant(2),
         )
         next(rounds)
         round_ = next(rounds)

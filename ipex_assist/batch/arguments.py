@@ -18,8 +18,9 @@ from ipex_assist.launch.instances import Unit
 EPILOG = """\
 A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or with "messages" (a list of objects with
 role and content) instead of the prompt. It may have its own "chat" and options, which come before the flags:
-max_new_tokens, stop, num_assistant_tokens, assisted, do_sample, temperature, top_p, top_k, repetition_penalty, seed.
-Without an id it has its line's number. Of two lines with one id, the first is run.
+max_new_tokens, stop, num_assistant_tokens, num_assistant_tokens_schedule, assisted, do_sample, temperature, top_p,
+top_k, repetition_penalty, seed. Without an id it has its line's number. Of two lines
+with one id, the first is run.
 
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b --resume --timeout 600

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipex_assist.schedule import SCHEDULES
+
 Check = Callable[[Any], str | None]
 ROLES_NEED = "messages must be a list of objects with the texts role and content"
 
@@ -31,6 +33,10 @@ def _switch(value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be true or false"
 
 
+def _schedule(value: Any) -> str | None:
+    return None if value in SCHEDULES else f"must be one of {', '.join(SCHEDULES)}"
+
+
 def _stops(value: Any) -> str | None:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and all(isinstance(text, str) and text for text in texts):
@@ -43,6 +49,7 @@ OPTIONS: dict[str, Check] = {
     "max_new_tokens": _number(1, 10_000_000, whole=True),
     "stop": _stops,
     "num_assistant_tokens": _number(0, 64, whole=True),
+    "num_assistant_tokens_schedule": _schedule,
     "assisted": _switch,
     "do_sample": _switch,
     "temperature": _number(1e-3, 100.0),

@@ -18,7 +18,7 @@ from ipex_assist.env.errors import UsageError
 Id = int | str
 DIGEST_LENGTH = 16
 # The draft changes the speed of a text and not the text (of a sampled one, not its distribution).
-SPEED_ONLY = ("num_assistant_tokens", "assisted")
+SPEED_ONLY = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assisted")
 
 
 @dataclass(frozen=True)

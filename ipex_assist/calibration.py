@@ -1,0 +1,213 @@
+"""What a pass costs on this machine: measured once when a pair is loaded, kept in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.draft import GreedyDrafter
+from ipex_assist.executors import Decoder
+from ipex_assist.schedule import Costs
+from ipex_assist.version import __version__
+
+if TYPE_CHECKING:
+    from ipex_assist.checkpoint import Checkpoint
+
+log = logging.getLogger("ipex_assist")
+
+TARGET_SECONDS, DRAFT_SECONDS = 0.9, 0.3  # to be spent on each; a pass that was begun is finished
+# The first are the most telling, for models of which there is time for few passes.
+TARGET_ROWS = (1, 5, 9, 3, 2, 4, 7, 6, 8, 16, 12)
+DRAFT_ROWS = (1, 2, 16, 8, 4)
+READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
+READ_SECONDS = 0.25  # … where it should take no longer than this
+_DRAFTED = 4
+_BEFORE = 8  # rows in the cache
+
+Clock = Callable[[], float]
+
+
+def calibrate(
+    target: Decoder,
+    assistant: Decoder | None,
+    draft_vocabulary: int | None = None,
+    clock: Clock = time.perf_counter,
+) -> Costs:
+    """Time the target's pass at 1 to 16 rows and the assistant's steps. Takes 1.5 s, or a few passes of large models.
+
+    Each number of rows has its turn again and again until the time is over, and its fastest pass counts: what others do
+    on the machine makes passes slower, never faster. Both caches are empty afterwards.
+    """
+    verify = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock)
+    if assistant is None:
+        return Costs(verify)
+    rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock)
+    return Costs(verify, _time_step(assistant, draft_vocabulary, clock), rows, _time_reading(assistant, rows, clock))
+
+
+def time_passes(decoder: Decoder, sizes: Sequence[int], seconds: float, clock: Clock) -> tuple[float, ...]:
+    """Seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated."""
+    largest = max(1, min(max(sizes), decoder.spec.context_length - _BEFORE))
+    _start(decoder, largest + _BEFORE)
+    fastest: dict[int, float] = {}
+    started = clock()
+    turn = 0
+    while turn == 0 or clock() - started < seconds:
+        for size in (size for size in sizes if size <= largest):
+            if len(fastest) >= 2 and clock() - started >= seconds:
+                break
+            fastest[size] = min(fastest.get(size, float("inf")), _time_pass(decoder, size, clock))
+        turn += 1
+    decoder.truncate(0)
+    known = sorted(fastest)
+    return tuple(interpolate(known, rising([fastest[size] for size in known]), range(1, known[-1] + 1)))
+
+
+def _start(decoder: Decoder, tokens: int) -> None:
+    decoder.reserve(tokens)
+    decoder.forward(_tokens(decoder, min(_BEFORE, tokens - 1)))
+    decoder.forward(_tokens(decoder, 1))  # the first pass of its shape brings pages and threads
+    decoder.truncate(min(_BEFORE, tokens - 1))
+
+
+def _tokens(decoder: Decoder, count: int) -> list[int]:
+    return [(7 * i + 3) % decoder.spec.vocab_size for i in range(count)]
+
+
+def _time_pass(decoder: Decoder, rows: int, clock: Clock) -> float:
+    before = decoder.length
+    tokens = _tokens(decoder, rows)
+    started = clock()
+    decoder.forward(tokens, last=rows).argmax(-1)
+    elapsed = clock() - started
+    decoder.truncate(before)
+    return elapsed
+
+
+def _time_step(decoder: Decoder, vocabulary: int | None, clock: Clock) -> float:
+    """Seconds of one greedily drafted token, the fastest of a few."""
+    decoder.reserve(_BEFORE + _DRAFTED + 1)
+    decoder.forward(_tokens(decoder, _BEFORE))
+    best = float("inf")
+    for _ in range(3):
+        started = clock()
+        if isinstance(decoder, GreedyDrafter):
+            decoder.draft([3], _DRAFTED, vocabulary)
+        else:
+            for _ in range(_DRAFTED):
+                decoder.forward([3]).argmax(-1)
+        best = min(best, (clock() - started) / _DRAFTED)
+        decoder.truncate(_BEFORE)
+    decoder.truncate(0)
+    return best
+
+
+def _time_reading(decoder: Decoder, rows: Sequence[float], clock: Clock) -> float:
+    """Seconds a token of a stretch that is longer than a decode step."""
+    each = rows[-1] / len(rows)
+    if decoder.spec.context_length < READ_TOKENS or READ_TOKENS * each > READ_SECONDS:
+        return each
+    decoder.reserve(READ_TOKENS)
+    started = clock()
+    decoder.forward(_tokens(decoder, READ_TOKENS))
+    elapsed = clock() - started
+    decoder.truncate(0)
+    return min(each, elapsed / READ_TOKENS)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, by least squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean, count = (mean * count + before * size) / (count + size), count + size
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def interpolate(known: Sequence[int], values: Sequence[float], wanted: Iterable[int]) -> list[float]:
+    """Values at `wanted` places on straight lines between `known` ones, ascending; level beyond both ends."""
+    results = []
+    for place in wanted:
+        right = next((i for i, at in enumerate(known) if at >= place), len(known) - 1)
+        left = right if known[right] <= place or right == 0 else right - 1
+        span = known[right] - known[left]
+        share = (place - known[left]) / span if span else 0.0
+        results.append(values[left] + share * (values[right] - values[left]))
+    return results
+
+
+def pair_facts(
+    target: Checkpoint, precision: str, assistant: Checkpoint | None, assistant_precision: str | None, **others: Any
+) -> dict[str, Any]:
+    """All that costs depend on: both checkpoints' files, precisions, and `others`: executor, threads, machine, …"""
+    return {
+        "version": __version__,
+        "target": _identity(target),
+        "precision": precision,
+        "assistant": _identity(assistant) if assistant else None,
+        "assistant_precision": assistant_precision,
+        **others,
+    }
+
+
+def _identity(checkpoint: Checkpoint) -> list[Any]:
+    files = checkpoint.weight_files()
+    return [checkpoint.source, *([str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/ipex-assist/calibration, by default under ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist" / "calibration"
+
+
+def kept_costs(facts: Mapping[str, Any], measure: Callable[[], Costs], *, anew: bool = False) -> Costs:
+    """Costs by the file kept for `facts`; where there is none, or `anew`, from `measure`, and then kept."""
+    path = cache_folder() / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]}.json"
+    costs = None if anew else _read(path, facts)
+    if costs is None:
+        started = time.perf_counter()
+        costs = measure()
+        log.info("calibrated in %.2f s: %s", time.perf_counter() - started, describe(costs))
+        _write(path, facts, costs)
+    return costs
+
+
+def describe(costs: Costs) -> str:
+    """In milliseconds, for people."""
+    passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in costs.verify[:9])
+    return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms"
+
+
+def _read(path: Path, facts: Mapping[str, Any]) -> Costs | None:
+    """None for a file that is missing, damaged, or another pair's."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["facts"] != json.loads(json.dumps(facts)):
+            return None
+        costs = {key: content["costs"][key] for key in ("verify", "draft", "rows", "read")}
+        verify, rows = tuple(map(float, costs["verify"])), tuple(map(float, costs["rows"]))
+        found = Costs(verify, float(costs["draft"]), rows, float(costs["read"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.verify and all(0 < seconds < 1e4 for seconds in found.verify) else None
+
+
+def _write(path: Path, facts: Mapping[str, Any], costs: Costs) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"facts": facts, "costs": asdict(costs)}, indent=1), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        log.info("the calibration is not kept: %s", error)

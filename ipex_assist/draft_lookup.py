@@ -1,0 +1,101 @@
+"""Prompt lookup: what followed the last few tokens when they stood in the text before. No model, no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipex_assist.draft import DraftSource, Proposal
+
+NGRAM = 2  # tokens that must agree; one alone is followed by too many others
+PLACES = 8  # latest places of an n-gram among which the longest match is sought
+LONGEST = 32  # tokens compared; beyond it a match is as good as certain
+# From so many agreeing tokens on, a copy is better than what a model drafts, and it is free.
+LONG_MATCH = 8
+
+
+class PromptLookup:
+    """Copies the continuation of the longest earlier match of the text's end.
+
+    An index from n-grams to the places behind them grows with the text, a few operations a token. Source: A. Saxena,
+    Prompt Lookup Decoding, 2023; transformers' `prompt_lookup_num_tokens`.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._indexed = NGRAM  # n-grams that end before this token are in the index
+
+    def unread(self, tokens: Sequence[int]) -> int:
+        """Reading costs nothing."""
+        return 0
+
+    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+        """Up to `k` copied tokens. The i-th has the confidence 1 - 1 / (agreeing tokens before it + 1)."""
+        place, length = self.match(tokens)
+        if length == 0:
+            return Proposal([])
+        copied: list[int] = []
+        confidence: list[float] = []
+        for i in range(k):
+            # Behind the end of the text the copy goes on with itself: a text that repeats does so with its period.
+            at = place + i
+            copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
+            confidence.append(1 - 1 / (length + i + 1))
+            if confidence[-1] < least:
+                break
+        return Proposal(copied, None, confidence)
+
+    def accept(self, count: int) -> None:
+        """The text itself says what was accepted."""
+
+    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The place behind the longest earlier match of the text's end, the latest of equals, and the match's length.
+
+        Length 0 where the last NGRAM tokens never stood together before.
+        """
+        for end in range(self._indexed, len(tokens)):
+            places = self._places.setdefault(tuple(tokens[end - NGRAM : end]), [])
+            places.append(end)
+            del places[:-PLACES]
+        self._indexed = max(self._indexed, len(tokens))
+        best, longest = 0, 0
+        for place in reversed(self._places.get(tuple(tokens[-NGRAM:]), ())):
+            length = _agreeing(tokens, place)
+            if length > longest:
+                best, longest = place, length
+        return best, longest
+
+
+def _agreeing(tokens: Sequence[int], place: int) -> int:
+    """How many tokens before `place` equal those before the end, at most LONGEST."""
+    length = 0
+    while length < min(LONGEST, place) and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
+        length += 1
+    return length
+
+
+class LookupFirst:
+    """Lookup where it has a long match, else another source.
+
+    The other source does not read what lookup drafted; it catches up, several tokens a pass, when it is asked again.
+    """
+
+    def __init__(self, lookup: PromptLookup, other: DraftSource, long_match: int = LONG_MATCH) -> None:
+        self.lookup, self.other, self.long_match = lookup, other, long_match
+        self._last: DraftSource = lookup
+
+    def copies(self, tokens: Sequence[int]) -> bool:
+        """Whether the next proposal would be a copy."""
+        return self.lookup.match(tokens)[1] >= self.long_match
+
+    def unread(self, tokens: Sequence[int]) -> int:
+        """Of the source whose turn it is."""
+        return (self.lookup if self.copies(tokens) else self.other).unread(tokens)
+
+    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+        """A copy, or what the other source says."""
+        self._last = self.lookup if self.copies(tokens) else self.other
+        return self._last.propose(tokens, k, least=least, context=context)
+
+    def accept(self, count: int) -> None:
+        """Passed on to the one that proposed."""
+        self._last.accept(count)

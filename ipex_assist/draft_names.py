@@ -1,0 +1,39 @@
+"""What `--assistant-model` may say: a model, `auto`, `self`, `lookup`, or lookup with a model behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipex_assist.env.errors import UsageError
+
+LOOKUP, SELF, AUTO = "lookup", "self", "auto"
+
+
+@dataclass(frozen=True)
+class AssistantName:
+    """lookup: n-grams of the text are tried first. model: "auto", "self", what `open_checkpoint` takes, or None."""
+
+    lookup: bool = False
+    model: str | None = None
+
+
+def parse_assistant(name: str | None) -> AssistantName:
+    """Read `--assistant-model`; a folder called like a word of ours is written ./self.
+
+    auto-lookup is lookup+auto. Raises UsageError for lookup+ without a model.
+    """
+    if name is None or name.lower() == "none":
+        return AssistantName()
+    if name == "auto-lookup":
+        return AssistantName(True, AUTO)
+    if name == LOOKUP:
+        return AssistantName(True)
+    if not name.startswith(f"{LOOKUP}+"):
+        return AssistantName(False, name)
+    model = name.partition("+")[2]
+    if not model or model.lower() == "none" or parse_assistant(model).lookup:
+        raise UsageError(
+            f"--assistant-model {name}: a model must follow lookup+ (a hub id, a folder, auto or self); "
+            "without a model it is --assistant-model lookup"
+        )
+    return AssistantName(True, model)

@@ -1,0 +1,98 @@
+"""How a loaded pair drafts: its sources, its costs, and what earlier texts taught about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ipex_assist.acceptance import Acceptance
+from ipex_assist.draft import AssistantModel, DraftSource
+from ipex_assist.draft_lookup import LookupFirst, PromptLookup
+from ipex_assist.draft_universal import UniversalAssistant
+from ipex_assist.executors import Decoder
+from ipex_assist.sampling import Sampling
+from ipex_assist.schedule import (
+    CONSTANT_TOKENS,
+    HEURISTIC_TOKENS,
+    LONGEST_DRAFT,
+    Adaptive,
+    Constant,
+    Costs,
+    DraftOptions,
+    Heuristic,
+    Schedule,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class Drafting:
+    """Everything a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
+
+    assistant_tokenizer: of an assistant with another vocabulary. measure: gives the costs when they are first needed.
+    """
+
+    target_vocab_size: int
+    measure: Callable[[], Costs]
+    assistant: Decoder | None = None
+    lookup: bool = False
+    draft_vocabulary: int | None = None
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
+    target_tokenizer: PreTrainedTokenizerBase | None = None
+    models: Acceptance = field(default_factory=Acceptance)
+    copies: Acceptance = field(default_factory=Acceptance)
+    _costs: Costs | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """Measured, or read from the cache folder, once."""
+        if self._costs is None:
+            self._costs = self.measure()
+        return self._costs
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to draft with."""
+        return self.lookup or self.assistant is not None
+
+    def source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
+        """What drafts for one text of at most `length` tokens; None where nothing does."""
+        model = self._model(sampling, generator, length) if self.assistant is not None else None
+        if not self.lookup:
+            return model
+        return PromptLookup() if model is None else LookupFirst(PromptLookup(), model)
+
+    def _model(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource:
+        assert self.assistant is not None
+        context = self.assistant.spec.context_length
+        if self.assistant_tokenizer is None:
+            self.assistant.reserve(min(length, context))
+            return AssistantModel(self.assistant, sampling, generator, self.target_vocab_size, self.draft_vocabulary)
+        assert self.target_tokenizer is not None
+        # Another tokenizer may need more tokens for the same text; beyond this room it stops drafting.
+        self.assistant.reserve(min(2 * length + 64, context))
+        return UniversalAssistant(
+            self.assistant,
+            self.assistant_tokenizer,
+            self.target_tokenizer,
+            self.target_vocab_size,
+            min(2 * length + 64, context),
+            self.draft_vocabulary,
+        )
+
+    def schedule(self, options: DraftOptions, limit: int) -> Schedule:
+        """For one text of at most `limit` new tokens."""
+        number = options.num_assistant_tokens
+        if options.kind == "constant":
+            return Constant(CONSTANT_TOKENS if number is None else number)
+        if options.kind == "heuristic":
+            return Heuristic(HEURISTIC_TOKENS if number is None else number)
+        self.models.next_text()
+        self.copies.next_text()
+        longest = LONGEST_DRAFT if number is None else number
+        return Adaptive(self.costs, limit, longest, self.models, self.copies)
