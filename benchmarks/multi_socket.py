@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,6 +135,7 @@ class Run:
     surroundings: Surroundings
     cases: dict[tuple[str, str, bool], Case] = field(default_factory=dict)
     left_out: list[dict[str, Any]] = field(default_factory=list)
+    interrupted: bool = False
     _told: set[str] = field(default_factory=set)
 
     def measure_all(self) -> None:
@@ -152,6 +154,7 @@ class Run:
                 self._leave_out(precision, layout.name, str(error), failed=True)
             except KeyboardInterrupt:
                 self._leave_out(precision, layout.name, "interrupted, with all that was to follow", failed=True)
+                self.interrupted = True
                 return
 
     def _layouts(self, precision: str) -> list[layouts.Layout]:
@@ -301,6 +304,8 @@ def run(argv: Sequence[str] | None) -> int:
     if args.plot:
         plots.multi_socket(result, args.plot)
         say(f"drawn: {args.plot}")
+    if done.interrupted:
+        return 128 + signal.SIGINT
     return 1 if any(each["failed"] for each in done.left_out) else 0
 
 
@@ -312,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {"plain": "#4477aa", "assisted": "#ee6677"}
 
@@ -26,11 +27,11 @@ def require() -> None:
         raise UsageError("drawing needs matplotlib, which is not installed: pip install 'ipex-assist[plot]'")
 
 
-def multi_socket(result: dict[str, Any], path: str) -> None:
-    """A row for each precision: tokens/s of all instances together, and GB/s of decoding beside the memory's.
+def multi_socket(result: dict[str, Any], path: str) -> Figure:
+    """Draw a row for each precision: tokens/s of all instances together, and GB/s of decoding beside the memory's.
 
     Bars are medians, dots the samples, black lines the speed at which the same threads read memory.
-    Raises IpexAssistError where the file cannot be written.
+    Returns what was drawn into `path`. Raises IpexAssistError where that cannot be written.
     """
     require()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -61,6 +62,7 @@ def multi_socket(result: dict[str, Any], path: str) -> None:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # the latter for an ending that matplotlib does not know
         raise IpexAssistError(f"{path} cannot be written: {error}") from None
+    return figure
 
 
 def _bars(axis: Axes, cases: list[dict[str, Any]], layouts: list[str], figure: str) -> None:
