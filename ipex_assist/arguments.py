@@ -15,7 +15,6 @@ PRECISIONS = ("bf16", "fp32", "int8", "int4")
 EPILOG = """\
   ipex-assist -m facebook/opt-13b                         the family's assistant
   ipex-assist -m facebook/opt-13b --no-assisted           the baseline
-  ipex-assist -m facebook/opt-13b --assistant-model lookup   copies from the text: for summaries and edits
   ipex-assist batch prompts.jsonl -o out.jsonl            many prompts over instances (batch --help)
   ipex-assist env                                         what this machine is
 """
@@ -52,8 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument(
         "--assistant-model",
         metavar="ID",
-        help="likewise; self: the target's int4 copy; lookup: copies from the text, no model; lookup+ID, auto-lookup: "
-        "both; none (default: by the target's family)",
+        help="likewise; self (the target's int4 copy), lookup (copies from the text), lookup+ID, auto-lookup, or "
+        "none (default: by the target's family)",
     )
     models.add_argument(
         "--assisted",
@@ -61,27 +60,24 @@ def build_parser() -> argparse.ArgumentParser:
         default=True,
         help="draft with the assistant, or decode plainly",
     )
-    models.add_argument("--precision", choices=PRECISIONS, help="of the target's weights (default: bf16)")
-    models.add_argument("--assistant-precision", choices=PRECISIONS, help="(default: the target's)")
+    models.add_argument("--precision", choices=PRECISIONS, metavar="P", help="bf16, fp32, int8 or int4 (default: bf16)")
+    models.add_argument("--assistant-precision", choices=PRECISIONS, metavar="P", help="(default: the target's)")
     models.add_argument(
-        "--universal", action="store_true", help="allow an assistant with another tokenizer, through its text"
+        "--universal", action="store_true", help="allow an assistant with another tokenizer (by its text)"
     )
-    models.add_argument(
-        "--draft-vocabulary", type=int, metavar="N", help="draft among the first N token ids only (vocabularies of BPE)"
-    )
-    models.add_argument(
-        "--recalibrate", action="store_true", help="measure again what passes cost here (kept in the XDG cache folder)"
-    )
+    models.add_argument("--draft-vocabulary", type=int, metavar="N", help="draft only among the first N token ids")
+    models.add_argument("--recalibrate", action="store_true", help="measure again what passes cost on this machine")
     models.add_argument(
         "--executor",
         choices=("auto", "native", "ipex", "torch"),
         default="auto",
-        help="what runs the models (default: the native core where the processor has AVX-512, else ipex, else torch)",
+        metavar="NAME",
+        help="native, ipex or torch: what runs the models (default: the first that works here)",
     )
     models.add_argument(
         "--cache-packed",
         action="store_true",
-        help="keep the native core's packed weights on disk, for a start without packing (XDG cache folder)",
+        help="keep the native core's packed weights on disk (XDG cache folder)",
     )
     models.add_argument("--revision", metavar="REV", help="branch, tag or commit of the target on the hub")
     models.add_argument("--offline", action="store_true", help="use only what is on this machine")
@@ -101,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--num-assistant-tokens-schedule",
         choices=("adaptive", "constant", "heuristic"),
         metavar="S",
-        help="adaptive, constant or heuristic, transformers' rule (default: adaptive; with a number constant)",
+        help="adaptive, constant or heuristic (default: adaptive; constant with a number)",
     )
     generation.add_argument("--do-sample", action="store_true", help="draw tokens instead of taking the likeliest")
     generation.add_argument("--temperature", type=float, metavar="T", help="(default: 1.0)")

@@ -33,6 +33,7 @@ KEYS = [
     "executor",
     "stop_reason",
     "draft",
+    "times",
     "environment",
 ]
 DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram"]
