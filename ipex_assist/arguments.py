@@ -14,7 +14,6 @@ from ipex_assist.version import __version__
 PRECISIONS = ("bf16", "fp32", "int8", "int4")
 EPILOG = """\
   ipex-assist -m facebook/opt-13b                         the family's assistant
-  ipex-assist -m facebook/opt-13b --no-assisted           the baseline
   ipex-assist batch prompts.jsonl -o out.jsonl            many prompts over instances (batch --help)
   ipex-assist env                                         what this machine is
 """

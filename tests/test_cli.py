@@ -36,7 +36,7 @@ KEYS = [
     "times",
     "environment",
 ]
-DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram"]
+DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]
 PROMPT = ["-p", "the quick brown fox", "--executor", "torch", "--precision", "fp32"]
 
 
