@@ -37,10 +37,22 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.env import report
 
         return report.main(argv[1:])
+    if argv[:1] == ["bench"]:
+        from ipex_assist.bench import command as bench
+
+        return bench.main(argv[1:])
     if argv[:1] == ["batch"]:
         from ipex_assist.batch import command
 
         return command.main(argv[1:])
+    if argv[:1] == ["quantize"]:
+        from ipex_assist import quantize
+
+        return quantize.main(argv[1:])
+    if argv[:1] == ["eval"]:
+        from ipex_assist import evaluate
+
+        return evaluate.main(argv[1:])
     try:
         args = parse(argv)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
@@ -60,7 +72,7 @@ def _generate(args: argparse.Namespace, argv: list[str]) -> int:
         from ipex_assist import run
 
         return run.main(argv)
-    program = [*_this_command(), "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
+    program = [*this_command(), "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
     command = launch.prepare(launch.request_from(args, _model_bytes(args)), program)
     if args.dry_run:
         print(launch.format_command(command), flush=True)
@@ -70,7 +82,7 @@ def _generate(args: argparse.Namespace, argv: list[str]) -> int:
     return launch.run(command, "ipex-assist")
 
 
-def _this_command() -> list[str]:
+def this_command() -> list[str]:
     """How to start this command again. The script, where it is one: `-m` would look in the current folder first."""
     script = sys.argv[0]
     if Path(script).name == "ipex-assist" and Path(script).is_file():

@@ -1,0 +1,70 @@
+"""Intel's auto-round (https://github.com/intel/auto-round, arXiv 2309.05516), as a method of `ipex-assist quantize`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.tokenizer import load_tokenizer
+
+ITERS, SAMPLES, LENGTH = 200, 128, 2048  # auto-round's own defaults
+
+
+def quantise_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Namespace) -> None:
+    """Write `output` in GPTQ's format. Raises UsageError where auto-round is missing or there is too little text."""
+    try:
+        from auto_round import AutoRound
+    except ImportError as error:
+        raise UsageError(
+            f"--method auto-round needs Intel's auto-round, which cannot be imported ({error}): "
+            "pip install 'ipex-assist[quantize]', or use --method rtn"
+        ) from error
+    if not checkpoint.path.is_dir():
+        raise UsageError(f"{checkpoint.source}: auto-round needs the Hugging Face folder of a model, not a GGUF file")
+    options: dict[str, Any] = {
+        "bits": args.bits,
+        "group_size": args.group_size,
+        "sym": args.sym,
+        "iters": args.iters or ITERS,
+        "seqlen": args.seqlen or LENGTH,
+        "nsamples": args.nsamples or SAMPLES,
+        "device_map": "cpu",
+    }
+    tokenizer = load_tokenizer(checkpoint)
+    if args.calibration is not None:
+        options["dataset"] = calibration(tokenizer, Path(args.calibration), options["seqlen"], options["nsamples"])
+        options["nsamples"] = len(options["dataset"])
+        options["batch_size"] = min(8, len(options["dataset"]))
+    work = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        AutoRound(str(checkpoint.path), tokenizer, **options).quantize_and_save(str(work), format="auto_gptq")
+        # Some versions write into a folder of the format's or the scheme's name.
+        found = next(iter(sorted(work.rglob("config.json"), key=lambda path: len(path.parts))), None)
+        if found is None or "quantization_config" not in json.loads(found.read_text()):
+            raise IpexAssistError("auto-round wrote no quantised checkpoint; run with -v for its messages")
+        if output.exists():
+            output.rmdir()  # empty, as the command has checked
+        os.replace(found.parent, output)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def calibration(tokenizer: Any, path: Path, length: int, count: int) -> list[Any]:
+    """Up to `count` sequences of `length` tokens (1, length) from a text."""
+    import torch
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--calibration {path} cannot be read: {error}") from error
+    tokens = tokenizer(text)["input_ids"]
+    whole = len(tokens) // length
+    if whole == 0:
+        raise UsageError(f"--calibration {path}: {len(tokens)} tokens, fewer than one sequence of --seqlen {length}")
+    return [torch.tensor([tokens[i * length : (i + 1) * length]]) for i in range(min(whole, count))]

@@ -1,0 +1,264 @@
+"""The command `ipex-assist eval`: what a model makes of a text, and what a precision costs it. Torch comes late."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist import arguments
+from ipex_assist.arguments import PRECISIONS
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.launch import add_placement_arguments
+from ipex_assist.placed import run_placed
+
+if TYPE_CHECKING:
+    from ipex_assist.checkpoint import Checkpoint
+    from ipex_assist.executors import Decoder
+    from ipex_assist.perplexity import Comparison, Score, Window
+
+TEXT = Path(__file__).parent / "data" / "evaluation.txt"
+WINDOW = 1024
+EPILOG = """\
+The text is one sequence of tokens, as the tokenizer gives it, with its special tokens. Windows of --window tokens pass
+over it, each --stride further, and each scores the tokens that none before it has: every token but the first once, with
+at least window - stride tokens before it (the beginning of the text aside). Perplexity is exp of their mean negative
+log likelihood, with its standard error.
+
+--against compares with the same model in another precision, --against-model with another checkpoint of the same
+vocabulary: both see the same text before each token, and what is counted is how often both find the same token
+likeliest, which is the share of greedy tokens that stay the same, and the Kullback-Leibler divergence of their
+distributions.
+
+  ipex-assist eval -m facebook/opt-13b --precision int4 --against bf16
+  ipex-assist eval -m opt-13b-gptq --against-model facebook/opt-13b --text wiki.test.raw
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags."""
+    parser = argparse.ArgumentParser(
+        prog="ipex-assist eval",
+        description="Perplexity of a text, and how far a precision or a quantised checkpoint agrees with another.",
+        epilog=EPILOG,
+        formatter_class=arguments.build_parser().formatter_class,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: a short one of our own)")
+    parser.add_argument("--precision", choices=PRECISIONS, help="(default: bf16; int4 for GPTQ and AWQ checkpoints)")
+    parser.add_argument("--against", choices=PRECISIONS, metavar="PRECISION", help="compare with this precision")
+    parser.add_argument("--against-model", metavar="ID", help="compare with this model (at --against, default: bf16)")
+    parser.add_argument("--window", type=int, metavar="N", help=f"tokens (default: {WINDOW}, or the model's context)")
+    parser.add_argument("--stride", type=int, metavar="N", help="(default: half a window)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="only so many tokens of the text")
+    parser.add_argument(
+        "--executor", choices=("auto", "native", "ipex", "torch"), default="auto", help="(default: auto)"
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    parser.add_argument("--offline", action="store_true", help="use only what is on this machine")
+    parser.add_argument("--json", action="store_true", help="one object on one line")
+    parser.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
+    add_placement_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist eval`; returns the exit code. Raises IpexAssistError."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return int(stop.code or 0)
+    for flag, value, least in (
+        ("window", args.window, 2),
+        ("stride", args.stride, 1),
+        ("max-tokens", args.max_tokens, 2),
+    ):
+        if value is not None and value < least:
+            raise UsageError(f"--{flag} {value}: must be at least {least}")
+    if args.text is not None and not Path(args.text).is_file():
+        raise UsageError(f"--text {args.text}: there is no such file")
+    return run_placed("eval", argv, args, lambda: _bytes(args), lambda: _run(args))
+
+
+def _bytes(args: argparse.Namespace) -> int | None:
+    """Memory of the model, and of what it is compared with."""
+    from ipex_assist.memory import estimate_need
+
+    needs = [estimate_need(args.model, None, args.precision, None, WINDOW, args.revision).total]
+    if args.against or args.against_model:
+        needs.append(_reference_need(args))
+    known = [need for need in needs if need is not None]
+    return sum(known) if len(known) == len(needs) else None
+
+
+def _reference_need(args: argparse.Namespace) -> int | None:
+    from ipex_assist.memory import RUNTIME_BYTES, estimate_need
+
+    source = args.against_model or args.model
+    revision = None if args.against_model else args.revision
+    total = estimate_need(source, None, args.against or "bf16", None, WINDOW, revision).total
+    return None if total is None else total - RUNTIME_BYTES
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ipex_assist import perplexity
+    from ipex_assist.checkpoint import open_checkpoint
+    from ipex_assist.executors.choose import resolve_executor
+    from ipex_assist.quiet import quiet_stderr
+    from ipex_assist.tokenizer import load_tokenizer
+
+    executor = resolve_executor(args.executor, args.precision, args.against)
+    _check_memory(args)
+    if executor == "ipex":
+        with quiet_stderr(not args.verbose):
+            import intel_extension_for_pytorch  # noqa: F401
+    checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
+    other = open_checkpoint(args.against_model, offline=args.offline) if args.against_model else checkpoint
+    compared = args.against is not None or args.against_model is not None
+    _refuse_unknown(checkpoint, other)
+    tokenizer = load_tokenizer(checkpoint)
+    if args.against_model:
+        from ipex_assist.vocabulary import check_vocabulary
+
+        check_vocabulary(tokenizer, load_tokenizer(other), checkpoint.config["vocab_size"], other.config["vocab_size"])
+    tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)
+    decoder, precision = _load(checkpoint, args.precision, executor)
+    reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
+    length, stride = _window(args, decoder, reference)
+    started = time.perf_counter()
+    facts: dict[str, Any] = {
+        "model": checkpoint.source,
+        "precision": precision,
+        "executor": executor,
+        "text": args.text or TEXT.name,
+        "window": length,
+        "stride": stride,
+    }
+    with Progress(len(tokens)) as progress:
+        if reference is None:
+            score = perplexity.perplexity(decoder, tokens, length, stride, progress)
+            facts |= _of(score)
+        else:
+            result = perplexity.compare(decoder, reference, tokens, length, stride, progress)
+            facts |= {**_of(result.model), "against": _against(other, against, result)}
+    facts["seconds"] = round(time.perf_counter() - started, 3)
+    print(json.dumps(facts, ensure_ascii=False) if args.json else "\n".join(_lines(facts)), flush=True)
+    return 0
+
+
+def _check_memory(args: argparse.Namespace) -> None:
+    from ipex_assist.env.memory import read_memory
+    from ipex_assist.memory import gib
+
+    need, available = _bytes(args), read_memory().available
+    if need is not None and available and need > available:
+        both = " for both models" if args.against or args.against_model else ""
+        raise IpexAssistError(
+            f"too little memory: {gib(need)} are needed{both} and {gib(available)} are available. "
+            "Use a smaller --precision or model"
+        )
+
+
+def _refuse_unknown(*checkpoints: Checkpoint) -> None:
+    from ipex_assist.models import ARCHITECTURES, find
+
+    for checkpoint in checkpoints:
+        if find(checkpoint.architecture) is None:
+            raise IpexAssistError(
+                f"{checkpoint.source} is a {checkpoint.architecture or 'checkpoint without architectures'}; "
+                f"eval knows {', '.join(sorted(ARCHITECTURES))}"
+            )
+
+
+def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Decoder, str]:
+    from ipex_assist.executors.choose import load_decoder, stored_precision
+
+    precision = precision or stored_precision(checkpoint, executor) or "bf16"
+    decoder = load_decoder(checkpoint, precision, executor, progress=sys.stderr.isatty(), exact=False)
+    return decoder, precision
+
+
+def _tokens(tokenizer: Any, path: Path, most: int | None) -> list[int]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--text {path} cannot be read as UTF-8 text: {error}") from error
+    tokens = list(tokenizer(text)["input_ids"])[:most]
+    if len(tokens) < 2:
+        raise UsageError(f"--text {path} has {len(tokens)} tokens; at least 2 are needed")
+    return tokens
+
+
+def _window(args: argparse.Namespace, *decoders: Decoder | None) -> tuple[int, int]:
+    context = min(decoder.spec.context_length for decoder in decoders if decoder is not None)
+    length = args.window or min(WINDOW, context)
+    if length > context:
+        raise UsageError(f"--window {length}: the model's context has {context} tokens")
+    stride = args.stride or max(1, length // 2)
+    if stride >= length:  # the first token of a window is read, not predicted
+        raise UsageError(f"--stride {stride}: must be less than the window, {length}, or tokens would be left out")
+    return length, stride
+
+
+class Progress:
+    """A bar over the text's tokens, on a terminal."""
+
+    def __init__(self, tokens: int) -> None:
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=tokens, desc="scoring", unit=" tokens", leave=False)
+
+    def __enter__(self) -> Callable[[Window], None] | None:
+        return None if self._bar is None else lambda window: self._bar.update(window.end - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _of(score: Score) -> dict[str, Any]:
+    return {
+        "tokens": score.tokens,
+        "perplexity": score.perplexity,
+        "standard_error": score.standard_error,
+    }
+
+
+def _against(other: Checkpoint, precision: str | None, result: Comparison) -> dict[str, Any]:
+    agreement = result.agreement
+    return {
+        "model": other.source,
+        "precision": precision,
+        **_of(result.reference),
+        "perplexity_ratio": math.exp((result.model.loss - result.reference.loss) / result.model.tokens),
+        "same_greedy_tokens": agreement.share,
+        "mean_kl_divergence": agreement.mean_divergence,
+        "largest_kl_divergence": agreement.largest,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """For people."""
+    lines = [
+        f"{facts['model']} {facts['precision']}: perplexity {facts['perplexity']:.4f} ± {facts['standard_error']:.4f} "
+        f"({facts['tokens']} tokens of {facts['text']}, windows of {facts['window']} every {facts['stride']}; "
+        f"{facts['seconds']:.1f} s)"
+    ]
+    if "against" in facts:
+        other = facts["against"]
+        lines += [
+            f"{other['model']} {other['precision']}: perplexity {other['perplexity']:.4f} "
+            f"± {other['standard_error']:.4f}",
+            f"perplexity {other['perplexity_ratio'] - 1:+.2%}, same greedy tokens {other['same_greedy_tokens']:.2%}, "
+            f"KL divergence {other['mean_kl_divergence']:.5f} nats a token "
+            f"(largest {other['largest_kl_divergence']:.3f})",
+        ]
+    return lines

@@ -1,0 +1,160 @@
+"""Perplexity of a text over sliding windows, and how far two decoders agree on it token by token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ipex_assist.executors import Decoder
+
+_ROWS = 64  # of logits that are turned into probabilities at once: bounds the memory
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens [start, end) of a text go through the model; those from `scored` on count."""
+
+    start: int
+    scored: int
+    end: int
+
+
+@dataclass
+class Score:
+    """Sums over the scored tokens, natural logarithms."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    squared_loss: float = 0.0
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log likelihood."""
+        return math.exp(self.loss / self.tokens)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the perplexity: its derivative times the standard error of the mean loss, tokens taken as independent."""
+        mean = self.loss / self.tokens
+        variance = max(self.squared_loss / self.tokens - mean * mean, 0.0)
+        return self.perplexity * math.sqrt(variance / self.tokens)
+
+    def add(self, losses: torch.Tensor) -> None:
+        """Count some tokens' negative log likelihoods."""
+        self.tokens += len(losses)
+        self.loss += float(losses.sum(dtype=torch.float64))
+        self.squared_loss += float(losses.double().square().sum())
+
+
+@dataclass
+class Agreement:
+    """How near a model is to its reference, given the same text before each token."""
+
+    tokens: int = 0
+    same: int = 0
+    divergence: float = 0.0
+    largest: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of tokens where both find the same one likeliest: what greedy decoding would take."""
+        return self.same / self.tokens
+
+    @property
+    def mean_divergence(self) -> float:
+        """Kullback-Leibler divergence of the model from the reference, nats a token."""
+        return self.divergence / self.tokens
+
+
+@dataclass
+class Comparison:
+    """A model, its reference, and their agreement."""
+
+    model: Score
+    reference: Score
+    agreement: Agreement
+
+
+def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
+    """Windows of `length` tokens, each `stride` further, of which each scores what none before it has.
+
+    So every token but the first counts once, and beyond the first window has at least length - stride tokens before it.
+    """
+    scored = 1
+    for start in range(0, tokens, stride):
+        end = min(start + length, tokens)
+        if scored < end:
+            yield Window(start, scored, end)
+        scored = end
+        if end == tokens:
+            return
+
+
+def perplexity(
+    decoder: Decoder, tokens: Sequence[int], length: int, stride: int, progress: Callable[[Window], None] | None = None
+) -> Score:
+    """The score of a text's tokens (at least 2)."""
+    score = Score()
+    decoder.reserve(min(length, len(tokens)))
+    for window in windows(len(tokens), length, stride):
+        logits = window_logits(decoder, tokens, window)
+        for first in range(0, len(logits), _ROWS):
+            score.add(_losses(logits[first : first + _ROWS], tokens, window, first)[0])
+        if progress is not None:
+            progress(window)
+    return score
+
+
+def compare(
+    decoder: Decoder,
+    reference: Decoder,
+    tokens: Sequence[int],
+    length: int,
+    stride: int,
+    progress: Callable[[Window], None] | None = None,
+) -> Comparison:
+    """Both models' scores of a text's tokens, and how far they agree. They share a vocabulary."""
+    result = Comparison(Score(), Score(), Agreement())
+    for each in (decoder, reference):
+        each.reserve(min(length, len(tokens)))
+    for window in windows(len(tokens), length, stride):
+        logits, expected = (window_logits(each, tokens, window) for each in (decoder, reference))
+        for first in range(0, len(logits), _ROWS):
+            losses, own = _losses(logits[first : first + _ROWS], tokens, window, first)
+            result.model.add(losses)
+            losses, theirs = _losses(expected[first : first + _ROWS], tokens, window, first)
+            result.reference.add(losses)
+            _agree(result.agreement, own, theirs)
+        if progress is not None:
+            progress(window)
+    return result
+
+
+def window_logits(decoder: Decoder, tokens: Sequence[int], window: Window) -> torch.Tensor:
+    """Logits (scored, vocab) that predict the tokens a window scores."""
+    decoder.truncate(0)
+    count = window.end - window.scored
+    return decoder.forward(tokens[window.start : window.end - 1], last=count)
+
+
+def _losses(
+    logits: torch.Tensor, tokens: Sequence[int], window: Window, first: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Negative log likelihoods (rows,) of the tokens that rows from `first` on predict, and all log likelihoods."""
+    logs = torch.log_softmax(logits.float(), -1)
+    at = window.scored + first
+    targets = torch.tensor(tokens[at : at + len(logits)])
+    return -logs.gather(1, targets[:, None])[:, 0], logs
+
+
+def _agree(agreement: Agreement, own: torch.Tensor, theirs: torch.Tensor) -> None:
+    shared = min(own.shape[1], theirs.shape[1])  # padding of the vocabulary may differ
+    own, theirs = own[:, :shared], theirs[:, :shared]
+    divergence = (theirs.exp() * (theirs - own)).sum(1).clamp(min=0)
+    agreement.tokens += len(own)
+    agreement.same += int((own.argmax(1) == theirs.argmax(1)).sum())
+    agreement.divergence += float(divergence.sum(dtype=torch.float64))
+    agreement.largest = max(agreement.largest, float(divergence.max()))

@@ -1,0 +1,112 @@
+"""The command `ipex-assist quantize`: a checkpoint with its layers in 4 bits, in GPTQ's format. Torch comes late."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ipex_assist import arguments
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.launch import add_placement_arguments
+from ipex_assist.placed import run_placed
+
+EPILOG = """\
+What is written is a GPTQ checkpoint, which ipex-assist, transformers (with gptqmodel) and vLLM read. The matrices of
+the layers get 4 bits; embeddings, norms and the head stay as they are.
+
+  rtn         each group's range is searched for least squared error; needs no data: minutes
+  auto-round  Intel's auto-round learns the rounding on calibration text: hours, and less loss (pip install
+              'ipex-assist[quantize]')
+
+  ipex-assist quantize -m facebook/opt-13b -o opt-13b-int4
+  ipex-assist eval -m opt-13b-int4 --against-model facebook/opt-13b       what it costs
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags."""
+    parser = argparse.ArgumentParser(
+        prog="ipex-assist quantize",
+        description="Write a checkpoint with 4-bit weights, which loads without quantising again.",
+        epilog=EPILOG,
+        formatter_class=arguments.build_parser().formatter_class,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="a new folder")
+    parser.add_argument("--bits", type=int, choices=(4,), default=4, help="(default: 4)")
+    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128, help="(default: 128)")
+    parser.add_argument("--method", choices=("rtn", "auto-round"), default="rtn", help="(default: rtn)")
+    parser.add_argument("--sym", action="store_true", help="zero points of 8 everywhere, as vLLM's Marlin wants them")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the hub")
+    parser.add_argument("--offline", action="store_true", help="use only what is on this machine")
+    parser.add_argument("-v", "--verbose", action="store_true", help="placement, libraries' own messages")
+    tuning = parser.add_argument_group("auto-round")
+    tuning.add_argument("--calibration", metavar="FILE", help="text to learn from (default: pile-10k, from the hub)")
+    tuning.add_argument("--iters", type=int, metavar="N", help="steps for each layer (default: 200)")
+    tuning.add_argument("--nsamples", type=int, metavar="N", help="calibration sequences (default: 128)")
+    tuning.add_argument("--seqlen", type=int, metavar="N", help="tokens in each (default: 2048)")
+    add_placement_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist quantize`; returns the exit code. Raises IpexAssistError."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return int(stop.code or 0)
+    _check(args)
+    return run_placed("quantize", argv, args, lambda: None, lambda: _run(args))
+
+
+def _check(args: argparse.Namespace) -> None:
+    tuned = {name: getattr(args, name) for name in ("calibration", "iters", "nsamples", "seqlen")}
+    given = [f"--{name}" for name, value in tuned.items() if value is not None]
+    if given and args.method != "auto-round":
+        raise UsageError(f"{', '.join(given)}: only with --method auto-round; rtn needs no data")
+    for name in ("iters", "nsamples", "seqlen"):
+        if tuned[name] is not None and tuned[name] < 1:
+            raise UsageError(f"--{name} {tuned[name]}: must be at least 1")
+    if args.calibration is not None and not Path(args.calibration).is_file():
+        raise UsageError(f"--calibration {args.calibration}: there is no such file")
+    output = Path(args.output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"-o {output}: exists already, and is not empty; name a new folder")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ipex_assist.checkpoint import open_checkpoint
+    from ipex_assist.models import ARCHITECTURES, find
+    from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
+
+    checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        raise IpexAssistError(f"{checkpoint.source} is quantised already: take the original checkpoint")
+    architecture = find(checkpoint.architecture)
+    if architecture is None:
+        raise IpexAssistError(
+            f"{checkpoint.source} is a {checkpoint.architecture or 'checkpoint without architectures'}; "
+            f"quantize knows {', '.join(sorted(ARCHITECTURES))}"
+        )
+    output = Path(args.output)
+    if args.method == "auto-round":
+        from ipex_assist.auto_round import quantise_checkpoint
+
+        quantise_checkpoint(checkpoint, output, args)
+        print(f"ipex-assist: {output} written by auto-round", file=sys.stderr)
+        return 0
+    from ipex_assist.quantized_writer import write_rtn
+
+    done = write_rtn(checkpoint, architecture, output, args.group_size, sym=args.sym, progress=sys.stderr.isatty())
+    error = math.sqrt(done.squared_error / done.squared_norm) if done.squared_norm else 0.0
+    kind = f"groups of {args.group_size}{', symmetric' if args.sym else ''}"
+    print(
+        f"ipex-assist: {output}: {done.matrices} matrices in 4 bits, {kind}; {done.bytes / 1e9:.2f} GB; "
+        f"weights are off by {error:.1%} (root mean square)",
+        file=sys.stderr,
+    )
+    return 0

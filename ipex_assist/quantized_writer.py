@@ -1,0 +1,189 @@
+"""Writes a checkpoint with its layers' matrices in 4 bits, in GPTQ's format, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ipex_assist import gptq
+from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.weights import resolve
+from ipex_assist.memory_estimate import packed_bytes
+from ipex_assist.models import Architecture
+from ipex_assist.rtn import quantise, relative_error
+from ipex_assist.version import __version__
+
+SHARD_BYTES = 2 << 30  # of a safetensors file; one shard is held in memory
+# Weights in other formats, and what is written anew.
+_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+_WRITTEN = ("config.json", "quantize_config.json", "quant_config.json")
+_LARGEST_COPY = 64 << 20
+
+
+@dataclass
+class Written:
+    """What a run wrote."""
+
+    matrices: int = 0
+    bytes: int = 0
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+
+
+@dataclass
+class _Shards:
+    """Tensors gathered into files of SHARD_BYTES; their final names follow when their number is known."""
+
+    folder: Path
+    pending: dict[str, torch.Tensor] = field(default_factory=dict)
+    size: int = 0
+    files: list[list[str]] = field(default_factory=list)
+    total: int = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        if self.pending and self.size + tensor.nbytes > SHARD_BYTES:
+            self._write()
+        self.pending[name] = tensor.contiguous()
+        self.size += tensor.nbytes
+        self.total += tensor.nbytes
+
+    def _write(self) -> None:
+        save_file(self.pending, self.folder / f"part-{len(self.files)}", metadata={"format": "pt"})
+        self.files.append(list(self.pending))
+        self.pending, self.size = {}, 0
+
+    def close(self) -> None:
+        """Write the rest, and the index where there are several files."""
+        self._write()
+        count = len(self.files)
+        if count == 1:
+            os.replace(self.folder / "part-0", self.folder / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for part, names in enumerate(self.files):
+            file = f"model-{part + 1:05}-of-{count:05}.safetensors"
+            os.replace(self.folder / f"part-{part}", self.folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self.total}, "weight_map": weight_map}
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def write_rtn(
+    checkpoint: Checkpoint, architecture: Architecture, output: Path, group: int, *, sym: bool, progress: bool = False
+) -> Written:
+    """Quantise by rtn.py into the new folder `output`, which appears only when it is complete.
+
+    Raises IpexAssistError where a matrix does not fit the format, or the disk has no room.
+    """
+    spec = architecture.spec(checkpoint.config)
+    sources = architecture.weights(spec)
+    wanted = resolve(sources, checkpoint.names())
+    linears = {name for name, ours in wanted.items() if all(map(_is_linear, ours))}
+    canonical = {name: sources[ours[0]].name for name, ours in wanted.items()}
+    _check_shapes(checkpoint, linears)
+    work = output.with_name(f".{output.name}.{os.getpid()}")
+    written = Written()
+    try:
+        work.mkdir(parents=True)
+        _check_room(checkpoint, work)
+        shards = _Shards(work)
+        for name, tensor in _with_progress(checkpoint, progress):
+            target = canonical.get(name, name)
+            if name not in linears:
+                shards.add(target, tensor)
+                continue
+            weight = quantise(tensor, group, sym=sym)
+            error, norm = relative_error(tensor, weight)
+            written.squared_error += error
+            written.squared_norm += norm
+            written.matrices += 1
+            for part, packed in gptq.pack(weight).items():
+                shards.add(target.removesuffix("weight") + part, packed)
+            del tensor, weight
+        shards.close()
+        written.bytes = shards.total
+        _write_configs(checkpoint, work, group, sym)
+        if output.exists():
+            output.rmdir()  # empty, as the command has checked
+        os.replace(work, output)
+    except OSError as error:
+        raise IpexAssistError(f"{output} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return written
+
+
+def _is_linear(ours: str) -> bool:
+    return ours.startswith("layers.") and ours.endswith("_proj.weight")
+
+
+def _check_shapes(checkpoint: Checkpoint, linears: set[str]) -> None:
+    for name, shape in checkpoint.shapes().items():
+        if name in linears and any(side % 8 for side in shape):
+            raise IpexAssistError(
+                f"{checkpoint.source}: {name} is {shape[0]} x {shape[1]}. GPTQ's format packs 8 values into a word, so "
+                "that both must be multiples of 8. --precision int4 quantises such a model when it is loaded"
+            )
+
+
+def _check_room(checkpoint: Checkpoint, folder: Path) -> None:
+    need = packed_bytes(checkpoint.shapes(), "int4") + (1 << 28)
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise IpexAssistError(f"{folder.parent} has {free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB are needed")
+
+
+def _with_progress(checkpoint: Checkpoint, progress: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    if not progress:
+        return checkpoint.tensors()
+    from tqdm import tqdm
+
+    count = len(checkpoint.names())
+    return iter(tqdm(checkpoint.tensors(), total=count, desc=f"quantising {checkpoint.source}", unit=" tensors"))
+
+
+def _write_configs(checkpoint: Checkpoint, folder: Path, group: int, sym: bool) -> None:
+    declared = gptq_config(group, sym)
+    _write_json(folder / "config.json", {**checkpoint.config, "quantization_config": declared})
+    _write_json(folder / "quantize_config.json", declared)  # where AutoGPTQ looks
+    if checkpoint.path.is_dir():
+        for file in checkpoint.path.iterdir():
+            weights = file.name.endswith(_NOT_COPIED) or file.name in _WRITTEN or file.name.startswith(".")
+            if file.is_file() and not weights and file.stat().st_size <= _LARGEST_COPY:
+                shutil.copy(file, folder / file.name)
+        return
+    from ipex_assist.tokenizer import load_tokenizer
+
+    load_tokenizer(checkpoint).save_pretrained(folder)
+    if checkpoint.generation_config:
+        _write_json(folder / "generation_config.json", checkpoint.generation_config)
+
+
+def gptq_config(group: int, sym: bool) -> dict[str, Any]:
+    """The `quantization_config` of what we write, with the keys that GPTQ's readers ask for."""
+    return {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+        "bits": 4,
+        "group_size": group,
+        "sym": sym,
+        "desc_act": False,
+        "static_groups": False,
+        "true_sequential": False,
+        "damp_percent": 0.01,
+        "lm_head": False,
+        "meta": {"quantizer": [f"ipex-assist:{__version__}"], "method": "rtn, clip-searched"},
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
