@@ -1,0 +1,257 @@
+"""The flags of `ipex-assist bench`, and what is wrong with their values before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ipex_assist import arguments
+from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
+from ipex_assist.bench.prompts import SHIPPED
+from ipex_assist.draft_names import SELF, parse_assistant
+from ipex_assist.env.errors import UsageError
+
+TASKS = ("benchmark", "decode", "dataset")
+FORMATS = ("markdown", "csv", "json")
+SCHEDULES = ("adaptive", "heuristic")
+EPILOG = """\
+  ipex-assist bench --pair opt-6.7b                                  prompts of 256 and 512 tokens, 64 to 1024 new ones
+  ipex-assist bench -m TARGET --assistant-model ASSISTANT --precision bf16,int8,int4 --max-new-tokens 128
+  ipex-assist bench --task decode --pair llama-2-7b                  ten short prompts, 30 new tokens, drawn
+  ipex-assist bench --task dataset alpaca_data.json -m TARGET --samples 200 -o alpaca.jsonl
+  ipex-assist bench --pair opt-6.7b --random-weights --acceptance 0.5,0.8 --num-assistant-tokens 1,2,4,8 --plot k.png
+
+A LIST is one value or several with commas between; what they make together is measured side by side, in one run.
+Tokens/Sec and Ratio are of the tokens after the first. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+# Of `ipex-assist` itself, and without a meaning here.
+NOT_HERE = {
+    ("-p", "--prompt"): "prompts come with the task; --text FILE gives another text for --task benchmark",
+    ("--prompt-file",): "prompts come with the task; --text FILE gives another text for --task benchmark",
+    ("--stop",): "how long texts become is part of the task",
+    ("--no-stream",): "no text is printed",
+    ("--show-accepted",): "no text is printed",
+}
+# Defaults that depend on the task.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "benchmark": {"max_new_tokens": "64,128,256,512,1024", "prompt_tokens": "256,512", "repeats": 3},
+    "decode": {"max_new_tokens": "30", "repeats": 3, "num_assistant_tokens": "6"},
+    "dataset": {"max_new_tokens": "128", "repeats": 1, "samples": 50},
+}
+ONLY_FOR = {
+    "prompt_tokens": "benchmark",
+    "text": "benchmark",
+    "dataset": "dataset",
+    "samples": "dataset",
+    "output": "dataset",
+    "resume": "dataset",
+    "chat": "dataset",
+}
+T = TypeVar("T")
+
+
+class _NotHere(argparse.Action):
+    """A flag that is refused with its reason."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise UsageError(f"{option_string}: {NOT_HERE[tuple(self.option_strings)]}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags; the models' and the placement's are those of `ipex-assist`, the same objects."""
+    single = arguments.build_parser()
+    parser = argparse.ArgumentParser(
+        prog="ipex-assist bench",
+        usage="%(prog)s [--task benchmark|decode|dataset] [FILE|NAME] [options]",
+        description="Measure plain and assisted generation in one run: speed, ratio, acceptance, spread.",
+        epilog=EPILOG,
+        formatter_class=single.formatter_class,
+        parents=[single],
+        conflict_handler="resolve",  # a flag that is added again replaces the inherited one
+        allow_abbrev=False,
+    )
+    for flags in NOT_HERE:
+        parser.add_argument(*flags, action=_NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--task", choices=TASKS, default="benchmark", help="(default: benchmark)")
+    what.add_argument(
+        "dataset", nargs="?", metavar="FILE|NAME", help=f"of --task dataset: a JSON file, {SHIPPED}, or {SHIPPED}:KIND"
+    )
+    what.add_argument("--prompt-tokens", metavar="LIST", help="lengths of prompts (default: 256,512)")
+    what.add_argument("--max-new-tokens", metavar="LIST", help="(default: 64,128,256,512,1024; decode 30; dataset 128)")
+    what.add_argument("--text", metavar="FILE", help="whose beginning is the prompt (default: a text of ours)")
+    what.add_argument("--samples", type=int, metavar="N", help="prompts drawn from a dataset (default: 50; 0 is all)")
+    what.add_argument("--chat", action="store_true", help="put a dataset's prompts into the model's chat template")
+    what.add_argument("--repeats", type=int, metavar="N", help="turns on every prompt (default: 3; dataset 1)")
+    what.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
+
+    pairs = parser.add_argument_group("pairs, side by side")
+    pairs.add_argument("--pair", metavar="NAME", help=f"instead of -m: {', '.join(PAIRS)}")
+    pairs.add_argument("--precision", metavar="LIST", help="of the target's weights (default: bf16)")
+    pairs.add_argument("--assistant-precision", metavar="LIST", help="(default: the target's)")
+    pairs.add_argument(
+        "--num-assistant-tokens",
+        metavar="LIST",
+        help="drafted tokens a round: numbers, adaptive, heuristic (default: adaptive; decode 6)",
+    )
+    pairs.add_argument(
+        "--random-weights", action="store_true", help="the pair's exact shapes with random weights; nothing is loaded"
+    )
+    pairs.add_argument(
+        "--acceptance",
+        metavar="LIST",
+        help="simulate: each drafted token becomes the target's own with this probability",
+    )
+
+    output = parser.add_argument_group("report")
+    output.add_argument("--format", choices=FORMATS, default="markdown", help="(default: markdown)")
+    output.add_argument("--json", action="store_true", help="the same as --format json")
+    output.add_argument("--plot", metavar="FILE", help="draw speed-up against what varies (.png, .svg, .pdf)")
+    output.add_argument("-o", "--output", metavar="FILE", help="of --task dataset: keep a record a prompt here")
+    output.add_argument("--resume", action="store_true", help="with -o: go on where the file ends")
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse and check; UsageError says which value is wrong and what would be right.
+
+    Of the lists, `precision`, `assistant_precision`, `acceptance`, `num_assistant_tokens`, `prompt_tokens` and
+    `max_new_tokens` become lists, with None where the default is left to others.
+    """
+    args = build_parser().parse_args(argv)
+    args.format = "json" if args.json else args.format
+    _check_task(args)
+    for name, value in DEFAULTS[args.task].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.task == "decode":
+        args.temperature = 0.1 if args.temperature is None else args.temperature
+        args.top_p = 0.95 if args.top_p is None else args.top_p
+    _read_lists(args)
+    _check_models(args)
+    _check_numbers(args)
+    if args.output is None and args.resume:
+        raise UsageError("--resume goes with -o FILE, which keeps the records there are")
+    if args.plot is not None:
+        _check_plot(args)
+    return args
+
+
+def _check_task(args: argparse.Namespace) -> None:
+    for name, task in ONLY_FOR.items():
+        if args.task != task and getattr(args, name) not in (None, False):
+            flag = repr(args.dataset) if name == "dataset" else "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} is of --task {task}, and this is --task {args.task}")
+    if args.task == "dataset" and args.dataset is None:
+        raise UsageError(f"--task dataset: which? Give a file, or {SHIPPED} for our own prompts")
+    if args.text is not None and not Path(args.text).is_file():
+        raise UsageError(f"--text {args.text}: there is no such file")
+
+
+def _read_lists(args: argparse.Namespace) -> None:
+    args.precision = _list(args, "precision", _precision) or [None]
+    args.assistant_precision = _list(args, "assistant_precision", _precision) or [None]
+    args.prompt_tokens = _list(args, "prompt_tokens", _whole(1, 10_000_000))
+    args.max_new_tokens = _list(args, "max_new_tokens", _whole(2, 10_000_000))
+    args.acceptance = _list(args, "acceptance", _share)
+    args.num_assistant_tokens = _list(args, "num_assistant_tokens", _draft) or ["adaptive"]
+
+
+def _list(args: argparse.Namespace, name: str, read: Callable[[str], T]) -> list[T]:
+    text = getattr(args, name)
+    values: list[T] = []
+    for part in [] if text is None else text.split(","):
+        try:
+            values.append(read(part.strip()))
+        except ValueError as error:
+            raise UsageError(f"--{name.replace('_', '-')} {part.strip()}: {error}") from None
+    return list(dict.fromkeys(values))
+
+
+def _precision(text: str) -> str | None:
+    if text not in arguments.PRECISIONS:
+        raise ValueError(f"there is no such precision; known: {', '.join(arguments.PRECISIONS)}")
+    return text
+
+
+def _whole(lowest: int, highest: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not lowest <= int(text) <= highest:
+            raise ValueError(f"must be a whole number between {lowest} and {highest}")
+        return int(text)
+
+    return read
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise ValueError("must be a probability, between 0 and 1")
+    return value
+
+
+def _draft(text: str) -> int | str:
+    if text in SCHEDULES:
+        return text
+    try:
+        return _whole(1, 64)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {' or '.join(SCHEDULES)}") from None
+
+
+def _check_models(args: argparse.Namespace) -> None:
+    if args.pair is not None:
+        if args.model is not None:
+            raise UsageError("--pair and -m are both given; give one of them")
+        pair = find_pair(args.pair)
+        args.model, args.assistant_model = pair.target, args.assistant_model or pair.assistant
+    if args.model is None:
+        raise UsageError(f"nothing to measure: give -m ID, or --pair with one of {', '.join(PAIRS)}")
+    parse_assistant(args.assistant_model)
+    drafting = args.assisted and (args.assistant_model or "").lower() != "none"
+    if args.acceptance and not drafting:
+        raise UsageError("--acceptance simulates a draft, and there is none: leave out --no-assisted")
+    if args.acceptance and args.do_sample:
+        raise UsageError("--acceptance follows the target's greedy text: leave out --do-sample")
+    if not args.random_weights:
+        return
+    published_config(args.model)
+    if not drafting:
+        return
+    if args.assistant_model is None:
+        raise UsageError("--random-weights needs a draft: give --pair NAME, --assistant-model ID, or --no-assisted")
+    if args.assistant_model != SELF:
+        published_config(args.assistant_model)
+    if not args.acceptance:
+        raise UsageError(
+            "--random-weights: a draft of random weights guesses nothing. Add --acceptance 0.8, which simulates one "
+            "that is right four times of five, or --no-assisted"
+        )
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    ranges = {"repeats": (1, 10_000), "samples": (0, 10_000_000), "temperature": (1e-3, 100.0), "top_p": (1e-6, 1.0)}
+    ranges |= {"top_k": (0, 10_000_000), "repetition_penalty": (1e-3, 100.0), "seed": (0, 2**63 - 1)}
+    for name, (lowest, highest) in ranges.items():
+        value = getattr(args, name)
+        if value is not None and not lowest <= value <= highest:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be between {lowest:g} and {highest:g}")
+
+
+def _check_plot(args: argparse.Namespace) -> None:
+    """Before hours of measuring, not after."""
+    if Path(args.plot).suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {args.plot}: the name must end in .png, .svg or .pdf")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib, which is not installed here: pip install 'ipex-assist[plot]'")
+    if not Path(args.plot).absolute().parent.is_dir():
+        raise UsageError(f"--plot {args.plot}: there is no such folder")
+    if not args.assisted:
+        raise UsageError("--plot draws the speed-up of assisted runs: leave out --no-assisted")

@@ -1,0 +1,106 @@
+"""The cases of each task: prompts, lengths, options, and who contends."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.bench.loading import NumberTokens
+from ipex_assist.bench.measure import Case, Contender
+from ipex_assist.bench.prompts import (
+    Prompt,
+    open_dataset,
+    prompt_of_length,
+    random_prompt,
+    shipped_prompts,
+    shipped_text,
+)
+from ipex_assist.env.errors import UsageError
+
+if TYPE_CHECKING:
+    from ipex_assist.text_model import TextModel
+
+SHORT = "short"  # the kind of the ten prompts of --task decode
+
+
+def contenders(args: argparse.Namespace, model: TextModel) -> list[Contender]:
+    """Plain, and where there is a draft every length with every acceptance."""
+    plain = Contender()
+    if not args.assisted or model.identity.assistant is None:
+        return [plain]
+    if args.acceptance and not hasattr(model, "wrap_draft"):
+        raise UsageError(
+            f"--acceptance: {model.identity.target} runs through transformers, whose drafts cannot be exchanged"
+        )
+    acceptances: list[float | None] = [*args.acceptance] or [None]
+    return [plain, *(Contender(draft, acceptance) for draft in args.num_assistant_tokens for acceptance in acceptances)]
+
+
+def cases(args: argparse.Namespace, model: TextModel, notes: list[str]) -> Iterator[Case]:
+    """What --task asks for; `notes` gets what a reader of the figures must know."""
+    options = _sampling(args, notes)
+    if args.task == "benchmark":
+        yield from _benchmark(args, model, options, notes)
+        return
+    prompts = [prompt for prompt in shipped_prompts() if prompt.kind == SHORT]
+    if args.task == "dataset":
+        dataset = open_dataset(args.dataset)
+        if dataset.problems:
+            note(
+                notes, f"{dataset.name}: {len(dataset.problems)} entries are left out, the first: {dataset.problems[0]}"
+            )
+        prompts = dataset.sample(args.samples or None, args.seed)
+        options["chat"] = args.chat
+    (limit, *others) = args.max_new_tokens
+    if others:
+        raise UsageError(f"--max-new-tokens: --task {args.task} takes one length")
+    for number, prompt in enumerate(prompts, 1):
+        example = str(number) if args.task == "decode" else prompt.id
+        content = _content(args, model, prompt, number)
+        chosen = {**options, "max_new_tokens": limit, **({"chat": False} if isinstance(content, list) else {})}
+        yield Case(example, content, chosen, args.repeats, args.seed, prompt.kind)
+
+
+def _benchmark(args: argparse.Namespace, model: TextModel, options: dict[str, Any], notes: list[str]) -> Iterator[Case]:
+    text = Path(args.text).read_text(encoding="utf-8") if args.text else shipped_text()
+    number = 0
+    for length in args.prompt_tokens:
+        for limit in args.max_new_tokens:
+            number += 1
+            if model.context_length is not None and length + limit > model.context_length:
+                note(notes, f"{length} + {limit} tokens are left out: the context holds {model.context_length}")
+                continue
+            prompt = (
+                random_prompt(length, model.decoder.spec.vocab_size, (args.seed, length))  # type: ignore[attr-defined]
+                if isinstance(model.tokenizer, NumberTokens)
+                else prompt_of_length(model.tokenizer, text, length)
+            )
+            yield Case(str(number), prompt, {**options, "max_new_tokens": limit}, args.repeats, args.seed)
+
+
+def _content(args: argparse.Namespace, model: TextModel, prompt: Prompt, number: int) -> str | list[int]:
+    if not isinstance(model.tokenizer, NumberTokens) or isinstance(prompt.prompt, list):
+        return prompt.prompt
+    # Four characters a token, as English text has them.
+    count = max(1, len(prompt.prompt) // 4)
+    return random_prompt(count, model.decoder.spec.vocab_size, (args.seed, number))  # type: ignore[attr-defined]
+
+
+def _sampling(args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
+    drawn = args.do_sample or args.task == "decode"
+    if drawn and args.acceptance:
+        note(notes, "greedy, though this task draws: a simulation follows the target's greedy text")
+        drawn = False
+    options: dict[str, Any] = {"repetition_penalty": args.repetition_penalty}
+    if not drawn:
+        return options
+    given = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
+    return {**options, "do_sample": True, **{name: value for name, value in given.items() if value is not None}}
+
+
+def note(notes: list[str], text: str) -> None:
+    """Once, though several models may come to it."""
+    if text not in notes:
+        notes.append(text)

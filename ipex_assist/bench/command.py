@@ -1,0 +1,143 @@
+"""The command `ipex-assist bench`: from its flags to a report. Torch is imported where models are loaded."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.bench.arguments import parse
+from ipex_assist.placed import run_placed
+
+if TYPE_CHECKING:
+    from ipex_assist.bench.dataset import Records
+    from ipex_assist.bench.measure import Row
+    from ipex_assist.bench.report import Report
+    from ipex_assist.text_model import TextModel
+
+log = logging.getLogger("ipex_assist")
+
+WARM_UP_TOKENS = 16
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist bench`; returns the exit code. Raises IpexAssistError."""
+    try:
+        args = parse(argv)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return int(stop.code or 0)
+
+    def need() -> int | None:
+        from ipex_assist.bench.loading import needed_bytes
+
+        return needed_bytes(args)
+
+    return run_placed("bench", argv, args, need, lambda: _work(args, argv))
+
+
+def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ipex_assist.bench.loading import models
+    from ipex_assist.bench.report import Report, render
+
+    report = Report(args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")]))
+    records = _records(args)
+    code = 0
+    try:
+        for model, notes in models(args):
+            report.describe(model, notes)
+            _measure(args, model, report, records)
+            del model  # the next one needs its memory
+    except KeyboardInterrupt:
+        report.notes.append("interrupted: these are the cases that were finished")
+        code = 130
+    finally:
+        if records is not None:
+            records.close()
+    print(render(report, args.format, args.seed), flush=True)
+    if args.plot and any(row.speedup for row in report.rows):
+        from ipex_assist.bench.plots import draw
+
+        draw(report, Path(args.plot))
+    return code or _verdict(report)
+
+
+def _verdict(report: Report) -> int:
+    """1 where greedy assisted text was not the plain one; transformers does not promise that it is."""
+    different = [row for row in report.rows if row.equals_plain is False]
+    if not different or report.executor.startswith(("transformers", "optimum")):
+        return 0
+    log.error(
+        "assisted tokens differ from plain ones in %d of %d measurements, the first is example %s, %s",
+        len(different),
+        len(report.rows),
+        different[0].example,
+        different[0].contender.label,
+    )
+    return 1
+
+
+def _records(args: argparse.Namespace) -> Records | None:
+    if args.output is None:
+        return None
+    from ipex_assist.bench.dataset import Records
+
+    names = ("dataset", "samples", "seed", "chat", "repeats", "max_new_tokens", "model", "assistant_model", "assisted")
+    names += ("random_weights", "acceptance", "num_assistant_tokens", "num_assistant_tokens_schedule", "executor")
+    names += ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty", "precision", "assistant_precision")
+    names += ("draft_vocabulary", "universal", "threads", "cpus", "revision")
+    settings: dict[str, Any] = {name: getattr(args, name) for name in names}
+    file = Path(args.dataset).expanduser()
+    if file.is_file():
+        import hashlib
+
+        settings["digest"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Records(Path(args.output), settings, resume=args.resume)
+
+
+def _measure(args: argparse.Namespace, model: TextModel, report: Report, records: Records | None) -> None:
+    from ipex_assist.bench.cases import cases, contenders
+    from ipex_assist.bench.measure import measure
+
+    rivals = contenders(args, model)
+    if args.task != "dataset":
+        model.eos = frozenset()  # tables compare equal numbers of tokens
+    names = model.identity
+    planned = list(cases(args, model, report.notes))
+    todo = [case for case in planned if records is None or _key(names, case.example) not in records.done]
+    if todo:
+        _warm_up(model, todo[0].prompt)
+    for number, case in enumerate(planned, 1):
+        key = _key(names, case.example)
+        if records is not None and key in records.done:
+            report.rows += records.done[key]
+            continue
+        rows = list(measure(model, case, rivals, args.num_assistant_tokens_schedule))
+        report.rows += rows
+        if records is not None:
+            records.add(key, rows)
+        print(_progress(f"{names.precision}, {number} of {len(planned)}", rows), file=sys.stderr, flush=True)
+
+
+def _key(names: Any, example: str) -> str:
+    return f"{names.precision} {names.assistant_precision} {example}"
+
+
+def _warm_up(model: TextModel, prompt: str | list[int]) -> None:
+    """Both ways once: the first pass touches memory that later ones find in place."""
+    for assisted in (False, True):
+        model.generate(prompt, max_new_tokens=WARM_UP_TOKENS, assisted=assisted)
+
+
+def _progress(where: str, rows: Sequence[Row]) -> str:
+    parts = []
+    for row in rows:
+        token_s = row.median(lambda sample: sample.token_s)
+        speed = "-" if token_s is None else f"{1 / token_s:.2f} tokens/s"
+        ratio = f" ({sorted(row.speedup)[len(row.speedup) // 2]:.2f} ×)" if row.speedup else ""
+        parts.append(f"{row.contender.label} {speed}{ratio}")
+    tokens = rows[0].median(lambda sample: sample.new_tokens)
+    return f"ipex-assist: {where}: {rows[0].prompt_tokens} + {tokens:.0f} tokens: " + "; ".join(parts)

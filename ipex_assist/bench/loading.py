@@ -1,0 +1,165 @@
+"""The models of a run: one pair after another, at each combination of precisions, real or of random weights."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist import launch
+from ipex_assist.arguments import assistant_of
+from ipex_assist.bench.pairs import published_config
+from ipex_assist.bench.random_checkpoint import RandomCheckpoint
+from ipex_assist.draft_names import SELF
+from ipex_assist.memory import Need, check_memory, estimate_need, release_free_memory
+from ipex_assist.memory_estimate import packed_bytes
+
+if TYPE_CHECKING:
+    from ipex_assist.executors import Decoder
+    from ipex_assist.text_model import TextModel
+
+RANDOM = " (random weights)"
+
+
+class NumberTokens:
+    """Stands for the tokenizer of a model without one: a token's text is its number."""
+
+    chat_template = None
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """The numbers, with spaces."""
+        return "".join(f"{token} " for token in token_ids)
+
+
+def needed_bytes(args: argparse.Namespace) -> int | None:
+    """The most that any combination takes, before anything is loaded; None where a size is not known."""
+    totals = [_need(args, precision, draft).total for precision, draft in _combinations(args)]
+    return None if any(total is None for total in totals) else max(total or 0 for total in totals)
+
+
+def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
+    """Each combination of precisions as a loaded pair, with what is not as the launcher planned it.
+
+    A model is given back as the next one is asked for; whoever holds it must let go of it then.
+    Raises IpexAssistError, before anything is built, where a combination does not fit into memory.
+    """
+    if args.random_weights:
+        yield from _random_models(args)
+        return
+    from ipex_assist import run
+
+    for precision, draft in _combinations(args):
+        # The list may hold several draft lengths; costs are measured if any of them depends on them.
+        adaptive = "adaptive" in args.num_assistant_tokens
+        one = argparse.Namespace(
+            **{
+                **vars(args),
+                "precision": precision,
+                "assistant_precision": draft,
+                "max_new_tokens": max(args.max_new_tokens),
+                "num_assistant_tokens": None if adaptive else 1,
+                "num_assistant_tokens_schedule": None if adaptive else "constant",
+            }
+        )
+        model, notes = run._load(one, assistant_of(one))
+        yield model, notes
+        del model
+        _release()
+
+
+def _combinations(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
+    assistants = args.assistant_precision if args.assisted else [None]
+    return list(product(args.precision, assistants))
+
+
+def _need(args: argparse.Namespace, precision: str | None, draft: str | None) -> Need:
+    tokens = max(args.max_new_tokens)
+    if not args.random_weights:
+        assistant = argparse.Namespace(**{**vars(args), "num_assistant_tokens": None})
+        return estimate_need(args.model, assistant_of(assistant), precision, draft, tokens, args.revision)
+    precision = precision or "bf16"
+    target = RandomCheckpoint(args.model, published_config(args.model))
+    length = min(tokens + max(args.prompt_tokens or [512]), target.spec.context_length)
+    need = _packed(target, precision)
+    if not _drafting(args):
+        return Need(need, None, length * target.spec.kv_bytes_per_token(4 if precision == "fp32" else 2))
+    draft = _draft_precision(args, precision, draft)
+    helper = target if args.assistant_model == SELF else _random(args.assistant_model)
+    kv = sum(length * model.spec.kv_bytes_per_token(2) for model in (target, helper))
+    return Need(need, _packed(helper, draft), kv)
+
+
+def _packed(checkpoint: RandomCheckpoint, precision: str) -> int:
+    return packed_bytes(checkpoint.shapes(), precision, checkpoint.spec.tied_head)
+
+
+def _random(source: str) -> RandomCheckpoint:
+    return RandomCheckpoint(source, published_config(source))
+
+
+def _drafting(args: argparse.Namespace) -> bool:
+    return args.assisted and args.assistant_model is not None and args.assistant_model.lower() != "none"
+
+
+def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None) -> str:
+    return draft or ("int4" if args.assistant_model == SELF else precision)
+
+
+def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
+    """Targets are built once for all precisions of the draft."""
+    from ipex_assist.executors.choose import load_decoder, resolve_executor
+
+    for precision in args.precision:
+        precision = precision or "bf16"
+        for draft in args.assistant_precision:
+            check_memory(_need(args, precision, draft))
+        drafts = [_draft_precision(args, precision, draft) for draft in args.assistant_precision]
+        executor = resolve_executor(args.executor, precision, *drafts)
+        target = load_decoder(_random(args.model), precision, executor, cache_packed=args.cache_packed)
+        for draft in dict.fromkeys(drafts) if _drafting(args) else [None]:
+            helper: Decoder | None = None
+            if draft is not None:
+                source = args.model if args.assistant_model == SELF else args.assistant_model
+                helper = load_decoder(_random(source), draft, executor, exact=False, cache_packed=args.cache_packed)
+            yield _assembled(args, target, helper, precision, draft, executor), _settle(executor)
+            del helper
+            _release()
+        del target
+        _release()
+
+
+def _assembled(
+    args: argparse.Namespace,
+    target: Decoder,
+    helper: Decoder | None,
+    precision: str,
+    draft: str | None,
+    executor: str,
+) -> TextModel:
+    from ipex_assist.api import AssistedModel
+    from ipex_assist.generation import Identity
+
+    assistant = args.assistant_model + RANDOM if helper is not None else None
+    identity = Identity(args.model + RANDOM, assistant, precision, draft, executor)
+    tokenizer: Any = NumberTokens()
+    return AssistedModel(target, tokenizer, frozenset(), identity, helper)
+
+
+def _settle(executor: str) -> list[str]:
+    """As `ipex-assist` does after loading: all CPUs for threads yet to come, and a look at what came of the plan."""
+    import torch
+
+    plan = launch.inherited_plan(os.environ)
+    launch.restore_affinity(plan)
+    found = launch.check_start(plan, torch.get_num_threads()) if plan else []
+    if executor == "native":
+        torch.set_num_threads(1)  # the core has its own threads; torch's would spin against them
+    return found
+
+
+def _release() -> None:
+    gc.collect()
+    release_free_memory()

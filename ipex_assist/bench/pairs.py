@@ -1,0 +1,119 @@
+"""Pairs of the field's published tables by name, and the published shapes of their models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_assist.env.errors import UsageError
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Hub ids of a target and the assistant that tables show it with."""
+
+    target: str
+    assistant: str
+
+
+PAIRS = {
+    "opt-6.7b": Pair("facebook/opt-6.7b", "facebook/opt-125m"),
+    "opt-13b": Pair("facebook/opt-13b", "facebook/opt-125m"),
+    "llama-2-7b": Pair("meta-llama/Llama-2-7b-hf", "JackFram/llama-160m"),
+    "guanaco-7b": Pair("TheBloke/guanaco-7B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "guanaco-13b": Pair("TheBloke/guanaco-13B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "guanaco-33b": Pair("TheBloke/guanaco-33B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    # The Python variant: the others have 16 more tokens than any small Llama.
+    "codellama-7b": Pair("codellama/CodeLlama-7b-Python-hf", "amd/AMD-Llama-135m-code"),
+    "starcoder": Pair("bigcode/starcoder", "bigcode/tiny_starcoder_py"),
+}
+
+
+def _opt(hidden: int, layers: int, heads: int, **differences: Any) -> Config:
+    fields = {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "vocab_size": 50272,
+        "hidden_size": hidden,
+        "ffn_dim": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": hidden,
+        "do_layer_norm_before": True,
+        "activation_function": "relu",
+        "tie_word_embeddings": True,
+    }
+    return fields | differences
+
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int, **differences: Any) -> Config:
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    return fields | differences
+
+
+def _bigcode(hidden: int, layers: int, heads: int) -> Config:
+    return {
+        "architectures": ["GPTBigCodeForCausalLM"],
+        "model_type": "gpt_bigcode",
+        "vocab_size": 49152,
+        "n_embd": hidden,
+        "n_inner": 4 * hidden,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": 8192,
+        "multi_query": True,
+        "activation_function": "gelu",
+        "tie_word_embeddings": True,
+    }
+
+
+# By the config.json of each model on the hub.
+CONFIGS: dict[str, Config] = {
+    "facebook/opt-125m": _opt(768, 12, 12),
+    "facebook/opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "facebook/opt-1.3b": _opt(2048, 24, 32),
+    "facebook/opt-6.7b": _opt(4096, 32, 32),
+    "facebook/opt-13b": _opt(5120, 40, 40),
+    "meta-llama/Llama-2-7b-hf": _llama(4096, 11008, 32, 32, max_position_embeddings=4096, rms_norm_eps=1e-5),
+    "JackFram/llama-160m": _llama(768, 3072, 12, 12),
+    "TheBloke/guanaco-7B-HF": _llama(4096, 11008, 32, 32),
+    "TheBloke/guanaco-13B-HF": _llama(5120, 13824, 40, 40),
+    "TheBloke/guanaco-33B-HF": _llama(6656, 17920, 60, 52),
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _llama(2048, 5632, 22, 32, num_key_value_heads=4, rms_norm_eps=1e-5),
+    "codellama/CodeLlama-7b-Python-hf": _llama(
+        4096, 11008, 32, 32, max_position_embeddings=16384, rms_norm_eps=1e-5, rope_theta=1e6
+    ),
+    "amd/AMD-Llama-135m-code": _llama(768, 2048, 12, 12, rms_norm_eps=1e-5),
+    "bigcode/starcoder": _bigcode(6144, 40, 48),
+    "bigcode/tiny_starcoder_py": _bigcode(768, 20, 12),
+}
+
+
+def find_pair(name: str) -> Pair:
+    """The pair of this name; UsageError lists the names there are."""
+    if name not in PAIRS:
+        raise UsageError(f"--pair {name}: there is no such pair; known: {', '.join(PAIRS)}")
+    return PAIRS[name]
+
+
+def published_config(source: str) -> Config:
+    """The config of a model whose shapes are known; UsageError lists the models there are."""
+    if source not in CONFIGS:
+        raise UsageError(f"--random-weights: the shapes of {source} are not known here; known: {', '.join(CONFIGS)}")
+    return dict(CONFIGS[source])

@@ -1,0 +1,109 @@
+"""Curves of speed-up against whatever varies in a run: draft length, acceptance, prompt length, new tokens."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.bench.measure import Row
+from ipex_assist.bench.report import Report
+
+Axis = tuple[str, Callable[[Row], float | None]]
+
+
+def _draft_length(row: Row) -> float | None:
+    return row.contender.draft if isinstance(row.contender.draft, int) else None
+
+
+def _acceptance(row: Row) -> float | None:
+    return row.acceptance_rate if row.contender.acceptance is None else row.contender.acceptance
+
+
+def _prompt_tokens(row: Row) -> float | None:
+    return row.prompt_tokens
+
+
+def _new_tokens(row: Row) -> float | None:
+    return row.median(lambda sample: sample.new_tokens)
+
+
+AXES: tuple[Axis, ...] = (
+    ("drafted tokens a round, k", _draft_length),
+    ("acceptance", _acceptance),
+    ("prompt length (tokens)", _prompt_tokens),
+    ("new tokens", _new_tokens),
+)
+SHORT = {_draft_length: "k =", _acceptance: "acceptance", _prompt_tokens: "prompt", _new_tokens: "new"}
+
+
+def draw(report: Report, path: Path) -> None:
+    """One panel for each axis on which the assisted rows differ; a point is a row, bars are its turns' extremes.
+
+    A dataset's prompts differ in all of them: its panels are points against acceptance and prompt length, and the
+    distribution of speed-ups.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [row for row in report.rows if row.speedup]
+    axes = AXES[1:3] if report.task == "dataset" else varying(rows)
+    panels = len(axes) + (report.task == "dataset")
+    figure = Figure(figsize=(5.2 * max(1, panels), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    places = figure.subplots(1, max(1, panels), squeeze=False)[0]
+    for place, axis in zip(places, axes, strict=False):
+        _panel(place, rows, axis, axes, scattered=report.task == "dataset")
+    if report.task == "dataset":
+        places[-1].hist([statistics.median(row.speedup) for row in rows], bins="auto")
+        places[-1].set(xlabel="speed-up", ylabel="prompts")
+    figure.suptitle(title(report), fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def varying(rows: list[Row]) -> list[Axis]:
+    """The axes on which rows differ; new tokens where they differ on none."""
+    found = [axis for axis in AXES if len({axis[1](row) for row in rows} - {None}) > 1]
+    if any(row.contender.acceptance is None for row in rows):
+        found = [axis for axis in found if axis[1] is not _acceptance]  # a result, not a setting
+    return found or [AXES[-1]]
+
+
+def title(report: Report) -> str:
+    """The pair, and what is not real about it."""
+    pair = report.target + (f"\nwith {report.assistant}" if report.assistant else "")
+    return pair + ("\nsimulated acceptance" if report.simulated else "")
+
+
+def _panel(place: Any, rows: list[Row], axis: Axis, axes: list[Axis] | tuple[Axis, ...], *, scattered: bool) -> None:
+    """A line for each combination of everything else that varies."""
+    name, value = axis
+    lines: dict[str, list[tuple[float, Row]]] = {}
+    for row in rows:
+        at = value(row)
+        if at is not None:
+            others = [f"{SHORT[of]} {of(row):g}" for other, of in axes if other != name and of(row) is not None]
+            lines.setdefault(_name(row, [] if scattered else others), []).append((at, row))
+    for label, points in sorted(lines.items()):
+        points.sort(key=lambda point: point[0])
+        x = [at for at, _ in points]
+        y = [statistics.median(row.speedup) for _, row in points]
+        if scattered:
+            place.plot(x, y, "o", markersize=4, alpha=0.6, label=label)
+            continue
+        below = [middle - min(row.speedup) for middle, (_, row) in zip(y, points, strict=True)]
+        above = [max(row.speedup) - middle for middle, (_, row) in zip(y, points, strict=True)]
+        place.errorbar(x, y, (below, above), marker="o", markersize=4, capsize=2, label=label)
+    place.axhline(1.0, color="grey", linewidth=0.8)
+    place.set(xlabel=name, ylabel="speed-up (plain ÷ assisted)")
+    place.set_ylim(bottom=0)
+    if len(lines) <= 12:
+        place.legend(fontsize=6)
+
+
+def _name(row: Row, others: list[str]) -> str:
+    precisions = f"{row.precision} target, {row.assistant_precision or 'no'} draft"
+    draft = row.contender.draft
+    schedule = [] if isinstance(draft, int) else [str(draft)]
+    return ", ".join([precisions, *schedule, *others])

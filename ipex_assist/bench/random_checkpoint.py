@@ -1,0 +1,87 @@
+"""A checkpoint of a known model's exact shapes with random weights, made one tensor at a time as it is read."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models import Source, find
+
+if TYPE_CHECKING:
+    import torch
+
+    from ipex_assist.spec import DecoderSpec
+
+
+class RandomCheckpoint(Checkpoint):
+    """What `load_decoder` reads like any other checkpoint: bf16 tensors by Hugging Face's names.
+
+    The same source and name give the same tensor everywhere.
+    """
+
+    def __init__(self, source: str, config: dict[str, Any]) -> None:
+        """`config` is of an architecture we have a spec for."""
+        self.source, self.config, self.generation_config = source, config, {}
+        self.path = Path(source)  # there is nothing there
+        architecture = find(self.architecture)
+        assert architecture is not None, self.architecture
+        self.spec: DecoderSpec = architecture.spec(config)
+        self._shapes = _stored_shapes(self.spec, architecture.weights(self.spec))
+
+    @property
+    def parameter_bytes(self) -> int:
+        return 2 * self.num_parameters
+
+    def weight_files(self) -> list[Path]:
+        return []
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self._shapes)
+
+    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self._shapes if names is None else names:
+            if name not in self._shapes:
+                raise IpexAssistError(f"{self.source} has no tensor {name}")
+            yield name, _random_tensor(f"{self.source} {name}", self._shapes[name], _is_norm(name))
+
+
+def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, tuple[int, ...]]:
+    """Shapes by the checkpoint's names; parts that share a tensor are stacked in it."""
+    from ipex_assist.executors.native import weight_shape
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for ours, source in sources.items():
+        rows, *columns = weight_shape(spec, ours)
+        if source.rows is not None:
+            rows = max(source.rows[1], *shapes.get(source.name, (0,))[:1])
+        elif source.interleaved is not None:
+            rows *= source.interleaved[1]
+        shapes[source.name] = (rows, *columns)
+    return shapes
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith(".weight") and ("norm" in name or any(part in name for part in (".ln_1.", ".ln_2.", ".ln_f.")))
+
+
+def _random_tensor(seed: str, shape: tuple[int, ...], norm: bool) -> torch.Tensor:
+    """bf16 in (-2, -1] and [1, 2), times 2^-6; a norm's weights are ones.
+
+    Made from 16 random bits each, sign and mantissa, under one exponent: about a second a gigabyte.
+    """
+    import numpy
+    import torch
+
+    if norm:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    count = math.prod(shape)
+    generator = numpy.random.Generator(numpy.random.SFC64(zlib.crc32(seed.encode())))
+    bits = generator.bit_generator.random_raw(-(-count // 4)).view(numpy.uint16)[:count]
+    bits &= 0x807F
+    bits |= (127 - 6) << 7
+    return torch.from_numpy(bits.view(numpy.int16)).view(torch.bfloat16).reshape(shape)

@@ -1,0 +1,293 @@
+"""The report of a run: markdown as the field's tables have it, CSV, or JSON with every sample."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ipex_assist import launch
+from ipex_assist.bench.dataset import summaries
+from ipex_assist.bench.measure import Row, Sample
+from ipex_assist.output import environment_facts
+from ipex_assist.text_model import TextModel
+from ipex_assist.traffic import machine_gb_per_s
+
+# The columns of published tables, then ours.
+COLUMNS = (
+    "Example#",
+    "Prompt Length (tokens)",
+    "New Tokens Generated",
+    "Total Time (s)",
+    "Prefill Phase (ms)",
+    "Time/Token (ms)",
+    "Tokens/Sec",
+)
+OURS = ("min–max", "Ratio", "min–max", "Accepted", "Tokens/Pass", "Read GB/s", "= Plain")
+SIMULATED = "the acceptance is simulated: each drafted token becomes the target's own with the probability given"
+RANDOM = "random weights in the models' exact shapes: speeds are those of the shapes, texts mean nothing"
+
+
+@dataclass
+class Report:
+    """Rows of all cases, and what they were measured on."""
+
+    task: str
+    command: str
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    target: str = ""
+    assistant: str | None = None
+    executor: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    machine_gb_per_s: float | None = None
+    commit: str | None = field(default_factory=lambda: _commit())
+    started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+
+    def describe(self, model: TextModel, warnings: Sequence[str]) -> None:
+        """Take in what a loaded pair is, and, of the first one, where it runs."""
+        names = model.identity
+        self.target, self.assistant, self.executor = names.target, names.assistant, names.executor
+        if not self.environment:
+            plan = launch.inherited_plan(os.environ)
+            self.environment = environment_facts(plan, warnings)
+            self.environment["threads"] = plan.threads if plan is not None else self.environment["threads"]
+            self.machine_gb_per_s = machine_gb_per_s(model)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any acceptance was chosen instead of found."""
+        return any(row.contender.acceptance is not None for row in self.rows)
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether the models were built instead of loaded."""
+        return self.target.endswith("(random weights)")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What every form of the report says first."""
+        return [*([SIMULATED] if self.simulated else []), *([RANDOM] if self.random_weights else []), *self.notes]
+
+
+def _commit() -> str | None:
+    """Of the checkout this package runs from; None where it is installed."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def render(report: Report, form: str, seed: int = 0) -> str:
+    """The report as "markdown", "csv" or "json"; of a dataset, markdown has its summaries. seed: of the intervals."""
+    if form == "json":
+        return json.dumps(as_dict(report, seed))
+    if form == "csv":
+        return as_csv(report)
+    return as_markdown(report, seed)
+
+
+def as_dict(report: Report, seed: int) -> dict[str, Any]:
+    """Everything, every sample too."""
+    facts = {name: value for name, value in asdict(report).items() if name != "rows"}
+    return {
+        **facts,
+        "simulated": report.simulated,
+        "random_weights": report.random_weights,
+        "warnings": report.warnings,
+        "rows": [
+            {
+                **row.as_dict(),
+                "label": row.contender.label,
+                "acceptance_rate": row.acceptance_rate,
+                "tokens_per_pass": row.tokens_per_pass,
+                "median": {
+                    "total_s": row.median(lambda sample: sample.total_s),
+                    "prefill_s": row.median(lambda sample: sample.prefill_s),
+                    "token_s": row.median(lambda sample: sample.token_s),
+                    "speedup": statistics.median(row.speedup) if row.speedup else None,
+                },
+            }
+            for row in report.rows
+        ],
+        **({"summaries": summaries(report.rows, seed)} if report.task == "dataset" else {}),
+    }
+
+
+def as_csv(report: Report) -> str:
+    """A line a row, with medians and extremes; the columns do not depend on the task."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = ["Mode", "Target Precision", "Draft Precision", "Simulated Acceptance", "Random Weights", "Kind"]
+    spread = ["Tokens/Sec Min", "Tokens/Sec Max", "Ratio", "Ratio Min", "Ratio Max", "Total Ratio"]
+    writer.writerow([*COLUMNS, *names, *spread, "Accepted", "Tokens/Pass", "Read GB/s", "Equals Plain", "Repeats"])
+    for row in report.rows:
+        speeds = _speeds(row)
+        simulated = "" if row.contender.acceptance is None else f"{row.contender.acceptance:g}"
+        facts = [row.contender.label, row.precision, row.assistant_precision or "", simulated]
+        writer.writerow(
+            [
+                *_published(row),
+                *facts,
+                "yes" if report.random_weights else "no",
+                row.kind,
+                *(_number(f(speeds), 3) for f in (_least, _most)),
+                *(_number(f(row.speedup), 4) for f in (_middle, _least, _most)),
+                _number(_middle(row.total_speedup), 4),
+                _number(row.acceptance_rate, 4),
+                _number(row.tokens_per_pass, 3),
+                _number(row.median(lambda sample: sample.read_gb_per_s), 2),
+                {None: "", True: "yes", False: "no"}[row.equals_plain],
+                len(row.samples),
+            ]
+        )
+    return out.getvalue().rstrip("\n")
+
+
+def as_markdown(report: Report, seed: int) -> str:
+    """What was measured on what, then a table for each contender at each pair of precisions."""
+    assistant = f", assistant {report.assistant}" if report.assistant else ", no assistant"
+    lines = [f"# ipex-assist bench, task {report.task}", "", f"Target {report.target}{assistant}, {report.executor}."]
+    lines += [_machine(report), "", f"    {report.command}", ""]
+    lines += [f"**Note:** {warning}.\n" for warning in report.warnings]
+    if report.task == "dataset":
+        return "\n".join([*lines, *_dataset_tables(report, seed)]).rstrip()
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in report.rows:
+        groups.setdefault((row.precision, row.assistant_precision, row.contender), []).append(row)
+    for (precision, draft_precision, contender), rows in groups.items():
+        plain = contender.draft is None
+        beside = "beside " if plain else ""
+        drafted = f", {beside}{draft_precision} draft" if draft_precision else ""
+        lines += [f"## {precision} target{drafted}: {contender.label}", ""]
+        ours = (OURS[0], OURS[5]) if plain else OURS
+        lines += _table([*COLUMNS, *ours], [[*_published(row), *_ours(row, plain)] for row in rows])
+        ratios = [_middle(row.speedup) for row in rows if row.speedup]
+        if ratios:
+            lines += ["", f"Mean ratio: {statistics.fmean(r for r in ratios if r):.2f}"]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _machine(report: Report) -> str:
+    facts = report.environment
+    if not facts:
+        return "Nothing was loaded."
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    speed = "" if report.machine_gb_per_s is None else f" that read {report.machine_gb_per_s:.1f} GB/s"
+    commit = f" (commit {report.commit})" if report.commit else ""
+    processor = facts["isa"]["model"] or "Processor unknown"
+    return (
+        f"{processor}, {facts['threads']} threads on CPUs {facts['cpus']}{speed}; {versions}{commit}; {report.started}."
+    )
+
+
+def _dataset_tables(report: Report, seed: int) -> list[str]:
+    columns = ["Draft", "Target", "Draft Precision", "Prompts", "Mean Ratio", "95 % Interval", "Median", "min–max"]
+    columns += ["Mean Total Ratio", "Slower", "Accepted"]
+    found = summaries(report.rows, seed)
+    if not found:
+        speeds = [speed for row in report.rows for speed in _speeds(row)]
+        return [f"{len(speeds)} plain runs: {_number(_middle(speeds), 2)} tokens/s ({_range(speeds, 2)})."]
+    lines = _table(columns, [_summary(s["contender"], s["precision"], s["assistant_precision"], s) for s in found])
+    for summary in found:
+        if len(summary["kinds"]) > 1:
+            names = summary["precision"], summary["assistant_precision"]
+            lines += ["", f"By kind of prompt, {summary['contender']}:", ""]
+            kinds = [_summary(kind, *names, of) for kind, of in summary["kinds"].items()]
+            lines += _table(["Kind", *columns[1:]], kinds)
+    lines += ["", "Ratios are seconds a token after the first, plain ÷ assisted; Total has the first token, too."]
+    return [*lines, "Intervals are of the mean over prompts, by bootstrap."]
+
+
+def _summary(name: str, precision: str, draft_precision: str | None, figures: dict[str, Any]) -> list[str]:
+    interval = figures["interval_95"]
+    return [
+        name,
+        precision,
+        draft_precision or "–",
+        str(figures["prompts"]),
+        _number(figures["mean_speedup"], 2),
+        "–" if interval is None else f"{interval[0]:.2f}–{interval[1]:.2f}",
+        _number(figures["median_speedup"], 2),
+        f"{figures['min_speedup']:.2f}–{figures['max_speedup']:.2f}",
+        _number(figures["mean_total_speedup"], 2),
+        str(figures["slower_than_plain"]),
+        _percent(figures["acceptance_rate"]),
+    ]
+
+
+def _published(row: Row) -> list[str]:
+    def milliseconds(figure: Callable[[Sample], float | None]) -> float | None:
+        value = row.median(figure)
+        return None if value is None else value * 1000
+
+    token_s = row.median(lambda sample: sample.token_s)
+    return [
+        row.example,
+        str(row.prompt_tokens),
+        f"{row.median(lambda sample: sample.new_tokens) or 0:.0f}",
+        _number(row.median(lambda sample: sample.total_s), 3),
+        _number(milliseconds(lambda sample: sample.prefill_s), 1),
+        _number(milliseconds(lambda sample: sample.token_s), 2),
+        _number(1 / token_s if token_s else None, 2),
+    ]
+
+
+def _ours(row: Row, plain: bool) -> list[str]:
+    speeds, read = _range(_speeds(row), 2), _number(row.median(lambda sample: sample.read_gb_per_s), 1)
+    if plain:
+        return [speeds, read]
+    return [
+        speeds,
+        _number(_middle(row.speedup), 2),
+        _range(row.speedup, 2),
+        _percent(row.acceptance_rate),
+        _number(row.tokens_per_pass, 2),
+        read,
+        {None: "drawn", True: "yes", False: "NO"}[row.equals_plain],
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _speeds(row: Row) -> list[float]:
+    return [1 / sample.token_s for sample in row.samples if sample.token_s]
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _least(values: Sequence[float]) -> float | None:
+    return min(values, default=None)
+
+
+def _most(values: Sequence[float]) -> float | None:
+    return max(values, default=None)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    return "–" if not values else f"{min(values):.{digits}f}–{max(values):.{digits}f}"
