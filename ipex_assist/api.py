@@ -139,6 +139,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
             progress=progress,
             exact=False,
             cache_packed=cache_packed,
+            table_of=None if helper else decoder,
         )
     drafting = Drafting(
         decoder.spec.vocab_size,

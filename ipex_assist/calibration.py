@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.draft import GreedyDrafter
+from ipex_assist.draft import NarrowDecoder
 from ipex_assist.executors import Decoder
 from ipex_assist.schedule import Costs
 from ipex_assist.version import __version__
@@ -98,7 +98,7 @@ def _time_step(decoder: Decoder, vocabulary: int | None, clock: Clock) -> float:
     best = float("inf")
     for _ in range(3):
         started = clock()
-        if isinstance(decoder, GreedyDrafter):
+        if isinstance(decoder, NarrowDecoder):
             decoder.draft([3], _DRAFTED, vocabulary)
         else:
             for _ in range(_DRAFTED):

@@ -26,8 +26,12 @@ class Proposal:
 
 
 @runtime_checkable
-class GreedyDrafter(Protocol):
-    """A decoder that drafts several greedy tokens in one call, out of the first of the vocabulary (native.py)."""
+class NarrowDecoder(Protocol):
+    """A decoder that computes logits of the vocabulary's first tokens alone, and drafts in one call (native.py)."""
+
+    def forward(self, tokens: Sequence[int], last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
+        """Append `tokens`; logits (last, vocabulary) of the last `last`."""
+        ...
 
     def draft(
         self, tokens: Sequence[int], count: int, vocabulary: int | None = None, least: float = 0.0
@@ -104,7 +108,7 @@ class AssistantModel:
         last = self.decoder.spec.vocab_size - 1
         pending = [min(token, last) for token in tokens[self._start + self.decoder.length :]]
         plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0
-        if plain and isinstance(self.decoder, GreedyDrafter):
+        if plain and isinstance(self.decoder, NarrowDecoder):
             drafted, confidence = self.decoder.draft(pending, k, self._choices, least)
             return Proposal(drafted, None, confidence)
         return self._decode(tokens, pending, k, least)
@@ -129,8 +133,7 @@ class AssistantModel:
         confidence: list[float] = []
         rows: list[torch.Tensor] = []
         while len(drafted) < k and (not confidence or confidence[-1] >= least):
-            logits = self.decoder.forward(pending)[:, : self._choices]
-            logits = self.sampling.penalise(logits, [*tokens, *drafted])
+            logits = self.sampling.penalise(self._logits(pending), [*tokens, *drafted])
             if self.sampling.do_sample:
                 probabilities = self.sampling.probabilities(logits)
                 token = draw(probabilities[0], self.generator)
@@ -142,6 +145,11 @@ class AssistantModel:
             confidence.append(float(probabilities[0, token]))
             pending = [token]
         return Proposal(drafted, torch.cat(rows) if rows else None, confidence)
+
+    def _logits(self, tokens: list[int]) -> torch.Tensor:
+        if isinstance(self.decoder, NarrowDecoder):
+            return self.decoder.forward(tokens, vocabulary=self._choices)
+        return self.decoder.forward(tokens)[:, : self._choices]
 
     def _padded(self, probabilities: torch.Tensor) -> torch.Tensor:
         missing = self.vocab_size - probabilities.shape[-1]

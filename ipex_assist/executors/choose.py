@@ -115,12 +115,13 @@ def load_decoder(
     progress: bool = False,
     exact: bool = True,
     cache_packed: bool = False,
+    table_of: Decoder | None = None,
 ) -> Decoder:
     """Load and pack a checkpoint whose architecture is one of ours.
 
     exact: find which row counts give equal bits, as a target must have it; a draft needs none of that (nor does the
     native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
-    take them from there.
+    take them from there. table_of: a decoder of the same checkpoint, whose embedding is used where that can be.
     """
     import torch
 
@@ -131,7 +132,7 @@ def load_decoder(
     started = time.perf_counter()
     with torch.inference_mode():
         if executor == "native":
-            return _load_native(checkpoint, precision, spec, sources, progress, cache_packed)
+            return _load_native(checkpoint, precision, spec, sources, progress, cache_packed, table_of)
         from ipex_assist.executors.decoder import TorchDecoder
         from ipex_assist.executors.exactness import find_plan, unchecked_plan
         from ipex_assist.executors.weights import load_weights
@@ -139,6 +140,8 @@ def load_decoder(
         kernels = make_kernels(executor, precision)
         names, tensors = _stream(checkpoint, sources, progress)
         weights = load_weights(spec, sources, names, tensors, kernels)
+        if isinstance(table_of, TorchDecoder) and table_of.kernels.dtype == kernels.dtype:
+            weights.embed_tokens = table_of.weights.embed_tokens
         loaded = time.perf_counter()
         plan = find_plan(spec, weights, kernels) if exact else unchecked_plan(kernels)
     log.info(
@@ -161,6 +164,7 @@ def _load_native(
     sources: dict[str, Source],
     progress: bool,
     cache_packed: bool,
+    table_of: Decoder | None,
 ) -> Decoder:
     from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
     from ipex_assist.executors.quantised import int4_model, pack_stored
@@ -175,6 +179,9 @@ def _load_native(
     model = NativeModel(spec, precision, pool) if stored is None else int4_model(stored, spec, sources, pool)
     kept = packed_path(checkpoint, model) if cache_packed else None
     from_cache = kept is not None and load_packed(model, kept, copy=spans_nodes())
+    # What is kept on disk must be whole; a mapped table takes no memory until it is read.
+    if kept is None and isinstance(table_of, NativeDecoder):
+        model.share_table(table_of.model)
     if not from_cache:
         if stored is not None:
             _, weights = _stream(stored, sources, progress, stored.stored)

@@ -92,6 +92,14 @@ class NativeModel:
         """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node."""
         self.check(self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, copy))
 
+    def share_table(self, other: NativeModel) -> None:
+        """Look tokens up in the table of `other`, a model of the same checkpoint; before `pack`, which then skips it.
+
+        The rows of this model's own table stay untouched, so that they take no memory.
+        """
+        self.check(self.library.ia_model_share_table(self.handle, other.handle))
+        self._table_owner = other
+
     def pack(self, name: str, tensor: torch.Tensor) -> None:
         """One of our weights (executors/weights.py) in the checkpoint's own type."""
         *prefix, leaf, kind = name.split(".")
@@ -270,8 +278,11 @@ class NativeDecoder:
         assert length <= self.sequence.length, f"{length} of {self.sequence.length} rows"
         self.sequence.length = length
 
-    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        """Append `tokens`; logits (last, vocab) of the last `last`. Rows beyond `reserve` are our own bug."""
+    def forward(self, tokens: Sequence[int], last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
+        """Append `tokens`; logits (last, vocab) of the last `last`. Rows beyond `reserve` are our own bug.
+
+        vocabulary: compute those of the first so many tokens only.
+        """
         start, count = self.sequence.length, len(tokens)
         assert 0 < last <= count, f"{last} of {count} rows"
         prompt = start == 0 and count > FEW_ROWS
@@ -283,9 +294,13 @@ class NativeDecoder:
             rotation = self._prompt_rotation(done, len(chunk), count) if prompt else self._whole
             first = done + len(chunk) - wanted - (count - last)
             self._pass(
-                chunk, [self.sequence] * len(chunk), rotation, logits[first : first + wanted] if wanted else None
+                chunk,
+                [self.sequence] * len(chunk),
+                rotation,
+                logits[first : first + wanted] if wanted else None,
+                vocabulary or 0,
             )
-        return logits[:, : self.spec.vocab_size]
+        return logits[:, : min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)]
 
     def forward_rows(self, rows: Sequence[tuple[NativeSequence, int]]) -> torch.Tensor:
         """One token a row, appended to the row's sequence; rows of one sequence are consecutive. Logits (rows, vocab).
@@ -352,8 +367,9 @@ class NativeDecoder:
         sequences: Sequence[NativeSequence],
         rotation: Rotation,
         logits: torch.Tensor | None,
+        vocabulary: int = 0,
     ) -> None:
-        batch, _keep = self._batch(tokens, sequences, rotation, logits)
+        batch, _keep = self._batch(tokens, sequences, rotation, logits, vocabulary)
         self.model.check(self.model.library.ia_forward(self.model.handle, self.model.pool.handle, ctypes.byref(batch)))
         for sequence in sequences:
             sequence.length += 1
@@ -364,6 +380,7 @@ class NativeDecoder:
         sequences: Sequence[NativeSequence],
         rotation: Rotation,
         logits: torch.Tensor | None,
+        vocabulary: int = 0,
     ) -> tuple[Batch, object]:
         """The core's description of a pass, and what must live as long as it."""
         rows = len(tokens)
@@ -385,6 +402,7 @@ class NativeDecoder:
             last=0 if logits is None else logits.shape[0],
             logits=None if logits is None else logits.data_ptr(),
             stride=self._width,
+            vocabulary=vocabulary,
         )
         return batch, (ids, at, caches, cosine, sine, logits)
 

@@ -89,6 +89,13 @@ IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, i
     });
 }
 
+// 0 done, 1 where the tables differ in shape.
+IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
+    return guarded(-1, [&] {
+        return static_cast<Handle*>(handle)->model.share_table(static_cast<const Handle*>(other)->model) ? 0 : 1;
+    });
+}
+
 // 0 done, 1 no such weight in this model, or another shape, -1 failed.
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
@@ -141,6 +148,7 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, i
         Handle& h = *static_cast<Handle*>(handle);
         Batch own = *batch;
         own.last = 1;
+        own.vocabulary = vocabulary;
         own.stride = h.model.head.blocks * LANES;
         h.logits.grow(size_t(own.stride) * 4);
         own.logits = h.logits.as<float>();

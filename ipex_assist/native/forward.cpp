@@ -23,6 +23,7 @@ Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Bat
       pool_(pool),
       w_(workspace),
       batch_(batch),
+      head_(model.head),
       width_(round_up(std::max(spec_.hidden_size, spec_.embedding_size), LANES)),
       qkv_width_(model.layers[0].qkv.blocks * LANES),
       inner_(round_up(spec_.intermediate_size, LANES)),
@@ -36,6 +37,7 @@ Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Bat
     for (const Segment& s : segments_) {
         for (int32_t r = s.first; r < s.end; r += tile_rows()) tiles_.push_back({r, std::min(r + tile_rows(), s.end)});
     }
+    if (batch.vocabulary > 0) head_.blocks = std::min(head_.blocks, (int64_t(batch.vocabulary) + LANES - 1) / LANES);
     reserve(further);
 }
 
@@ -217,12 +219,12 @@ void Forward::head(int thread) {
         }
         wait(thread);
     }
-    linear(thread, model_.head, batch_.last, batch_.logits, batch_.stride);
+    linear(thread, head_, batch_.last, batch_.logits, batch_.stride);
 }
 
 // The arg-max of one row of logits, each thread taking the slice it computed.
 Maximum Forward::best_of(int thread, int32_t vocabulary) {
-    const auto [first, last] = model_.slice(model_.head, thread, pool_.threads());
+    const auto [first, last] = model_.slice(head_, thread, pool_.threads());
     const int64_t size = std::min<int64_t>(last * LANES, vocabulary) - first * LANES;
     Maximum mine{-INFINITY, 0, 0};
     if (size > 0) {

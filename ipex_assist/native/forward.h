@@ -20,6 +20,7 @@ struct Batch {
     int32_t last;    // logits are wanted of the last so many rows
     float* logits;   // (last, stride)
     int64_t stride;  // at least the vocabulary, rounded up to 16
+    int32_t vocabulary;  // logits are wanted of the first so many tokens, 0: of all
 };
 
 // Buffers of passes; they grow with the largest one.
@@ -95,6 +96,7 @@ private:
     Workspace& w_;
     Batch batch_;
     Rows rows_{};
+    Linear head_;  // of the vocabulary that is wanted: its threads share these columns evenly
     const int64_t width_, qkv_width_, inner_, attended_width_;  // of a row in the buffers
     const int64_t partial_width_;                               // a head's values, then maximum and sum
     std::vector<Segment> segments_, tiles_;

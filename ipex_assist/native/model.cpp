@@ -165,7 +165,7 @@ bool Model::pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType typ
         kernels->widen(type, data, rows * columns, to);
         return true;
     }
-    if (slot == EMBED_TOKENS && !shared_table()) pack_table(pool, type, data, rows, columns);
+    if (slot == EMBED_TOKENS && !shared_table() && !table_of_) pack_table(pool, type, data, rows, columns);
     const Part where = part(slot, layer);
     if (!where.linear) return slot == EMBED_TOKENS && !bias;
     if (!where.linear->weights || (bias ? rows * columns : rows) != where.columns) return false;
@@ -280,7 +280,14 @@ void Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t ro
     });
 }
 
+bool Model::share_table(const Model& other) {
+    const bool fits = other.spec.vocab_size == spec.vocab_size && other.spec.embedding_size == spec.embedding_size;
+    if (fits && !shared_table()) table_of_ = &other;
+    return fits;
+}
+
 void Model::embed(int32_t token, float* out) const {
+    if (table_of_) return table_of_->embed(token, out);
     if (table_) {
         const int64_t bytes = spec.precision == FP32 ? 4 : 2;
         kernels->widen(spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16,

@@ -58,6 +58,8 @@ public:
     // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices.
     void allocate();
     void adopt(Pool& pool, int file, int64_t offset, bool copy);
+    // Look tokens up in another model's table, which must outlive this one; before `pack`, which then leaves ours empty.
+    bool share_table(const Model& other);
 
     // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight exists.
     bool pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
@@ -111,6 +113,7 @@ private:
     int64_t image_bytes_ = 0;
     uintptr_t base_ = 0;  // of the image while it is laid out
     Memory image_;
+    const Model* table_of_ = nullptr;
     const uint8_t* table_ = nullptr;      // (vocab, embedding) bf16 or fp32, unless the head serves
     const float* positions_ = nullptr;    // (positions, hidden)
 };

@@ -68,6 +68,7 @@ class Batch(ctypes.Structure):
         ("last", ctypes.c_int32),
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
+        ("vocabulary", ctypes.c_int32),
     ]
 
 
