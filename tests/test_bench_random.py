@@ -1,0 +1,133 @@
+"""Random checkpoints: the published shapes, exactly, and weights that a decoder takes like any others."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ipex_assist.bench.pairs import CONFIGS, PAIRS, find_pair, published_config
+from ipex_assist.bench.random_checkpoint import RandomCheckpoint
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.choose import load_decoder
+
+# By the models' cards and the sizes of their files on the hub.
+PARAMETERS = {
+    "facebook/opt-125m": 125_239_296,
+    "facebook/opt-350m": 331_196_416,
+    "facebook/opt-1.3b": 1_315_758_080,
+    "facebook/opt-6.7b": 6_658_473_984,
+    "facebook/opt-13b": 12_853_473_280,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "JackFram/llama-160m": 162_417_408,
+    "TheBloke/guanaco-33B-HF": 32_528_943_616,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "bigcode/starcoder": 15_517_456_384,
+    "bigcode/tiny_starcoder_py": 164_144_128,
+}
+TINY_OPT = published_config("facebook/opt-350m") | {
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "word_embed_proj_dim": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 160,
+}
+TINY_BIGCODE = published_config("bigcode/tiny_starcoder_py") | {
+    "n_embd": 64,
+    "n_inner": 96,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 160,
+    "n_positions": 256,
+}
+TINY_LLAMA = published_config("TinyLlama/TinyLlama-1.1B-Chat-v1.0") | {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+}
+
+
+@pytest.mark.parametrize("source", CONFIGS)
+def test_shapes_are_those_of_transformers(source: str) -> None:
+    """One wrong size, or a tensor left out, and the table of a pair would be another pair's."""
+    config = published_config(source)
+    fields = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
+    theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if model.config.tie_word_embeddings:
+        theirs.pop("lm_head.weight", None)
+    assert RandomCheckpoint(source, config).shapes() == theirs
+
+
+@pytest.mark.parametrize("source", PARAMETERS)
+def test_sizes_are_the_published_ones(source: str) -> None:
+    """transformers would build a wrong config as readily as a right one."""
+    checkpoint = RandomCheckpoint(source, published_config(source))
+    assert checkpoint.num_parameters == PARAMETERS[source]
+    assert checkpoint.parameter_bytes == 2 * PARAMETERS[source]
+
+
+def test_every_pair_has_shapes_and_one_vocabulary() -> None:
+    """A pair whose vocabularies differ would be refused with real weights."""
+    for pair in PAIRS.values():
+        target, assistant = published_config(pair.target), published_config(pair.assistant)
+        assert target["vocab_size"] == assistant["vocab_size"], pair
+
+
+def test_names_that_are_not_known() -> None:
+    """The error must say what there is."""
+    with pytest.raises(UsageError, match=r"opt-7b.*opt-6\.7b, opt-13b"):
+        find_pair("opt-7b")
+    with pytest.raises(UsageError, match=r"shapes of gpt2 are not known.*facebook/opt-125m"):
+        published_config("gpt2")
+
+
+@pytest.mark.parametrize("config", [TINY_OPT, TINY_BIGCODE, TINY_LLAMA], ids=["opt-350m", "bigcode", "llama"])
+def test_a_decoder_loads_it_and_computes(executor: str, config: dict) -> None:
+    """Names and shapes are what the loader asks for, and the numbers are neither all alike nor too large."""
+    decoder = load_decoder(RandomCheckpoint("tiny", config), "bf16", executor)
+    decoder.reserve(16)
+    logits = decoder.forward([1, 2, 3, 4], last=4).float()
+    assert logits.shape == (4, 160)
+    assert logits.isfinite().all()
+    assert logits.std() > 1e-3
+
+
+def test_tensors_repeat_and_differ() -> None:
+    """A run that is repeated must find the same model; two layers alike would be read from the cache."""
+    checkpoint = RandomCheckpoint("tiny", TINY_LLAMA)
+    tensors = dict(checkpoint.tensors())
+    assert list(tensors) == checkpoint.names()
+    again = dict(RandomCheckpoint("tiny", TINY_LLAMA).tensors(["model.layers.1.mlp.up_proj.weight"]))
+    name, other = "model.layers.1.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(tensors[name], again[name])
+    assert not torch.equal(tensors[name], tensors[other])
+    different = dict(RandomCheckpoint("another", TINY_LLAMA).tensors([name]))
+    assert not torch.equal(tensors[name], different[name])
+
+
+def test_values_are_like_weights() -> None:
+    """Mean 0 and a deviation like a trained model's; norms of ones, or deep models would compute nothing but zeros."""
+    checkpoint = RandomCheckpoint("tiny", TINY_LLAMA)
+    tensors = dict(checkpoint.tensors())
+    norms = [tensor for name, tensor in tensors.items() if "norm" in name]
+    assert len(norms) == 5
+    assert all((norm == 1).all() for norm in norms)
+    weight = tensors["lm_head.weight"].float()
+    assert weight.numel() == math.prod(weight.shape)
+    assert abs(float(weight.mean())) < 1e-3
+    assert 0.01 < float(weight.std()) < 0.03
+    assert weight.unique().numel() > 200  # 128 mantissas of both signs
+
+
+def test_a_tensor_that_is_not_there() -> None:
+    """As with any checkpoint: an error of ours."""
+    with pytest.raises(IpexAssistError, match="no tensor nothing"):
+        next(RandomCheckpoint("tiny", TINY_LLAMA).tensors(["nothing"]))
