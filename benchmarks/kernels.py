@@ -84,7 +84,8 @@ def rival(name: str, width: int, columns: int, precision: str) -> tuple[Run, int
         ("ipex", "int4"): _ipex_woq,
     }
     try:
-        layers = [makers[name, precision](random_weight(columns, width), precision) for _ in range(copies)]
+        weight = random_weight(columns, width)
+        layers = [makers[name, precision](weight, precision) for _ in range(copies)]
         layers[0](torch.zeros(1, width, dtype=torch.bfloat16))
     except (ImportError, RuntimeError, AttributeError) as error:
         print(f"{name} {precision}: {type(error).__name__}: {str(error).splitlines()[0]}")
@@ -107,13 +108,17 @@ def _torch_bf16(weight: torch.Tensor, precision: str) -> Run:
 
 
 def _torch_int8(weight: torch.Tensor, precision: str) -> Run:
-    values, scales = (weight.float() * 1000).to(torch.int8), torch.full((weight.shape[0],), 1e-3, dtype=torch.bfloat16)
+    # What the values are makes no difference to the time.
+    values, scales = (
+        torch.ones(weight.shape, dtype=torch.int8),
+        torch.full(weight.shape[:1], 1e-3, dtype=torch.bfloat16),
+    )
     return lambda x: torch._weight_int8pack_mm(x, values, scales)
 
 
 def _torch_int4(weight: torch.Tensor, precision: str) -> Run:
     columns, width = weight.shape
-    packed = torch._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (columns, width), dtype=torch.int32), 1)
+    packed = torch.full((columns, width // 2), 0x37, dtype=torch.uint8)  # the layout of _convert_weight_to_int4pack
     scales = torch.full((width // 128, columns, 2), 1e-3, dtype=torch.bfloat16)
     return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, 128, scales)
 
@@ -200,6 +205,7 @@ def main() -> None:
                             "GMAC/s": f"{rows * width * columns / figures['median'] / 1e6:.0f}",
                         }
                     )
+            print(measure.table(table[-len(samples) :]), flush=True)
     measure.report(table, {"instruction_set": instruction_set(), "threads": pool.threads, "results": results})
 
 

@@ -40,7 +40,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--bits", type=int, choices=(4,), default=4, help="(default: 4)")
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128, help="(default: 128)")
     parser.add_argument("--method", choices=("rtn", "auto-round"), default="rtn", help="(default: rtn)")
-    parser.add_argument("--sym", action="store_true", help="zero points of 8 everywhere, as vLLM's Marlin wants them")
+    parser.add_argument(
+        "--sym",
+        action=argparse.BooleanOptionalAction,
+        help="zero points of 8 everywhere, as vLLM's Marlin wants them (default: for auto-round, not for rtn)",
+    )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the hub")
     parser.add_argument("--offline", action="store_true", help="use only what is on this machine")
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, libraries' own messages")
@@ -60,6 +64,9 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
         return int(stop.code or 0)
     _check(args)
+    if args.sym is None:
+        # Plain rounding gains much by zero points; auto-round little, and it writes zeros of 0 as 1 in this format.
+        args.sym = args.method == "auto-round"
     return run_placed("quantize", argv, args, lambda: None, lambda: _run(args))
 
 

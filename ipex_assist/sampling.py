@@ -43,7 +43,9 @@ class Sampling:
         logits = logits.float().clone()
         width = logits.shape[-1]  # a draft's vocabulary may be smaller than the text's
         for row in range(logits.shape[0]):
-            seen = torch.tensor(sorted(token for token in {*context, *following[:row]} if token < width), dtype=torch.long)
+            seen = torch.tensor(
+                sorted(token for token in {*context, *following[:row]} if token < width), dtype=torch.long
+            )
             score = logits[row, seen]
             logits[row, seen] = torch.where(score < 0, score * self.repetition_penalty, score / self.repetition_penalty)
         return logits

@@ -47,6 +47,8 @@ def quantise(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor
             low, high = -torch.maximum(-low, high), torch.maximum(-low, high)
         scales[:, g] = ((high - low) / 15).half()
         zeros[:, g] = 8 if sym else torch.round(-low / scales[:, g].float()).clamp(1, 15).long()
+    if sym:
+        scales[1::2] *= -1  # as auto-round's symmetric scales may be
     q = torch.round(weight / scales.float()[:, index]).long() + zeros[:, index]
     return Quantised(q.clamp(0, 15), scales, zeros, index)
 
@@ -127,7 +129,7 @@ def save(
 def declared(kind: str, group: int, sym: bool, act_order: bool) -> dict[str, Any]:
     """The `quantization_config` as AutoGPTQ, GPTQModel and AutoAWQ write it."""
     if kind == "awq":
-        return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+        return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": not sym}
     return {
         "quant_method": "gptq",
         "bits": 4,

@@ -252,7 +252,7 @@ def test_auto_round_gets_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "auto_round", types.SimpleNamespace(AutoRound=AutoRound))
     checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "m")
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)
-    flags = ("--group-size", "64", "--sym", "--iters", "3", "--seqlen", "16", "--nsamples", "5")
+    flags = ("--group-size", "64", "--iters", "3", "--seqlen", "16", "--nsamples", "5")
     argv = ("-m", str(tmp_path / "m"), "-o", str(tmp_path / "q"), "--method", "auto-round", *flags)
     assert run(*argv, "--calibration", str(tmp_path / "text.txt")) == 0
     assert (asked["bits"], asked["group_size"], asked["sym"], asked["iters"], asked["seqlen"]) == (4, 64, True, 3, 16)

@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gptq-act-order-column": {"act_order": True, "group": -1},
     "gptq-v2": {"kind": "gptq_v2", "group": 64},
     "awq": {"kind": "awq"},
-    "awq-32": {"kind": "awq", "group": 32},
+    "awq-32-sym": {"kind": "awq", "group": 32, "sym": True},
     "awq-qwen2-tied": {"kind": "awq", "variant": "qwen2-tied"},
     "gptq-qwen3": {"variant": "qwen3", "group": 64},
     "gptq-opt": {"variant": "opt", "group": 32},
@@ -93,7 +93,7 @@ def test_logits_of_the_core(case: str, tmp_path: Path) -> None:
 
 @needs_native
 @pytest.mark.parametrize(
-    "case", ["gptq", "gptq-32-sym", "gptq-column", "gptq-act-order", "gptq-act-order-32", "awq", "awq-32"]
+    "case", ["gptq", "gptq-32-sym", "gptq-column", "gptq-act-order", "gptq-act-order-32", "awq", "awq-32-sym"]
 )
 def test_the_core_keeps_every_bit(case: str, tmp_path: Path) -> None:
     """A row with a single 1 picks one column of weights out of a linear: equal to the last bit, in every linear."""
@@ -291,7 +291,6 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "8 bits": ({"quant_method": "awq", "bits": 8}, "it has 8 bits"),
     "marlin": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
     "gemv": ({"quant_method": "awq", "version": "gemv"}, "its version is gemv"),
-    "awq without zeros": ({"quant_method": "awq", "zero_point": False}, "no zero points"),
     "group of nothing": ({"quant_method": "gptq", "group_size": 0}, "its group_size is 0"),
     "auto-round in floats": ({"quant_method": "auto-round", "data_type": "mx_fp"}, "its data_type is mx_fp"),
     "4-bit activations": ({"quant_method": "auto-round", "act_bits": 4}, "activations have 4 bits"),
