@@ -87,8 +87,8 @@ class Times:
     @classmethod
     def of(cls, counts: Statistics) -> Times:
         """What `counts` says about times."""
-        parts = counts.parts_s or (None, None, None)
-        return cls(counts.encode_tokens_per_s, *parts, counts.read_gb_per_s)
+        draft_s, verify_s, other_s = counts.parts_s or (None, None, None)
+        return cls(counts.encode_tokens_per_s, draft_s, verify_s, other_s, counts.read_gb_per_s)
 
 
 @dataclass

@@ -85,6 +85,7 @@ def _records(args: argparse.Namespace) -> Records | None:
         return None
     from ipex_assist.bench.dataset import Records
 
+    names: tuple[str, ...]
     names = ("dataset", "samples", "seed", "chat", "repeats", "max_new_tokens", "model", "assistant_model", "assisted")
     names += ("random_weights", "acceptance", "num_assistant_tokens", "num_assistant_tokens_schedule", "executor")
     names += ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty", "precision", "assistant_precision")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ipex_assist.acceptance import Acceptance
+from ipex_assist.api import AssistedModel
 from ipex_assist.bench.simulated import SimulatedDraft
 from ipex_assist.draft import DraftSource
 from ipex_assist.generation import Result
@@ -181,11 +182,12 @@ def run(
     def wrap(source: DraftSource, prompt: Sequence[int]) -> DraftSource:
         return SimulatedDraft(source, [*prompt, *continuation], acceptance, model.decoder.spec.vocab_size, coins)
 
-    model.wrap_draft = wrap  # type: ignore[attr-defined]
+    assert isinstance(model, AssistedModel)
+    model.wrap_draft = wrap
     try:
         return model.generate(case.prompt, **options)
     finally:
-        model.wrap_draft = None  # type: ignore[attr-defined]
+        model.wrap_draft = None
 
 
 def forget(model: TextModel) -> None:

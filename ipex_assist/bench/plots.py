@@ -35,7 +35,12 @@ AXES: tuple[Axis, ...] = (
     ("prompt length (tokens)", _prompt_tokens),
     ("new tokens", _new_tokens),
 )
-SHORT = {_draft_length: "k =", _acceptance: "acceptance", _prompt_tokens: "prompt", _new_tokens: "new"}
+SHORT: dict[Callable[[Row], float | None], str] = {
+    _draft_length: "k =",
+    _acceptance: "acceptance",
+    _prompt_tokens: "prompt",
+    _new_tokens: "new",
+}
 
 
 def draw(report: Report, path: Path) -> None:

@@ -72,7 +72,7 @@ def build(
     work = output.parent / f".{output.name}.{os.getpid()}"
     work.mkdir()
     try:
-        jobs = [(HERE / name, work / f"{name}.o", ()) for name in COMMON]
+        jobs: list[tuple[Path, Path, tuple[str, ...]]] = [(HERE / name, work / f"{name}.o", ()) for name in COMMON]
         for name, isa in INSTRUCTION_SETS.items():
             if emulate_amx and name == "amx":
                 isa = INSTRUCTION_SETS["avx512_bf16"]
