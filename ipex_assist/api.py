@@ -21,7 +21,13 @@ from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors import Decoder
-from ipex_assist.executors.choose import library_executor, load_decoder, resolve_executor, stored_precision
+from ipex_assist.executors.choose import (
+    compute_threads,
+    library_executor,
+    load_decoder,
+    resolve_executor,
+    stored_precision,
+)
 from ipex_assist.generation import Identity
 from ipex_assist.models import find
 from ipex_assist.native import library
@@ -203,7 +209,7 @@ def _costs(request: _Request, decoder: Decoder, assistant: Decoder | None, anew:
         draft_vocabulary=request.draft_vocabulary,
         machine=read_isa().model,
         cpus=sorted(plan.cpus if plan else os.sched_getaffinity(0)),
-        threads=plan.threads if plan else torch.get_num_threads(),
+        threads=plan.threads if plan else compute_threads(),
         core=library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         torch=torch.__version__,
     )

@@ -134,10 +134,9 @@ def json_line(result: Result, environment: dict[str, Any]) -> str:
 
 def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, Any]:
     """Where and on what this process runs."""
-    import torch
-
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
+    from ipex_assist.executors.choose import compute_threads
 
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
@@ -147,7 +146,7 @@ def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, A
             versions[package] = None
     return {
         "cpus": format_cpulist(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
+        "threads": compute_threads(),
         "plan": asdict(plan) if plan else None,
         "kept": {name: value for name, value in without_plan(os.environ).items() if name.startswith(KEPT_VARIABLES)},
         "isa": read_isa().as_dict(),

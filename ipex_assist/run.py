@@ -145,7 +145,7 @@ def _input_waits() -> bool:
 def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it."""
     precision = args.precision
-    from ipex_assist.executors.choose import resolve_executor
+    from ipex_assist.executors.choose import compute_threads, resolve_executor
 
     executor = resolve_executor(args.executor, precision, args.assistant_precision if assistant else None)
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
@@ -187,10 +187,7 @@ def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[st
         recalibrate=args.recalibrate,
     )
     log.info("loaded in %.1f s", time.perf_counter() - started)
-    found = launch.check_start(plan, torch.get_num_threads()) if plan else []
-    if executor == "native":
-        # The core has its own threads. With one thread torch starts no pool, which would spin against them.
-        torch.set_num_threads(1)
+    found = launch.check_start(plan, compute_threads()) if plan else []
     for line in found:
         log.warning(line)
     return model, found

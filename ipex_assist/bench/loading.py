@@ -124,7 +124,7 @@ def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[s
             if draft is not None:
                 source = args.model if args.assistant_model == SELF else args.assistant_model
                 helper = load_decoder(_random(source), draft, executor, exact=False, cache_packed=args.cache_packed)
-            yield _assembled(args, target, helper, precision, draft, executor), _settle(executor)
+            yield _assembled(args, target, helper, precision, draft, executor), _settle()
             del helper
             _release()
         del target
@@ -148,16 +148,13 @@ def _assembled(
     return AssistedModel(target, tokenizer, frozenset(), identity, helper)
 
 
-def _settle(executor: str) -> list[str]:
+def _settle() -> list[str]:
     """As `ipex-assist` does after loading: all CPUs for threads yet to come, and a look at what came of the plan."""
-    import torch
+    from ipex_assist.executors.choose import compute_threads
 
     plan = launch.inherited_plan(os.environ)
     launch.restore_affinity(plan)
-    found = launch.check_start(plan, torch.get_num_threads()) if plan else []
-    if executor == "native":
-        torch.set_num_threads(1)  # the core has its own threads; torch's would spin against them
-    return found
+    return launch.check_start(plan, compute_threads()) if plan else []
 
 
 def _release() -> None:

@@ -177,12 +177,13 @@ def run(
     if contender.acceptance is None:
         return model.generate(case.prompt, **options)
     assert plain is not None
+    assert isinstance(model, AssistedModel)
+    vocab_size = model.decoder.spec.vocab_size
     acceptance, continuation, coins = contender.acceptance, plain.tokens, (case.seed, turn)
 
     def wrap(source: DraftSource, prompt: Sequence[int]) -> DraftSource:
-        return SimulatedDraft(source, [*prompt, *continuation], acceptance, model.decoder.spec.vocab_size, coins)
+        return SimulatedDraft(source, [*prompt, *continuation], acceptance, vocab_size, coins)
 
-    assert isinstance(model, AssistedModel)
     model.wrap_draft = wrap
     try:
         return model.generate(case.prompt, **options)

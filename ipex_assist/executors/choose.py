@@ -74,6 +74,15 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     return "bf16"
 
 
+def compute_threads() -> int:
+    """Threads that models run on: the native core's where it is in use, else torch's."""
+    import torch
+
+    from ipex_assist.native.library import pool_threads
+
+    return pool_threads() or torch.get_num_threads()
+
+
 def library_executor() -> str:
     """The better of the executors that run on a library: what models without a spec of ours use, too."""
     return "ipex" if _ipex_installed() else "torch"
@@ -166,6 +175,8 @@ def _load_native(
     cache_packed: bool,
     table_of: Decoder | None,
 ) -> Decoder:
+    import torch
+
     from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
     from ipex_assist.executors.quantised import int4_model, pack_stored
     from ipex_assist.memory import release_free_memory
@@ -175,6 +186,8 @@ def _load_native(
 
     started = time.perf_counter()
     pool = planned_pool()
+    # With one thread torch starts no pool of its own, which would spin against the core's.
+    torch.set_num_threads(1)
     stored = checkpoint if precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
     model = NativeModel(spec, precision, pool) if stored is None else int4_model(stored, spec, sources, pool)
     kept = packed_path(checkpoint, model) if cache_packed else None

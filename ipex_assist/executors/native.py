@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +28,12 @@ PROMPT_ROWS = 256  # rows of a prompt that pass at once
 INT4_GROUP = 128  # input columns that share an int4 scale
 
 
+@functools.cache
 def planned_pool(threads: int | None = None) -> Pool:
-    """The pool the launcher planned: its CPUs in order, or as many as torch would use of those we were started on."""
+    """The pool the launcher planned: its CPUs in order, or as many as torch would use of those we were started on.
+
+    What the first call found holds for the process: by then torch is told to keep to one thread.
+    """
     plan = launch.inherited_plan(os.environ)
     cpus = tuple(plan.cpus) if plan is not None else tuple(sorted(MASK_AT_START))
     count = threads or (plan.threads if plan is not None else min(torch.get_num_threads(), len(cpus)))

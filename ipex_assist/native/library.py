@@ -127,6 +127,11 @@ def read_bandwidth(pool: Pool, size: int = 1 << 30, repeats: int = 5) -> float:
     return float(measured) / 1e9
 
 
+def pool_threads() -> int | None:
+    """Threads of the largest pool of this process; None where the core has not been used."""
+    return max((pool.threads for pool in _pools.values()), default=None)
+
+
 _pools: dict[tuple[int, tuple[int, ...] | None], Pool] = {}
 
 
