@@ -39,7 +39,8 @@ def packed_path(checkpoint: Checkpoint, model: NativeModel) -> Path:
     """Where the packed copy of a checkpoint belongs: named for people, and by everything its content depends on."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.weight_files()]
     facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group))
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", checkpoint.source.rstrip("/").removesuffix(".gguf"))[-60:].strip("-.")
+    source = "-".join(checkpoint.source.rstrip("/").removesuffix(".gguf").split("/")[-2:])
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", source)[-60:].strip("-.")
     return cache_folder() / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
 
 

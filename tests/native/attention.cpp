@@ -1,0 +1,258 @@
+// Attention by blocks of 256 positions against one softmax in double over all positions that a query sees.
+#include <algorithm>
+#include <memory>
+
+#include "check.h"
+
+namespace check {
+namespace {
+
+// Keys and values of one KV head in `count` positions, stored through the kernels.
+struct Head {
+    Head(const Kernels& kernels, Precision p, int32_t dim, int32_t count, uint32_t seed)
+        : k(kernels), precision(p), head_dim(dim), positions(count), key_depth(padded_depth(FP32, dim)),
+          value_width((dim + LANES - 1) / LANES * LANES) {
+        Random random(seed);
+        for (int32_t b = 0; b * KEYS < positions; b++) {
+            keys.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * key_depth * bytes())));
+            values.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * value_width * bytes())));
+        }
+        Buffer<float> key(static_cast<size_t>(dim)), value(key.size());
+        // Not in order, as a cache is written after a rollback.
+        for (int32_t i = 0; i < positions; i++) {
+            for (size_t d = 0; d < key.size(); d++) key[d] = random.normal(), value[d] = random.normal();
+            store(positions - 1 - i, key, value);
+        }
+    }
+
+    void store(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
+        const KeyValueBlock at = block(position / KEYS);
+        k.store_key(precision, key.data(), head_dim, key_depth, position % KEYS, at.keys);
+        k.store_value(precision, value.data(), head_dim, position % KEYS, at.values);
+        for (int32_t d = 0; d < head_dim; d++) {
+            CHECK(this->key(position, d) == double(rounded(precision, key[size_t(d)])), "key %d of %d", d, position);
+            CHECK(this->value(position, d) == double(rounded(precision, value[size_t(d)])), "value %d of %d", d, position);
+        }
+    }
+
+    int bytes() const { return precision == FP32 ? 4 : 2; }
+    KeyValueBlock block(int32_t b) const { return {keys[size_t(b)]->data(), values[size_t(b)]->data()}; }
+
+    // Like weights whose output columns are positions …
+    double key(int32_t position, int32_t d) const {
+        return packed(keys[size_t(position / KEYS)]->data(), key_depth, position % KEYS, d);
+    }
+    // … and whose input columns are.
+    double value(int32_t position, int32_t d) const {
+        return packed(values[size_t(position / KEYS)]->data(), KEYS, d, position % KEYS);
+    }
+    double packed(const uint8_t* data, int64_t depth, int64_t column, int64_t k) const {
+        const uint8_t* start = data + column / LANES * LANES * depth * bytes();
+        if (precision == FP32) return bits_as<float>(start + (k * LANES + column % LANES) * 4);
+        return from_bf16(bits_as<uint16_t>(start + k / 2 * 64 + column % LANES * 4 + k % 2 * 2));
+    }
+
+    const Kernels& k;
+    Precision precision;
+    int32_t head_dim, positions;
+    int64_t key_depth, value_width;
+    std::vector<std::unique_ptr<Buffer<uint8_t>>> keys, values;
+};
+
+struct Query {
+    std::vector<float> values;
+    int32_t first, end;  // positions that it sees
+};
+
+// Partials of some queries over one block, and the room they need.
+struct Tile {
+    Tile(const Head& head, const std::vector<Query>& queries, int32_t b)
+        : stride(size_t(head.value_width) + LANES), outputs(queries.size() * stride, NAN), partials(queries.size()) {
+        const Kernels& k = head.k;
+        const int32_t row_bytes = head.precision == FP32 ? 4 : k.bf16_row_bytes;
+        Buffer<uint8_t> query(queries.size() * size_t(head.key_depth) * size_t(row_bytes));
+        Buffer<uint8_t> probabilities(queries.size() * KEYS * size_t(row_bytes), 0xff);
+        Buffer<float> scores(queries.size() * KEYS, NAN);
+        Buffer<int32_t> first(queries.size()), end(queries.size());
+        for (size_t q = 0; q < queries.size(); q++) {
+            k.convert(head.precision, queries[q].values.data(), head.head_dim, head.key_depth,
+                      query.data() + q * size_t(head.key_depth) * size_t(row_bytes));
+            first[q] = std::clamp(queries[q].first - b * KEYS, 0, KEYS);
+            end[q] = std::clamp(queries[q].end - b * KEYS, 0, KEYS);
+            partials[q] = {NAN, NAN, outputs.data() + q * stride};
+        }
+        AttentionTile tile{};
+        tile.precision = head.precision;
+        tile.queries = int32_t(queries.size());
+        tile.head_dim = head.head_dim;
+        tile.key_depth = head.key_depth;
+        tile.scale = scale(head);
+        tile.query = query.data();
+        tile.first = first.data();
+        tile.end = end.data();
+        tile.scores = scores.data();
+        tile.probabilities = probabilities.data();
+        k.attend(tile, head.block(b), partials.data());
+    }
+
+    static float scale(const Head& head) { return 1 / std::sqrt(float(head.head_dim)); }
+
+    size_t stride;
+    Buffer<float> outputs;
+    std::vector<Partial> partials;
+};
+
+// Every block by `Tile`, merged in order: (queries, head_dim).
+std::vector<float> attend_all(const Head& head, const std::vector<Query>& queries) {
+    std::vector<float> result;
+    std::vector<std::unique_ptr<Tile>> tiles;
+    for (int32_t b = 0; b * KEYS < head.positions; b++) tiles.push_back(std::make_unique<Tile>(head, queries, b));
+    for (size_t q = 0; q < queries.size(); q++) {
+        Partial* sum = nullptr;
+        for (int32_t b = 0; b < int32_t(tiles.size()); b++) {
+            Partial& next = tiles[size_t(b)]->partials[q];
+            if (queries[q].first >= (b + 1) * KEYS || queries[q].end <= b * KEYS) {
+                CHECK(next.sum == 0, "query %zu sees nothing of block %d, its sum is %g", q, b, double(next.sum));
+            } else if (sum) {
+                head.k.merge(*sum, next, Tile::scale(head), head.head_dim);
+            } else {
+                sum = &next;
+            }
+        }
+        for (int32_t d = 0; d < head.head_dim; d++) result.push_back(sum->output[d] / sum->sum);
+    }
+    return result;
+}
+
+void check_values(const Head& head, const std::vector<Query>& queries) {
+    const std::vector<float> got = attend_all(head, queries);
+    for (size_t q = 0; q < queries.size(); q++) {
+        const Query& query = queries[q];
+        std::vector<double> scores, sums(size_t(head.head_dim)), sizes(sums);
+        double most = -INFINITY, total = 0, largest = 0;
+        for (int32_t i = query.first; i < query.end; i++) {
+            double score = 0;
+            for (int32_t d = 0; d < head.head_dim; d++) {
+                score += double(rounded(head.precision, query.values[size_t(d)])) * head.key(i, d);
+            }
+            scores.push_back(score * double(Tile::scale(head)));
+            most = std::max(most, scores.back()), largest = std::max(largest, std::abs(scores.back()));
+        }
+        for (int32_t i = query.first; i < query.end; i++) {
+            const double p = std::exp(scores[size_t(i - query.first)] - most);
+            total += p;
+            for (int32_t d = 0; d < head.head_dim; d++) {
+                sums[size_t(d)] += p * head.value(i, d), sizes[size_t(d)] += p * std::abs(head.value(i, d));
+            }
+        }
+        // Rounding of scores moves probabilities; and bf16 rounds each of them by up to 2^-8.
+        const double relative = 2e-6 * (1 + largest) + (head.precision == FP32 ? 0 : std::ldexp(1.0, -8) + 1e-5);
+        for (int32_t d = 0; d < head.head_dim; d++) {
+            const double value = got[q * size_t(head.head_dim) + size_t(d)], expected = sums[size_t(d)] / total;
+            CHECK(std::abs(value - expected) <= relative * sizes[size_t(d)] / total, "dim %d, positions %d to %d, value %d: %g != %g",
+                  head.head_dim, query.first, query.end, d, value, expected);
+        }
+    }
+}
+
+std::vector<Query> make_queries(const Head& head, int32_t rows, int32_t group, int32_t window, uint32_t seed, float size = 1.0f) {
+    Random random(seed);
+    std::vector<Query> queries;
+    for (int32_t r = 0; r < rows; r++) {
+        const int32_t end = head.positions - rows + r + 1;
+        for (int32_t h = 0; h < group; h++) {
+            Query query{std::vector<float>(size_t(head.head_dim)), window ? std::max(0, end - window) : 0, end};
+            for (float& value : query.values) value = random.normal() * size;
+            queries.push_back(query);
+        }
+    }
+    return queries;
+}
+
+// One block and several, ends anywhere in a block, sliding windows, grouped queries, heads of odd sizes.
+void test_values(const Kernels& k) {
+    for (const Precision precision : {FP32, BF16}) {
+        for (const int32_t dim : {10, 16, 64, 80, 128}) {
+            for (const int32_t positions : {1, 16, 37, 256, 257, 700}) {
+                const Head head(k, precision, dim, positions, uint32_t(dim + positions));
+                check_values(head, make_queries(head, 1, 1, 0, 1));
+                check_values(head, make_queries(head, std::min(positions, 5), 3, 0, 2));
+                check_values(head, make_queries(head, std::min(positions, 3), 2, 20, 3));
+            }
+        }
+        const Head head(k, precision, 64, 600, 11);
+        check_values(head, make_queries(head, 16, 4, 0, 4));    // 64 queries, the largest tile
+        check_values(head, make_queries(head, 7, 1, 300, 5));   // a window over two blocks and a piece of a third
+        check_values(head, make_queries(head, 70, 1, 50, 6));   // rows of which some see nothing of a block
+        check_values(head, make_queries(head, 2, 8, 0, 7, 8));  // sharp: nearly all of the weight on one position
+    }
+}
+
+bool same(const Partial& a, const Partial& b, int32_t size) {
+    return same_bits(&a.maximum, &b.maximum, 1) && same_bits(&a.sum, &b.sum, 1) && same_bits(a.output, b.output, size_t(size));
+}
+
+// A query's part of a block has the same bits alone and among up to 64 others that see more or less of the block.
+void test_queries_alone(const Kernels& k) {
+    for (const Precision precision : {FP32, BF16}) {
+        for (const int32_t window : {0, 30}) {
+            const Head head(k, precision, 40, 300, 12);
+            for (const int32_t rows : {2, 3, 8, 9, 16, 50}) {
+                const std::vector<Query> queries = make_queries(head, rows, rows > 16 ? 1 : 4, window, uint32_t(rows));
+                for (int32_t b = 0; b < 2; b++) {
+                    const Tile together(head, queries, b);
+                    for (size_t q = 0; q < queries.size(); q++) {
+                        if (queries[q].first >= (b + 1) * KEYS || queries[q].end <= b * KEYS) continue;
+                        const Tile alone(head, {queries[q]}, b);
+                        CHECK(same(together.partials[q], alone.partials[0], head.head_dim), "query %zu of %zu, block %d", q,
+                              queries.size(), b);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// What a rolled-back draft left behind the end of a sequence, however large, does not show.
+void test_stale_rows(const Kernels& k) {
+    for (const Precision precision : {FP32, BF16}) {
+        for (const int32_t end : {1, 15, 16, 100, 241}) {
+            Head clean(k, precision, 24, 256, 13);
+            const std::vector<Query> queries = {{std::vector<float>(24, 0.5f), 0, end}, {std::vector<float>(24, -0.5f), 0, end}};
+            const Tile before(clean, queries, 0);
+            Buffer<float> key(24, 1e18f), value(24, -3e38f);
+            for (int32_t i = end; i < 256; i++) clean.store(i, key, value);
+            const Tile after(clean, queries, 0);
+            for (size_t q = 0; q < 2; q++) CHECK(same(before.partials[q], after.partials[q], 24), "behind %d", end);
+        }
+    }
+}
+
+// Blocks whose scores lie far apart: the smaller one vanishes, and nothing overflows.
+void test_merge(const Kernels& k) {
+    Buffer<float> left(32), right(32);
+    for (const float distance : {0.0f, 3.0f, -3.0f, 50.0f, -50.0f, 1e4f, -1e4f}) {
+        for (size_t d = 0; d < 32; d++) left[d] = float(d) - 9, right[d] = 20 - float(d) * 2;
+        Partial into{5.0f, 2.5f, left.data()};
+        const Partial next{5.0f + distance, 7.0f, right.data()};
+        const double most = std::max(0.0f, distance) * 0.25, mine = std::exp(-most), other = std::exp(distance * 0.25 - most);
+        k.merge(into, next, 0.25f, 20);
+        CHECK(into.maximum == std::max(5.0f, 5.0f + distance), "maximum %g", double(into.maximum));
+        CHECK(std::abs(into.sum - (2.5 * mine + 7 * other)) <= 1e-5, "sum %g at %g", double(into.sum), double(distance));
+        for (size_t d = 0; d < 20; d++) {
+            const double expected = (double(d) - 9) * mine + (20 - double(d) * 2) * other;
+            CHECK(std::abs(left[d] - expected) <= 2e-5, "value %g != %g at %g", double(left[d]), expected, double(distance));
+        }
+    }
+}
+
+}  // namespace
+
+void test_attention(const Kernels& k) {
+    test_values(k);
+    test_queries_alone(k);
+    test_stale_rows(k);
+    test_merge(k);
+}
+
+}  // namespace check

@@ -1,0 +1,164 @@
+// What the tests of the core share: checks, random values, buffers that end where memory ends, plain references.
+#pragma once
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels.h"
+
+namespace check {
+
+using namespace ipex_assist;
+
+inline long passed = 0, failed = 0;
+
+// One comparison; what failed is printed with the format that follows.
+#define CHECK(condition, ...)                                                       \
+    do {                                                                            \
+        if (condition) {                                                            \
+            check::passed++;                                                        \
+        } else {                                                                    \
+            std::fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);    \
+            std::fprintf(stderr, __VA_ARGS__);                                      \
+            std::fputc('\n', stderr);                                               \
+            if (++check::failed >= 20) std::exit(1);                                \
+        }                                                                           \
+    } while (0)
+
+// Values of which the one behind the last is in no mapped page, so that reading or writing it ends the program even
+// where a compiler's sanitizer does not look (masked loads, gathers). With AddressSanitizer its own heap serves.
+template <class T>
+class Buffer {
+public:
+    explicit Buffer(size_t size, T fill = T()) : size_(size) {
+#ifdef __SANITIZE_ADDRESS__
+        data_ = static_cast<T*>(std::malloc(size * sizeof(T)));
+#else
+        const size_t page = size_t(sysconf(_SC_PAGESIZE));
+        mapped_ = (size * sizeof(T) + page - 1) / page * page + page;
+        start_ = static_cast<uint8_t*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        if (start_ == MAP_FAILED || mprotect(start_ + mapped_ - page, page, PROT_NONE)) std::abort();
+        data_ = reinterpret_cast<T*>(start_ + mapped_ - page - size * sizeof(T));
+#endif
+        for (size_t i = 0; i < size; i++) data_[i] = fill;
+    }
+    ~Buffer() {
+#ifdef __SANITIZE_ADDRESS__
+        std::free(data_);
+#else
+        munmap(start_, mapped_);
+#endif
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    T* data() { return data_; }
+    const T* data() const { return data_; }
+    size_t size() const { return size_; }
+    T& operator[](size_t i) { return data_[i]; }
+    const T& operator[](size_t i) const { return data_[i]; }
+
+private:
+    T* data_;
+    size_t size_;
+    uint8_t* start_ = nullptr;
+    size_t mapped_ = 0;
+};
+
+class Random {
+public:
+    explicit Random(uint32_t seed) : engine_(seed) {}
+    float normal() { return normal_(engine_); }
+    int below(int limit) { return int(engine_() % uint32_t(limit)); }
+    float between(float low, float high) { return low + (high - low) * float(engine_() >> 8) / 16777216.0f; }
+
+private:
+    std::mt19937 engine_;
+    std::normal_distribution<float> normal_;
+};
+
+template <class T>
+T bits_as(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline float from_bf16(uint16_t half) {
+    const uint32_t bits = uint32_t(half) << 16;
+    return bits_as<float>(&bits);
+}
+
+// The nearest bf16, ties to the even one: chosen among the two neighbours by their distances.
+inline uint16_t to_bf16(float x) {
+    const uint32_t bits = bits_as<uint32_t>(&x);
+    const uint16_t below = uint16_t(bits >> 16), above = uint16_t(below + 1);
+    if (std::isnan(x)) return below | 0x40;
+    if (std::isinf(x) || !(bits & 0xffff)) return below;
+    const double down = std::abs(double(x) - double(from_bf16(below)));
+    // Beyond the largest bf16 comes what would be 2^128.
+    const double next = (above & 0x7fff) == 0x7f80 ? std::copysign(std::ldexp(1.0, 128), double(x)) : double(from_bf16(above));
+    const double up = std::abs(next - double(x));
+    return down < up || (down == up && !(below & 1)) ? below : above;
+}
+
+inline float rounded(Precision precision, float x) { return precision == FP32 ? x : from_bf16(to_bf16(x)); }
+
+inline bool same_bits(const float* a, const float* b, size_t size) { return std::memcmp(a, b, size * sizeof(float)) == 0; }
+
+// Rounding errors of n additions and multiplications in fp32, relative to the sum of the absolute terms.
+inline double rounding(int64_t n) { return double(n + 2) * std::ldexp(1.0, -24); }
+
+// The number formats of linears.
+struct Format {
+    const char* name;
+    Precision precision;
+    int32_t group;
+};
+inline const Format FORMATS[] = {{"fp32", FP32, SPAN}, {"bf16", BF16, SPAN}, {"int8", INT8, SPAN},
+                                 {"int4 g32", INT4, 32}, {"int4 g64", INT4, 64}, {"int4 g128", INT4, 128}};
+
+// A matrix of `columns` outputs and `width` inputs as a checkpoint holds it (row-major by output), and packed.
+struct Packed {
+    Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns, int64_t width,
+           const std::vector<float>& bias = {});
+    double weight(int64_t column, int64_t k) const;  // read back from the packed bytes by a plain loop
+
+    int64_t columns, width;
+    Linear linear{};
+    Buffer<uint8_t> bytes;
+    Buffer<float> scales, biases;
+};
+
+// Rows in the form that a linear multiplies, with room up to a multiple of 32 rows, and rubbish in that room.
+struct Quantised {
+    Quantised(const Kernels& k, const Linear& linear, const float* x, int64_t rows, int64_t width);
+    double value(int64_t row, int64_t column) const;
+
+    Precision precision;
+    int32_t group;
+    int64_t bytes_each;
+    Buffer<uint8_t> values;
+    Buffer<float> scales;
+    Buffer<int32_t> sums;
+    Rows rows;
+};
+
+void test_cpu();
+void test_threads();
+void test_thread_limit();
+void test_packing(const Kernels& k);
+void test_linears(const Kernels& k);
+void test_rows(const Kernels& k);
+void test_attention(const Kernels& k);
+void test_model(const Kernels& k);
+void test_levels_agree(const std::vector<const Kernels*>& levels);
+
+}  // namespace check

@@ -1,0 +1,41 @@
+// Linked with --wrap=mmap and --wrap=munmap: each of the core's own buffers (class Memory) then ends at a page that
+// cannot be touched, so that a pass that reads or writes behind its rows, cache or weights ends at once.
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+extern "C" void* __real_mmap(void*, size_t, int, int, int, off_t);
+extern "C" int __real_munmap(void*, size_t);
+
+namespace {
+
+constexpr size_t PAGE = 4096, ALIGNMENT = 64;
+
+std::mutex lock;
+std::map<void*, std::pair<void*, size_t>> mappings;  // what was given out, and where it really begins
+
+}  // namespace
+
+extern "C" void* __wrap_mmap(void* address, size_t bytes, int protection, int flags, int file, off_t offset) {
+    if (!(flags & MAP_NORESERVE)) return __real_mmap(address, bytes, protection, flags, file, offset);
+    const size_t whole = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+    void* start = __real_mmap(address, whole, protection, flags, file, offset);
+    if (start == MAP_FAILED) return start;
+    uint8_t* end = static_cast<uint8_t*>(start) + whole - PAGE;
+    mprotect(end, PAGE, PROT_NONE);
+    void* given = end - (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    const std::lock_guard<std::mutex> guard(lock);
+    mappings[given] = {start, whole};
+    return given;
+}
+
+extern "C" int __wrap_munmap(void* address, size_t bytes) {
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto found = mappings.find(address);
+    if (found == mappings.end()) return __real_munmap(address, bytes);
+    const auto [start, whole] = found->second;
+    mappings.erase(found);
+    return __real_munmap(start, whole);
+}

@@ -1,0 +1,197 @@
+// Linears of every number format against plain sums in double, and what a row's bits may depend on: nothing beside it.
+#include <algorithm>
+
+#include "check.h"
+
+namespace check {
+namespace {
+
+struct Case {
+    Case(const Kernels& kernels, const Format& f, int64_t columns, int64_t width, int64_t count, bool bias, uint32_t seed)
+        : k(kernels),
+          format(f),
+          random(seed),
+          weights(values(columns * width, 0.05f)),
+          x(values(count * width, 1.0f)),
+          packed(k, f, weights, columns, width, bias ? values(columns, 1.0f) : std::vector<float>()),
+          quantised(k, packed.linear, x.data(), count, width) {}
+
+    std::vector<float> values(int64_t size, float scale) {
+        std::vector<float> made(static_cast<size_t>(size));
+        for (float& value : made) value = random.normal() * scale;
+        return made;
+    }
+
+    // Rows from `first` on, `count` of them in one call.
+    std::vector<float> run(int64_t first, int64_t count, int parts = 1) const {
+        // Rows of their own, so that nothing lies behind them but what must.
+        const Quantised own(k, packed.linear, x.data() + first * packed.width, count, packed.width);
+        const int64_t width = packed.linear.blocks * LANES;
+        constexpr int64_t gap = 5;  // a stride that is wider than what is written
+        Buffer<float> out(size_t((count - 1) * (width + gap) + width), SENTINEL);
+        for (int p = 0; p < parts; p++) {
+            const int64_t from = packed.linear.blocks * p / parts, to = packed.linear.blocks * (p + 1) / parts;
+            if (from < to) k.linear(packed.linear, own.rows, count, from, to, out.data() + from * LANES, width + gap);
+        }
+        std::vector<float> result;
+        for (int64_t r = 0; r < count; r++) {
+            const float* row = out.data() + r * (width + gap);
+            result.insert(result.end(), row, row + width);
+            for (int64_t i = width; r + 1 < count && i < width + gap; i++) {
+                CHECK(row[i] == SENTINEL, "%s wrote behind row %ld of %ld", format.name, long(r), long(count));
+            }
+        }
+        return result;
+    }
+
+    // Compares rows with sums in double of exactly what is multiplied: the packed weights and the quantised rows.
+    void check_values(const std::vector<float>& got, int64_t first, int64_t count) const {
+        const int64_t width = packed.linear.blocks * LANES, depth = packed.linear.depth;
+        for (int64_t c = 0; c < packed.columns; c++) {
+            std::vector<double> weight(static_cast<size_t>(depth));
+            for (int64_t i = 0; i < depth; i++) weight[size_t(i)] = packed.weight(c, i);
+            for (int64_t r = 0; r < count; r++) {
+                double sum = packed.biases[size_t(c)], size = std::abs(sum);
+                for (int64_t i = 0; i < depth; i++) {
+                    const double term = weight[size_t(i)] * quantised.value(first + r, i);
+                    sum += term;
+                    size += std::abs(term);
+                }
+                const double value = got[size_t(r * width + c)], miss = std::abs(value - sum);
+                const bool integers = format.precision == INT8 || format.precision == INT4;
+                CHECK(miss <= size * rounding(integers ? depth / 32 * 3 : depth), "%s %ld x %ld, row %ld of %ld, column %ld: %.8g != %.8g",
+                      format.name, long(packed.columns), long(packed.width), long(first + r), long(count), long(c), value, sum);
+            }
+        }
+    }
+
+    static constexpr float SENTINEL = 12345.0f;
+    const Kernels& k;
+    Format format;
+    Random random;
+    std::vector<float> weights, x;
+    Packed packed;
+    Quantised quantised;
+};
+
+// 1 to 64 rows of odd shapes; a depth beyond the chunk that many rows go by (1024).
+void test_values(const Kernels& k) {
+    const int64_t shapes[][2] = {{1, 1}, {16, 128}, {17, 33}, {40, 200}, {50, 389}, {33, 1100}};
+    for (const Format& f : FORMATS) {
+        for (const auto& [columns, width] : shapes) {
+            const Case c(k, f, columns, width, 64, columns % 2 == 0, uint32_t(columns));
+            // The plain sums take longest, so that every count has a different part of the rows.
+            const std::vector<float> all = c.run(0, 64);
+            for (const int64_t count : {1, 2, 3, 5, 8, 11, 16, 17, 24, 31, 32, 33, 48, 64}) {
+                const std::vector<float> got = c.run(64 - count, count);
+                if (count == 16 || count == 64) c.check_values(got, 64 - count, count);
+                const int64_t stride = c.packed.linear.blocks * LANES;
+                for (int parts = 2; parts <= 4 && (count == 1 || count == 5 || count == 33); parts++) {
+                    const std::vector<float> split = c.run(64 - count, count, parts);
+                    CHECK(same_bits(got.data(), split.data(), got.size()), "%s %ld x %ld: %ld rows in %d parts", f.name,
+                          long(columns), long(width), long(count), parts);
+                }
+                if (count > FEW) {
+                    CHECK(same_bits(got.data(), all.data() + (64 - count) * stride, got.size()),
+                          "%s %ld x %ld: the last %ld rows of 64", f.name, long(columns), long(width), long(count));
+                }
+            }
+        }
+    }
+}
+
+// The promise that makes assisted output equal plain output: a row among 1 to 16, wherever, has the bits it has alone.
+void test_rows_alone(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        const Case c(k, f, 40, 333, 64, true, 7);
+        const int64_t stride = c.packed.linear.blocks * LANES;
+        std::vector<float> alone;
+        for (int64_t r = 0; r < 64; r++) {
+            const std::vector<float> row = c.run(r, 1);
+            alone.insert(alone.end(), row.begin(), row.end());
+        }
+        for (int64_t count = 2; count <= FEW; count++) {
+            for (int64_t first = 0; first + count <= 64; first += 7) {
+                const std::vector<float> got = c.run(first, count);
+                CHECK(same_bits(got.data(), alone.data() + first * stride, got.size()), "%s: %ld rows from %ld", f.name,
+                      long(count), long(first));
+            }
+        }
+        if (f.precision == FP32 || f.precision == BF16) continue;
+        // Integers: many rows, too, on AMX as elsewhere.
+        for (const int64_t count : {17, 31, 32, 33, 50, 64}) {
+            const std::vector<float> got = c.run(0, count);
+            CHECK(same_bits(got.data(), alone.data(), got.size()), "%s: %ld rows", f.name, long(count));
+        }
+    }
+}
+
+// A prompt: 256 rows, through AMX where this build has it.
+void test_prompt(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        const Case c(k, f, 20, 260, 256, true, 9);
+        const std::vector<float> got = c.run(0, 256);
+        c.check_values(got, 0, 256);
+        for (int parts = 2; parts <= 4; parts++) {
+            const std::vector<float> split = c.run(0, 256, parts);
+            CHECK(same_bits(got.data(), split.data(), got.size()), "%s in %d parts", f.name, parts);
+        }
+    }
+}
+
+// Rows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
+void test_extremes(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        for (const float sign : {1.0f, -1.0f}) {
+            Case c(k, f, 16, 256, 32, false, 1);
+            std::fill(c.x.begin(), c.x.end(), sign * 3.0f);
+            Random random(5);
+            for (float& weight : c.weights) weight = random.below(2) ? 1.0f : -1.0f;
+            std::fill(c.weights.begin(), c.weights.begin() + 256, 1.0f);
+            std::fill(c.weights.begin() + 256, c.weights.begin() + 512, -1.0f);
+            const Packed packed(k, f, c.weights, 16, 256);
+            const Quantised rows(k, packed.linear, c.x.data(), 32, 256);
+            for (const int64_t count : {1, 5, 32}) {
+                Buffer<float> out(size_t(count * LANES));
+                k.linear(packed.linear, rows.rows, count, 0, 1, out.data(), LANES);
+                for (int64_t r = 0; r < count; r++) {
+                    for (int64_t j = 0; j < 2; j++) {
+                        const double expected = 768.0 * double(sign) * (j ? -1 : 1), got = out[size_t(r * LANES + j)];
+                        CHECK(std::abs(got - expected) < 1e-3 * 768, "%s: %g != %g", f.name, got, expected);
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void test_linears(const Kernels& k) {
+    test_values(k);
+    test_rows_alone(k);
+    test_prompt(k);
+    test_extremes(k);
+}
+
+// A packed image serves every machine, so all levels pack the same bytes; and sums of integers are exact, so that int8
+// and int4 give the same bits on all of them, for few rows and for many.
+void test_levels_agree(const std::vector<const Kernels*>& levels) {
+    for (const Format& f : FORMATS) {
+        const Case first(*levels[0], f, 40, 333, 64, true, 3);
+        for (const Kernels* k : levels) {
+            const Case other(*k, f, 40, 333, 64, true, 3);
+            CHECK(!std::memcmp(first.packed.bytes.data(), other.packed.bytes.data(), first.packed.bytes.size()),
+                  "%s packed on %s", f.name, k->name);
+            CHECK(!std::memcmp(first.packed.scales.data(), other.packed.scales.data(), first.packed.scales.size() * 4),
+                  "%s scales on %s", f.name, k->name);
+            if (f.precision == FP32 || f.precision == BF16) continue;
+            for (const int64_t count : {1, 5, 16, 17, 64}) {
+                const std::vector<float> a = first.run(0, count), b = other.run(0, count);
+                CHECK(same_bits(a.data(), b.data(), a.size()), "%s: %ld rows on %s", f.name, long(count), k->name);
+            }
+        }
+    }
+}
+
+}  // namespace check

@@ -1,0 +1,63 @@
+// Runs one part of the core's tests, on every instruction set of this processor or on one: program PART [LEVEL].
+#include <string>
+
+#include "check.h"
+#include "cpu.h"
+
+using namespace check;
+
+namespace {
+
+// Each of the library's kernels that this processor can run.
+std::vector<const Kernels*> levels() {
+    std::vector<const Kernels*> found;
+    for (const char* name : {"avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
+        const char* reason = nullptr;
+        const Kernels* kernels = choose_kernels(name, &reason);
+#ifdef EMULATED_AMX
+        // These are compiled with the instructions of the level below, and with plain arrays for tiles.
+        const bool below = !found.empty() && std::string(found.back()->name) == "avx512_bf16";
+        if (std::string(name) == "amx") kernels = below ? kernels_amx() : nullptr;
+#endif
+        if (kernels && std::string(kernels->name) == name) {
+            found.push_back(kernels);
+        } else {
+            std::printf("%s: not on this processor\n", name);
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const std::string part = count > 1 ? arguments[1] : "", only = count > 2 ? arguments[2] : "";
+    if (part == "cpu") {
+        test_cpu();
+    } else if (part == "threads") {
+        test_threads();
+    } else if (part == "thread-limit") {
+        test_thread_limit();
+    } else if (part == "levels") {
+        test_levels_agree(levels());
+    } else {
+        void (*test)(const Kernels&) = part == "packing"     ? test_packing
+                                       : part == "linears"   ? test_linears
+                                       : part == "rows"      ? test_rows
+                                       : part == "attention" ? test_attention
+                                       : part == "model"     ? test_model
+                                                             : nullptr;
+        if (!test) return std::fprintf(stderr, "no part %s\n", part.c_str()), 2;
+        const std::vector<const Kernels*> all = levels();
+        for (const Kernels* kernels : all) {
+            if (!only.empty() && only != kernels->name) continue;
+            // Passes differ by level in the form of their rows only: the first and the last have both.
+            if (part == "model" && kernels != all.front() && kernels != all.back()) continue;
+            std::printf("on %s\n", kernels->name);
+            std::fflush(stdout);
+            test(*kernels);
+        }
+    }
+    std::printf("%ld checks, %ld failed\n", passed, failed);
+    return failed || !passed;
+}

@@ -1,0 +1,268 @@
+// Packed weights read back by plain loops over the layout that kernels.h describes, and held against what was packed.
+#include <algorithm>
+#include <string>
+
+#include "check.h"
+
+namespace check {
+namespace {
+
+float from_f16(uint16_t half) {
+    const int exponent = half >> 10 & 31, fraction = half & 1023;
+    const double size = exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24);
+    return float(half & 0x8000 ? -size : size);
+}
+
+std::vector<float> normal_values(Random& random, int64_t size, float scale = 1.0f) {
+    std::vector<float> values(static_cast<size_t>(size));
+    for (float& value : values) value = random.normal() * scale;
+    return values;
+}
+
+float largest(const float* x, int64_t size) {
+    float most = 0;
+    for (int64_t i = 0; i < size; i++) most = std::max(most, std::abs(x[i]));
+    return most;
+}
+
+// Squared error of int4 by minimum and maximum alone, with an integer zero: what a search has to be no worse than.
+double minmax_error(const float* x, int64_t size) {
+    float low = 0, high = 0;
+    for (int64_t i = 0; i < size; i++) low = std::min(low, x[i]), high = std::max(high, x[i]);
+    if (high == low) return 0;
+    const double scale = (double(high) - double(low)) / 15, zero = std::nearbyint(-low / scale);
+    double sum = 0;
+    for (int64_t i = 0; i < size; i++) {
+        const double q = std::min(15.0, std::max(0.0, std::nearbyint(x[i] / scale) + zero));
+        sum += std::pow(x[i] - (q - zero) * scale, 2);
+    }
+    return sum;
+}
+
+double group_error(const Packed& packed, const float* x, int64_t column, int64_t first, int64_t last) {
+    double sum = 0;
+    for (int64_t k = first; k < last; k++) sum += std::pow(packed.weight(column, k) - double(x[k]), 2);
+    return sum;
+}
+
+void check_column(const Format& f, const Packed& packed, const float* x, int64_t column) {
+    const float scale = largest(x, packed.width) / 127.0f;
+    for (int64_t k = 0; k < packed.width; k++) {
+        const double got = packed.weight(column, k);
+        if (f.precision == INT8) {
+            CHECK(std::abs(got - double(x[k])) <= 0.5 * double(scale) * (1 + 1e-5), "%s column %ld of %ld: %g != %g", f.name,
+                  long(column), long(k), got, double(x[k]));
+        } else if (f.precision != INT4) {
+            CHECK(got == double(rounded(f.precision, x[k])), "%s column %ld of %ld: %g != %g", f.name, long(column),
+                  long(k), got, double(x[k]));
+        }
+    }
+    for (int64_t g = 0; f.precision == INT4 && g < packed.width; g += f.group) {
+        const int64_t end = std::min<int64_t>(g + f.group, packed.width);
+        const double got = group_error(packed, x, column, g, end), plain = minmax_error(x + g, end - g);
+        // The stored scale has 19 significant bits, which moves each value by up to 2^-19 of it.
+        const double moved = std::pow(std::ldexp(double(largest(x + g, end - g)), -19), 2) * double(end - g);
+        CHECK(got <= plain * (1 + 1e-4) + moved, "%s column %ld from %ld: error %g, min-max %g", f.name, long(column),
+              long(g), got, plain);
+    }
+}
+
+void test_shapes(const Kernels& k) {
+    Random random(1);
+    const int64_t shapes[][2] = {{1, 1}, {16, 128}, {17, 33}, {40, 200}, {33, 300}};
+    for (const Format& f : FORMATS) {
+        for (const auto& [columns, width] : shapes) {
+            const std::vector<float> source = normal_values(random, columns * width, 0.05f);
+            const Packed packed(k, f, source, columns, width);
+            for (int64_t c = 0; c < columns; c++) check_column(f, packed, source.data() + c * width, c);
+            for (int64_t c = 0; c < packed.linear.blocks * LANES; c++) {
+                for (int64_t i = c < columns ? width : 0; i < packed.linear.depth; i++) {
+                    CHECK(packed.weight(c, i) == 0, "%s: padding at column %ld, %ld", f.name, long(c), long(i));
+                }
+            }
+        }
+    }
+}
+
+// fp16 and bf16 tensors, whose rows lie further apart than they are wide, become what their values are in fp32.
+void test_sources(const Kernels& k) {
+    Random random(2);
+    constexpr int64_t columns = 13, width = 70, stride = 75;
+    for (const SourceType type : {SOURCE_F16, SOURCE_BF16}) {
+        Buffer<uint16_t> halves(columns * stride - (stride - width));
+        std::vector<float> source(columns * width);
+        for (size_t i = 0; i < halves.size(); i++) {
+            halves[i] = uint16_t(type == SOURCE_F16 ? random.below(2) << 15 | random.below(0x7c00)
+                                                    : random.below(2) << 15 | (0x3000 + random.below(0x1800)));
+        }
+        for (int64_t c = 0; c < columns; c++) {
+            for (int64_t i = 0; i < width; i++) {
+                const uint16_t half = halves[size_t(c * stride + i)];
+                source[size_t(c * width + i)] = type == SOURCE_F16 ? from_f16(half) : from_bf16(half);
+            }
+        }
+        for (const Format& f : FORMATS) {
+            const Packed expected(k, f, source, columns, width);
+            const int64_t bytes = block_bytes(f.precision, f.group, expected.linear.depth);
+            Buffer<uint8_t> block(static_cast<size_t>(bytes));
+            Buffer<float> scales(LANES), scratch(size_t(expected.linear.depth * (LANES + 2)));
+            k.pack(f.precision, f.group, type, halves.data(), stride, columns, width, expected.linear.depth, block.data(),
+                   scales.data(), scratch.data());
+            CHECK(!std::memcmp(block.data(), expected.bytes.data(), size_t(bytes)), "%s from type %d", f.name, type);
+        }
+    }
+}
+
+// Blocks as GGUF's Q4_0 makes them (32 values of d · (q - 8), d in fp16 and of either sign) keep every bit.
+void test_q4_0(const Kernels& k) {
+    Random random(3);
+    constexpr int64_t columns = 16, width = 512;
+    std::vector<float> source(columns * width);
+    for (size_t block = 0; block < source.size(); block += 32) {
+        const float d = from_f16(uint16_t(random.below(2) << 15 | (0x1400 + random.below(0x1000))));
+        for (size_t i = 0; i < 32; i++) source[block + i] = block % 7 ? d * float(random.below(16) - 8) : 0.0f;
+        if (block % 7) source[block + size_t(random.below(32))] = d * -8.0f;  // the quantiser puts the largest there
+    }
+    const Packed packed(k, FORMATS[3], source, columns, width);
+    for (int64_t c = 0; c < columns; c++) {
+        for (int64_t i = 0; i < width; i++) {
+            const double expected = source[size_t(c * width + i)];
+            CHECK(packed.weight(c, i) == expected, "Q4_0 at %ld, %ld: %.9g != %.9g", long(c), long(i), packed.weight(c, i),
+                  expected);
+        }
+    }
+}
+
+// The searched clip must be worth its name: on normal values it is better than minimum and maximum by several percent.
+void test_search(const Kernels& k) {
+    Random random(4);
+    constexpr int64_t columns = 64, width = 1024;
+    const std::vector<float> source = normal_values(random, columns * width);
+    for (int i = 3; i < 6; i++) {
+        const Format& f = FORMATS[i];
+        const Packed packed(k, f, source, columns, width);
+        double got = 0, plain = 0;
+        for (int64_t c = 0; c < columns; c++) {
+            const float* x = source.data() + c * width;
+            got += group_error(packed, x, c, 0, width);
+            for (int64_t g = 0; g < width; g += f.group) plain += minmax_error(x + g, f.group);
+        }
+        std::printf("  %s on normal values: rms error %.4f, by min-max alone %.4f\n", f.name,
+                    std::sqrt(got / (columns * width)), std::sqrt(plain / (columns * width)));
+        CHECK(got < 0.92 * plain, "%s: squared error %g, min-max %g", f.name, got, plain);
+    }
+}
+
+// Groups that leave a quantiser little to work with.
+void test_hard_values(const Kernels& k) {
+    const float rows[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},
+                             {1e-38f, -1e-38f, 0, 0}, {1e-42f, 1e-42f, 0, 0}, {1e4f, 1, 1, 1},  {1e15f, -1e15f, 1, 0},
+                             {5, 6, 5, 6},           {-5, -6, -6, -5},      {-0.0f, 0, 1, 0}, {1e-20f, 1e-20f, 0, -1e-20f}};
+    constexpr int64_t columns = int64_t(std::size(rows)), width = 128;
+    std::vector<float> source;
+    for (const auto& row : rows) {
+        for (int64_t i = 0; i < width; i++) source.push_back(row[i % 4]);
+    }
+    for (const Format& f : FORMATS) {
+        const Packed packed(k, f, source, columns, width);
+        for (int64_t c = 0; c < columns; c++) {
+            const float* x = source.data() + c * width;
+            const float most = largest(x, width);
+            for (int64_t i = 0; i < width; i++) {
+                const double got = packed.weight(c, i);
+                // Hardware makes bf16's denormals zero, and so do quantised groups of nothing but such values.
+                const double bound = f.precision == FP32   ? 0
+                                     : f.precision == BF16 ? std::max(double(most) / 256, 1.2e-38)
+                                     : f.precision == INT8 ? std::max(double(most) / 250, 1.2e-38)
+                                                           : std::max(double(most) / 12, 1e-29);
+                CHECK(std::abs(got - double(x[i])) <= bound, "%s, column %ld: %g for %g", f.name, long(c), got,
+                      double(x[i]));
+            }
+        }
+    }
+}
+
+// fp32 to bf16 and back through the kernels for tables: ties, infinities, NaN, and the largest value.
+void test_narrow(const Kernels& k) {
+    std::vector<uint32_t> bits;
+    for (const uint32_t high : {0x3f80u, 0x3f81u, 0xbf80u, 0xc2c9u, 0x7f7fu, 0x0080u, 0x8080u}) {
+        for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) bits.push_back(high << 16 | low);
+    }
+    for (const uint32_t special : {0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0xffffffffu}) {
+        bits.push_back(special);
+    }
+    for (size_t size = bits.size() - 20; size <= bits.size(); size++) {
+        Buffer<float> source(size), back(size);
+        Buffer<uint16_t> half(size);
+        std::memcpy(source.data(), bits.data(), size * 4);
+        k.narrow(SOURCE_BF16, source.data(), int64_t(size), half.data());
+        k.widen(SOURCE_BF16, half.data(), int64_t(size), back.data());
+        for (size_t i = 0; i < size; i++) {
+            if (std::isnan(source[i])) {
+                CHECK(std::isnan(back[i]), "NaN %08x became %g", bits[i], double(back[i]));
+                continue;
+            }
+            CHECK(half[i] == to_bf16(source[i]), "%08x: %04x != %04x", bits[i], half[i], to_bf16(source[i]));
+            CHECK(bits_as<uint32_t>(&back[i]) == uint32_t(half[i]) << 16, "%04x widened", half[i]);
+        }
+        k.narrow(SOURCE_F32, source.data(), int64_t(size), back.data());
+        CHECK(!std::memcmp(source.data(), back.data(), size * 4), "fp32 is copied bit for bit");
+    }
+}
+
+}  // namespace
+
+Packed::Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns_, int64_t width_,
+               const std::vector<float>& bias)
+    : columns(columns_),
+      width(width_),
+      bytes(size_t((columns + LANES - 1) / LANES *
+                   block_bytes(format.precision, format.group, padded_depth(format.precision, width)))),
+      scales(size_t((columns + LANES - 1) / LANES * LANES)),
+      biases(scales.size()) {
+    linear.precision = format.precision;
+    linear.group = format.group;
+    linear.depth = padded_depth(format.precision, width);
+    linear.blocks = int64_t(scales.size()) / LANES;
+    linear.weights = bytes.data();
+    linear.scales = format.precision == INT8 ? scales.data() : nullptr;
+    linear.bias = bias.empty() ? nullptr : biases.data();
+    std::copy(bias.begin(), bias.end(), biases.data());
+    Buffer<float> scratch(size_t(linear.depth * (LANES + 2)));
+    Buffer<float> exact(source.size());
+    std::copy(source.begin(), source.end(), exact.data());
+    const int64_t size = block_bytes(format.precision, format.group, linear.depth);
+    for (int64_t b = 0; b < linear.blocks; b++) {
+        const int64_t used = std::min<int64_t>(LANES, columns - b * LANES);
+        k.pack(format.precision, format.group, SOURCE_F32, exact.data() + b * LANES * width, width, used, width, linear.depth,
+               bytes.data() + b * size, scales.data() + b * LANES, scratch.data());
+    }
+}
+
+double Packed::weight(int64_t column, int64_t k) const {
+    const int64_t lane = column % LANES, group = linear.group;
+    const uint8_t* block = bytes.data() + column / LANES * block_bytes(linear.precision, group, linear.depth);
+    switch (linear.precision) {
+        case FP32: return bits_as<float>(block + (k * LANES + lane) * 4);
+        case BF16: return from_bf16(bits_as<uint16_t>(block + k / 2 * 64 + lane * 4 + k % 2 * 2));
+        case INT8: return (block[k / 4 * 64 + lane * 4 + k % 4] - 128) * double(scales[size_t(column)]);
+        default: {
+            const uint8_t* start = block + k / group * (group / 8 + 1) * 64;
+            const uint32_t head = bits_as<uint32_t>(start + lane * 4), scale = head & ~31u;
+            const int64_t within = k % group, quad = within % 32 / 4;
+            const uint8_t both = start[64 + within / 32 * 256 + quad % 4 * 64 + lane * 4 + k % 4];
+            return (int(quad < 4 ? both & 15 : both >> 4) - int(head & 31)) * double(bits_as<float>(&scale));
+        }
+    }
+}
+
+void test_packing(const Kernels& k) {
+    test_shapes(k);
+    test_sources(k);
+    test_q4_0(k);
+    test_search(k);
+    test_hard_values(k);
+    test_narrow(k);
+}
+
+}  // namespace check

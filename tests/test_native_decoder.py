@@ -1,0 +1,344 @@
+"""The native decoder: a row's bits do not depend on what runs beside it, and drafting is decoding."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ipex_assist.executors.choose import resolve_executor
+from ipex_assist.executors.native import FEW_ROWS, NativeDecoder, NativeSequence
+from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, read_bandwidth, unavailable
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+
+VARIANTS = ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window"]
+PRECISIONS = ["fp32", "bf16", "int8", "int4"]
+# Sequences of the property test: all of them, or their windows, reach the end of a block of 256 positions on the way.
+LENGTHS = (3, 247, 300, 509)
+FOLLOWING = FEW_ROWS
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(tiny_models.VOCAB, (count,), generator=generator).tolist()
+
+
+@functools.cache
+def pool(threads: int) -> Pool:
+    """Threads that the kernel places: the machine may have fewer processors than that."""
+    return Pool(threads)
+
+
+@functools.cache
+def folder(variant: str) -> Path:
+    """A saved model with a context of 1024, for all tests of this file."""
+    made = tempfile.TemporaryDirectory()
+    _folders.append(made)  # it is removed with its owner
+    longer = {"n_positions": 1024} if variant.startswith("gpt") else {"max_position_embeddings": 1024}
+    tiny_models.save(Path(made.name), variant, **longer)
+    return Path(made.name)
+
+
+_folders: list[object] = []
+
+
+@functools.cache
+def decoder(variant: str, precision: str, threads: int = 1) -> NativeDecoder:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ipex_assist.executors.native.planned_pool", lambda: pool(threads))
+        made = tiny_models.decoder(folder(variant), "native", precision, tokens=700)
+    assert isinstance(made, NativeDecoder)
+    assert made.model.pool.threads == threads
+    return made
+
+
+@functools.cache
+def sequences(variant: str, precision: str) -> tuple[list[NativeSequence], list[torch.Tensor]]:
+    """One sequence of each of LENGTHS, and the logits of the rows that follow it, each alone in its pass."""
+    model = decoder(variant, precision)
+    made, alone = [], []
+    for length in LENGTHS:
+        sequence = model.new_sequence(length + FOLLOWING)
+        model.forward_rows([(sequence, token) for token in tokens(length)])
+        rows = [model.forward_rows([(sequence, token)]) for token in tokens(FOLLOWING, length)]
+        made.append(sequence)
+        alone.append(torch.cat(rows))
+    return made, alone
+
+
+# ---- bits
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: st.DataObject) -> None:
+    """Rows of up to four sequences in passes of any grouping: a sum whose order follows the rows beside it."""
+    model = decoder(variant, precision)
+    made, alone = sequences(variant, precision)
+    for sequence, length in zip(made, LENGTHS, strict=True):
+        sequence.length = length
+    for _ in range(data.draw(st.integers(1, 4), label="passes")):
+        rows: list[tuple[NativeSequence, int]] = []
+        expected = []
+        for index in data.draw(st.permutations(range(len(LENGTHS))), label="order"):
+            done = made[index].length - LENGTHS[index]
+            count = data.draw(st.integers(0, min(FOLLOWING - done, FEW_ROWS - len(rows))), label="rows")
+            following = tokens(FOLLOWING, LENGTHS[index])[done : done + count]
+            rows += [(made[index], token) for token in following]
+            expected.append(alone[index][done : done + count])
+        if rows:
+            assert torch.equal(model.forward_rows(rows), torch.cat(expected))
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str) -> None:
+    """The prompt's path and the steps' path; heads that threads share by blocks, and slices of unequal size."""
+    prompt, following = tokens(270), tokens(FEW_ROWS, 1)
+    first: list[torch.Tensor] = []
+    for threads in (1, 2, 3, 4):
+        model = decoder(variant, precision, threads)
+        model.truncate(0)
+        read = model.forward(prompt, last=40)
+        step = model.forward(following[:1])
+        together = model.forward(following[1:], last=FEW_ROWS - 1)
+        results = [read, step, together]
+        first = first or results
+        for got, expected in zip(results, first, strict=True):
+            assert torch.equal(got, expected), threads
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_prompt_is_its_rows(variant: str, precision: str) -> None:
+    """A long prompt's own path against decoding it token by token: another order of sums, but the same mathematics."""
+    model = decoder(variant, precision)
+    prompt = tokens(300, 2)
+    model.truncate(0)
+    whole = model.forward(prompt, last=300)
+    model.truncate(0)
+    rows = torch.cat([model.forward([token]) for token in prompt])
+    assert relative(whole, rows) < {"fp32": 1e-5, "bf16": 2e-2, "int8": 2e-2, "int4": 2e-2}[precision]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fewer_bits_stay_near_fp32(variant: str) -> None:
+    """A wrong scale, zero or group would be far off; the bounds are half as much again as what was measured."""
+    prompt = tokens(40, 3)
+    logits = {}
+    for precision in PRECISIONS:
+        model = decoder(variant, precision)
+        model.truncate(0)
+        logits[precision] = torch.cat((model.forward(prompt, last=40), model.forward(tokens(9, 4), last=9)))
+    errors = {precision: relative(logits[precision], logits["fp32"]) for precision in PRECISIONS}
+    print(variant, {precision: f"{error:.4f}" for precision, error in errors.items()})
+    assert errors["bf16"] < 0.02
+    assert errors["int8"] < 0.06
+    assert errors["int4"] < 0.65
+    assert errors["bf16"] < errors["int4"]
+    assert errors["int8"] < errors["int4"]
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+# ---- drafting
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+@pytest.mark.parametrize("length", [1, 16, 17, 250, 280])
+def test_draft_is_greedy_decoding(variant: str, precision: str, length: int) -> None:
+    """The tokens of single steps, their softmax, and a cache that goes on from there: after short and long prompts."""
+    model, prompt, count = decoder(variant, precision), tokens(length, 5), 12
+    model.truncate(0)
+    if length > 1:
+        model.forward(prompt[:-1])
+    expected, certain, step = [], [], prompt[-1:]
+    for _ in range(count):
+        logits = model.forward(step)[0, :150]
+        step = [int(logits.argmax())]
+        expected += step
+        certain.append(float(logits.softmax(-1).max()))
+    following = model.forward(step)
+    assert model.length == length + count
+
+    model.truncate(0)
+    drafted, probabilities = model.draft(prompt, count, vocabulary=150)
+    assert drafted == expected
+    assert probabilities == pytest.approx(certain, rel=1e-4)
+    assert model.length == length + count - 1, "the last token is not in the cache"
+    assert torch.equal(model.forward(step), following)
+
+
+def test_draft_stops_behind_an_unlikely_token() -> None:
+    """`least` saves passes over tokens that nobody will accept; the token that fell below it is still given."""
+    model, prompt = decoder("qwen3", "bf16"), tokens(30, 6)
+    model.truncate(0)
+    drafted, probabilities = model.draft(prompt, 16)
+    assert len(drafted) == 16
+    stops = 0
+    for least in (0.0, *sorted(probabilities), 1.0):
+        model.truncate(0)
+        some, likely = model.draft(prompt, 16, least=least)
+        unlikely = [index for index, probability in enumerate(probabilities) if probability < least]
+        wanted = unlikely[0] + 1 if unlikely else 16
+        assert (some, likely) == (drafted[:wanted], probabilities[:wanted])
+        assert model.length == len(prompt) + wanted - 1
+        stops += wanted < 16
+    assert stops > 3, "the probabilities leave nothing to test"
+
+
+def test_drafting_goes_on_after_a_rejection() -> None:
+    """Rounds of drafting and rolling back leave the cache as plain decoding would have it."""
+    model, text = decoder("llama", "int8"), tokens(20, 7)
+    model.truncate(0)
+    for accepted in (0, 3, 1, 4):
+        drafted, _ = model.draft(text[model.length :], 4)
+        text = [*text, *drafted[:accepted], 7]
+        model.truncate(min(model.length, len(text) - 1))
+    rest = text[model.length :]
+    assert rest
+    after = model.forward(rest)
+    model.truncate(0)
+    model.forward(text[:19])
+    for start in range(19, len(text)):
+        expected = model.forward(text[start : start + 1])
+    assert torch.equal(after, expected)
+
+
+# ---- instruction sets
+
+
+@pytest.mark.parametrize("level", ["avx512", "avx512_vnni", "avx512_bf16"])
+def test_lower_levels_compute_the_same(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cascade Lake and Ice Lake run the code that this machine would not: here they are made to."""
+    prompt = tokens(60, 8)
+    decode = {}
+    for limit in ("", level):
+        monkeypatch.setenv(ISA_VARIABLE, limit)
+        if limit and instruction_set() != level:
+            pytest.skip(f"this processor has no {level}")
+        for precision in PRECISIONS:
+            model = tiny_models.decoder(folder("llama"), "native", precision, tokens=100)
+            decode[limit, precision] = torch.cat((model.forward(prompt), model.forward(tokens(5, 9), last=5)))
+    for precision in PRECISIONS:
+        bound = 1e-5 if precision == "fp32" else 0.02
+        assert relative(decode[level, precision], decode["", precision]) < bound, precision
+
+
+def test_a_level_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in IPEX_ASSIST_ISA must not mean the best instructions, which it was meant to forbid."""
+    monkeypatch.setenv(ISA_VARIABLE, "avx2")
+    assert unavailable() is not None
+    command = ["-m", str(folder("llama")), "-p", "x", "--executor", "native", "--no-launch"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ipex_assist", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "IPEX_ASSIST_ISA must be none, avx512, avx512_vnni, avx512_bf16 or amx" in done.stderr
+    assert "or use --executor" in done.stderr
+    monkeypatch.setenv(ISA_VARIABLE, "")
+    assert resolve_executor("native") == "native"
+
+
+# ---- threads
+
+_COUNTS_THREADS = """
+import json, os, sys
+from pathlib import Path
+import torch
+from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.executors import choose, native
+from ipex_assist.native.library import shared_pool
+
+def threads():
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        status = dict(line.split(":\\t", 1) for line in (task / "status").read_text().splitlines() if ":\\t" in line)
+        masks[int(task.name)] = status["Cpus_allowed_list"]
+    return masks
+
+torch.set_num_threads(1)
+torch.ones(8, 8) @ torch.ones(8, 8)
+mask, before = sorted(os.sched_getaffinity(0)), threads()
+cpus = (mask * 2)[:2]
+native.planned_pool = lambda: shared_pool(2, cpus)
+decoder = choose.load_decoder(open_checkpoint(sys.argv[1]), sys.argv[2], "native")
+decoder.reserve(100)
+unbound = True
+for step in range(8):
+    decoder.forward([3] * 40 if step == 0 else [step])
+    unbound &= sorted(os.sched_getaffinity(0)) == mask
+decoder.draft([5], 8)
+added = {task: mask for task, mask in threads().items() if task not in before}
+print(json.dumps({"added": list(added.values()), "cpus": [str(cpu) for cpu in cpus], "unbound": unbound,
+                  "after": sorted(os.sched_getaffinity(0)) == mask}))
+"""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int4"])
+def test_one_pool_and_no_other(precision: str) -> None:
+    """Loading and generating start the core's threads and not torch's as well; the main thread stays free to move."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNTS_THREADS, str(folder("llama")), precision],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["added"] == found["cpus"][1:], "each of the pool's threads on its processor, and no further thread"
+    assert found["unbound"], "a pass left the main thread bound to one processor"
+    assert found["after"], "drafting left the main thread bound to one processor"
+
+
+def test_the_core_has_no_openmp() -> None:
+    """A second OpenMP runtime in the process would spin against torch's."""
+    content = PATH.read_bytes()
+    for name in (b"libgomp", b"libiomp", b"libomp", b"GOMP_parallel", b"__kmpc_fork"):
+        assert name not in content
+
+
+def test_a_pool_without_work_sleeps() -> None:
+    """Between passes its threads give their processors back: torch, the tokenizer and other processes need them."""
+    model = decoder("llama", "bf16", 4)
+    model.truncate(0)
+    model.forward([1, 2, 3])
+    time.sleep(0.05)
+    started = time.process_time()
+    time.sleep(0.4)
+    assert time.process_time() - started < 0.1
+
+
+@pytest.fixture
+def small_pool() -> Iterator[Pool]:
+    made = Pool(2)
+    yield made
+    made.close()
+
+
+def test_bandwidth_is_one_a_machine_can_have(small_pool: Pool) -> None:
+    """Units: bytes for gigabytes, or a loop that the compiler removed, would be off by orders of magnitude."""
+    assert 0.1 < read_bandwidth(small_pool, size=64 << 20, repeats=2) < 2000

@@ -1,0 +1,356 @@
+"""Packed weights on disk: the same results as packing, or a warning and packing; never a wrong answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+
+from ipex_assist import packed_cache
+from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.executors.choose import load_decoder
+from ipex_assist.executors.native import NativeDecoder, NativeModel
+from ipex_assist.models import find
+from ipex_assist.native.library import Pool, unavailable
+from ipex_assist.packed_cache import HEADER_BYTES, LAYOUT_VERSION, cache_folder, load_packed, packed_path, save_packed
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+
+PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache" / "ipex-assist" / "packed"
+    return cache_folder()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint of 0.3 million weights."""
+    tiny_models.save(tmp_path / "model", "llama")
+    return tmp_path / "model"
+
+
+def load(source: Path, precision: str = "int4") -> NativeDecoder:
+    decoder = load_decoder(open_checkpoint(str(source)), precision, "native", cache_packed=True)
+    assert isinstance(decoder, NativeDecoder)
+    decoder.reserve(96)
+    return decoder
+
+
+def logits(decoder: NativeDecoder) -> torch.Tensor:
+    decoder.truncate(0)
+    return torch.cat((decoder.forward(PROMPT, last=len(PROMPT)), decoder.forward([1, 2, 3], last=3)))
+
+
+def files(folder: Path) -> list[Path]:
+    """Everything in the cache, hidden files too."""
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def was_packed(caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether the last load read the checkpoint and not the cache."""
+    loads = [record.getMessage() for record in caplog.records if "native core with" in record.getMessage()]
+    return " packed (" in loads[-1]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# ---- the same results
+
+
+@pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "qwen3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+def test_the_second_start_has_the_same_bits(
+    variant: str, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A part of the image that is not written, or mapped at another place."""
+    caplog.set_level(logging.INFO)
+    tiny_models.save(tmp_path / "model", variant)
+    first = logits(load(tmp_path / "model", precision))
+    assert was_packed(caplog)
+    second = logits(load(tmp_path / "model", precision))
+    assert not was_packed(caplog)
+    assert not warnings(caplog)
+    assert torch.equal(first, second)
+
+
+def test_copied_and_mapped_are_the_same(source: Path, folder: Path) -> None:
+    """On several NUMA nodes threads copy their slices: one that is left out, or a gap between them, is zero."""
+    packed = load(source)
+    (path,) = files(folder)
+    image = bytes(packed.model.image())
+    for threads in (1, 2, 3):
+        pool = Pool(threads)
+        for copy in (False, True):
+            model = NativeModel(packed.spec, "int4", pool)
+            assert load_packed(model, path, copy=copy)
+            assert bytes(model.image()) == image, (threads, copy)
+            decoder = NativeDecoder(model)
+            decoder.reserve(96)
+            assert torch.equal(logits(decoder), logits(packed)), (threads, copy)
+        del model, decoder
+        pool.close()
+
+
+def test_a_mapped_file_may_be_replaced(source: Path, folder: Path) -> None:
+    """Another process packs again, or a user empties the cache, while this one runs."""
+    load(source)
+    running = load(source)
+    before = logits(running)
+    (path,) = files(folder)
+    path.unlink()
+    assert torch.equal(logits(running), before)
+    load(source)
+    assert torch.equal(logits(running), before)
+
+
+# ---- damage
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def header_alone(path: Path) -> None:
+    os.truncate(path, HEADER_BYTES)
+
+
+def longer(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0" * 4096)
+
+
+def flip(offset: int, bit: int) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[offset] ^= 1 << bit
+        path.write_bytes(content)
+
+    damage.__name__ = f"bit {bit} of byte {offset}"
+    return damage
+
+
+def header(**changes: object) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        content = path.read_bytes()
+        fields = json.loads(content[:HEADER_BYTES].rstrip(b"\0")) | changes
+        path.write_bytes(json.dumps(fields).encode().ljust(HEADER_BYTES, b"\0") + content[HEADER_BYTES:])
+
+    damage.__name__ = f"header with {changes}"
+    return damage
+
+
+def first_page(text: bytes) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.write_bytes(text.ljust(HEADER_BYTES, b"\0") + path.read_bytes()[HEADER_BYTES:])
+
+    damage.__name__ = f"first page {text[:16]!r}"
+    return damage
+
+
+DAMAGES = [
+    truncated,
+    empty,
+    header_alone,
+    longer,
+    flip(HEADER_BYTES, 0),
+    flip(HEADER_BYTES + 70_001, 3),
+    flip(-4096, 7),
+    flip(-1, 7),
+    flip(3, 1),
+    header(magic="somebody's"),
+    header(layout=LAYOUT_VERSION - 1),
+    header(layout=None),
+    header(bytes=1),
+    header(checksum="0" * 16),
+    header(checksum=None),
+    header(checksum="no number"),
+    first_page(b""),
+    first_page(b"GGUF\3\0\0\0"),
+    first_page(b"[1, 2]"),
+    first_page(b"\xff\xfe{}"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_file_is_packed_again(
+    damage: Callable[[Path], None], source: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rot, a copy cut short, another program's file, an older layout: said, deleted, and the result is right."""
+    expected = logits(load(source))
+    (path,) = files(folder)
+    whole = path.read_bytes()
+    damage(path)
+    assert path.read_bytes() != whole
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    assert torch.equal(logits(load(source)), expected)
+    assert was_packed(caplog)
+    (warning,) = warnings(caplog)
+    assert str(path) in warning
+    assert "is not used: " in warning
+    assert warning.endswith("The checkpoint is packed again")
+    assert files(folder) == [path]
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_bit_of_the_image_counts(bit: int, source: Path, folder: Path) -> None:
+    """A checksum that skips bytes, or a file that is only looked at in part: 40 places, each with this bit flipped."""
+    model = load(source).model
+    (path,) = files(folder)
+    whole = path.read_bytes()
+    for step in range(40):
+        flip(HEADER_BYTES + (len(whole) - HEADER_BYTES - 1) * step // 39, bit)(path)
+        assert not load_packed(NativeModel(model.spec, "int4", model.pool), path, copy=False)
+        path.write_bytes(whole)
+    assert load_packed(NativeModel(model.spec, "int4", model.pool), path, copy=False)
+
+
+# ---- no room
+
+
+def test_no_room_is_a_warning(
+    source: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is free is looked at first, so that a full disk is not filled to its last byte by a copy nobody needs."""
+    usage = packed_cache.shutil.disk_usage(source)
+    monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda path: usage._replace(free=200 << 20))
+    expected = logits(load(source))
+    (warning,) = warnings(caplog)
+    assert str(folder) in warning
+    assert "no packed copy is kept" in warning
+    assert "0.2 GB are free" in warning
+    assert files(folder) == []
+    monkeypatch.undo()
+    assert torch.equal(logits(tiny_models.decoder(source, "native", "int4")), expected)
+
+
+@pytest.fixture
+def size_limit() -> Iterator[None]:
+    """Files may have 100 kB: writing further is an OSError, as on a disk that fills up meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_writing_that_fails_leaves_nothing(
+    source: Path, folder: Path, size_limit: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check before came too early: what was written goes, and the model works."""
+    load(source)
+    assert any("no packed copy is kept" in warning for warning in warnings(caplog))
+    assert files(folder) == []
+
+
+def test_a_full_file_system(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one of 64 kB, with a disk_usage that promises more."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no permission to mount a file system: {mounted.stderr.decode().strip()}")
+    try:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(small))
+        usage = packed_cache.shutil.disk_usage(source)
+        monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda path: usage._replace(free=1 << 40))
+        expected = logits(load(source))
+        (warning,) = warnings(caplog)
+        assert "No space left on device" in warning
+        assert files(cache_folder()) == []
+        monkeypatch.undo()
+        assert torch.equal(logits(tiny_models.decoder(source, "native", "int4")), expected)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_ctrl_c_while_writing_leaves_nothing(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither half a file under the right name nor one under another that nobody would ever delete."""
+    seen: list[list[Path]] = []
+
+    def interrupted(file: int) -> None:
+        seen.append(files(folder))
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(packed_cache.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(source)
+    assert len(seen[0]) == 1, "the signal came while there was something to leave behind"
+    assert not seen[0][0].name.endswith(".packed")
+    assert files(folder) == []
+
+
+# ---- names
+
+
+def test_the_name_changes_with_what_the_content_depends_on(source: Path, tmp_path: Path) -> None:
+    """An old copy of other weights, of another precision or group would be taken for the right one."""
+    checkpoint = open_checkpoint(str(source))
+    architecture = find(checkpoint.architecture)
+    assert architecture is not None
+    spec, pool = architecture.spec(checkpoint.config), Pool(1)
+
+    def name(precision: str = "int4", group: int = 128, of: Path = source) -> str:
+        return packed_path(open_checkpoint(str(of)), NativeModel(spec, precision, pool, group)).name
+
+    first = name()
+    assert "-model-int4-" in first  # people recognise it
+    assert name() == first
+    assert "pytest-of" not in first  # the end of a path tells which checkpoint it is
+    names = {first, name("int8"), name("bf16"), name(group=64), name(group=32)}
+    (weights,) = source.glob("*.safetensors")
+    os.utime(weights, ns=(1, 1))
+    names.add(name())
+    content = weights.read_bytes()
+    weights.write_bytes(content + b" ")
+    os.utime(weights, ns=(1, 1))
+    names.add(name())
+    tiny_models.save(tmp_path / "other" / "model", "llama", seed=1)
+    names.add(name(of=tmp_path / "other" / "model"))
+    assert len(names) == 8
+    pool.close()
+
+
+def test_a_changed_checkpoint_is_packed_anew(source: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The same folder with other weights, as after a training run."""
+    before = logits(load(source))
+    tiny_models.save(source, "llama", seed=1)
+    caplog.set_level(logging.INFO)
+    after = logits(load(source))
+    assert was_packed(caplog)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, logits(tiny_models.decoder(source, "native", "int4")))
+    assert len(files(folder)) == 2
+
+
+def test_saving_twice_at_once(source: Path, folder: Path) -> None:
+    """Two instances pack the same checkpoint: the second one's rename replaces a file that is as good."""
+    model = load(source).model
+    (path,) = files(folder)
+    whole = path.read_bytes()
+    assert save_packed(model, path)
+    assert path.read_bytes() == whole
+    assert files(folder) == [path]
