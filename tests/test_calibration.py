@@ -1,0 +1,194 @@
+"""Calibration on decoders with a clock of their own: what is measured, how long it takes, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+
+from ipex_assist import calibration
+from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.schedule import Costs
+
+
+class Clock:
+    """Time that only passes take."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TimedDecoder:
+    """A decoder without a model: `seconds` of a pass by its rows."""
+
+    exact_rows = 16
+
+    def __init__(self, clock: Clock, seconds: Callable[[int], float], context: int = 4096) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.spec: Any = SimpleNamespace(context_length=context, vocab_size=50)
+        self.length = self.capacity = self.passes = 0
+
+    def reserve(self, tokens: int) -> None:
+        assert tokens <= self.spec.context_length
+        self.capacity, self.length = tokens, 0
+
+    def truncate(self, length: int) -> None:
+        assert length <= self.length
+        self.length = length
+
+    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
+        self.length += len(tokens)
+        assert self.length <= self.capacity, f"{self.length} rows in {self.capacity}"
+        self.clock.now += self.seconds(len(tokens))
+        self.passes += 1
+        return torch.zeros(last, 50)
+
+
+def flat(rows: int) -> float:
+    """A pass that costs its rows little."""
+    return 0.010 + 0.001 * rows
+
+
+def test_costs_are_those_of_the_passes() -> None:
+    """Target by rows, draft step, catching up, reading a stretch; both caches empty at the end."""
+    clock = Clock()
+    target = TimedDecoder(clock, flat)
+    assistant = TimedDecoder(clock, lambda rows: 0.002 + 0.0001 * rows)
+    costs = calibration.calibrate(target, assistant, clock=clock)
+    assert costs.verify == pytest.approx([flat(rows) for rows in range(1, 17)])
+    assert costs.draft == pytest.approx(0.0021)
+    assert costs.rows == pytest.approx([0.002 + 0.0001 * rows for rows in range(1, 17)])
+    assert costs.read == pytest.approx(0.0084 / 64)
+    assert (target.length, assistant.length) == (0, 0)
+
+
+def test_noise_makes_no_pass_look_cheaper_than_a_smaller_one() -> None:
+    """Every third pass is disturbed, up to four times as long: the fastest counts, and costs never fall with rows."""
+    clock, generator = Clock(), random.Random(0)
+
+    def noisy(rows: int) -> float:
+        return flat(rows) * (generator.uniform(1.5, 4) if generator.random() < 0.33 else generator.uniform(1, 1.04))
+
+    verify = calibration.calibrate(TimedDecoder(clock, noisy), None, clock=clock).verify
+    assert list(verify) == sorted(verify)
+    assert verify == pytest.approx([flat(rows) for rows in range(1, 17)], rel=0.06)
+
+
+@pytest.mark.parametrize(("one", "most"), [(0.001, 1.5), (0.02, 1.5), (0.1, 1.5), (2.0, 20.0)])
+def test_time_is_bounded(one: float, most: float) -> None:
+    """Small models get many passes; of a huge one only what a line through two points needs."""
+    clock = Clock()
+    target = TimedDecoder(clock, lambda rows: one * (1 + 0.01 * rows))
+    assistant = TimedDecoder(clock, lambda rows: one / 5 * (1 + 0.01 * rows))
+    costs = calibration.calibrate(target, assistant, clock=clock)
+    assert clock.now <= most
+    assert costs.verify[0] == pytest.approx(one * 1.01)
+    assert costs.verify[4] == pytest.approx(one * 1.05)
+
+
+def test_a_context_of_few_tokens() -> None:
+    """No pass is longer than what the model can hold."""
+    clock = Clock()
+    costs = calibration.calibrate(TimedDecoder(clock, flat, 12), TimedDecoder(clock, flat, 16), clock=clock)
+    assert costs.verify == pytest.approx([flat(rows) for rows in range(1, 5)])
+    assert costs.draft == pytest.approx(flat(1))
+
+
+def test_rising_is_the_nearest_rising_sequence() -> None:
+    """Pools of violators become their mean; a rising sequence stays."""
+    assert calibration.rising([1, 3, 2, 4]) == [1, 2.5, 2.5, 4]
+    assert calibration.rising([5, 4, 3]) == [4, 4, 4]
+    assert calibration.rising([1, 2, 2, 7]) == [1, 2, 2, 7]
+    assert calibration.rising([]) == []
+
+
+def test_interpolation() -> None:
+    """Straight between what is known, level outside."""
+    assert calibration.interpolate([1, 5, 9], [10, 14, 30], [1, 2, 5, 7, 9, 12]) == [10, 11, 14, 22, 30, 30]
+    assert calibration.interpolate([3], [7], [1, 3, 8]) == [7, 7, 7]
+
+
+COSTS = Costs((0.01, 0.011), 0.002, (0.002, 0.0021), 0.0005)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where calibrations are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ipex-assist" / "calibration"
+
+
+class Measure:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> Costs:
+        self.calls += 1
+        return COSTS
+
+
+def test_kept_and_found_again(cache: Path) -> None:
+    """The second load measures nothing, unless told to; other facts do."""
+    measure = Measure()
+    for _ in range(3):
+        assert calibration.kept_costs({"threads": 2}, measure) == COSTS
+    assert measure.calls == 1
+    calibration.kept_costs({"threads": 4}, measure)
+    calibration.kept_costs({"threads": 2}, measure, anew=True)
+    assert measure.calls == 3
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace("0.011", "-1.0"),
+        lambda text: text.replace('"threads": 2', '"threads": 3'),
+        lambda text: json.dumps({"facts": {"threads": 2}, "costs": {"verify": []}}),
+    ],
+)
+def test_a_damaged_file_is_measured_again(cache: Path, damage: Callable[[str], str]) -> None:
+    """Cut off, of another kind, with impossible numbers, of another pair: replaced without a word."""
+    measure = Measure()
+    calibration.kept_costs({"threads": 2}, measure)
+    (file,) = cache.iterdir()
+    file.write_text(damage(file.read_text()))
+    assert calibration.kept_costs({"threads": 2}, measure) == COSTS
+    assert calibration.kept_costs({"threads": 2}, measure) == COSTS
+    assert measure.calls == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs are used all the same. A file stands where the folder should be, which stops root, too."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert calibration.kept_costs({}, Measure()) == COSTS
+
+
+def test_facts_change_with_the_checkpoint(tmp_path: Path) -> None:
+    """Another file under the same name is another model."""
+    folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "model")
+
+    def facts() -> dict[str, Any]:
+        checkpoint = open_checkpoint(str(folder))
+        return calibration.pair_facts(checkpoint, "bf16", None, None, executor="torch", threads=2)
+
+    before = facts()
+    assert before == facts()
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes() + b"\0")
+    assert facts() != before
