@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
+from conftest import HAS_NATIVE
 from test_verify import assert_follows
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     LogitsProcessorList,
+    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -17,9 +21,12 @@ from transformers import (
 )
 
 from ipex_assist.decode import decode
-from ipex_assist.draft import AssistantModel
+from ipex_assist.draft import AssistantModel, DraftSource
+from ipex_assist.draft_lookup import LookupFirst, PromptLookup
+from ipex_assist.draft_universal import UniversalAssistant
+from ipex_assist.executors import Decoder
 from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Constant
+from ipex_assist.schedule import Constant, Outcome, Plan, Situation
 
 VOCAB = 50
 
@@ -101,3 +108,101 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
         accepted += round_.accepted
     assert 0 < accepted < 3000
     assert_follows(counts, expected)
+
+
+class Threshold:
+    """Stops behind unsure tokens, and drafts from the text's end alone every other round."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def plan(self, now: Situation) -> Plan:
+        self.rounds += 1
+        return Plan(3, 0.25, 3 if self.rounds % 2 else None)
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
+
+
+def letters(order: str, pairs: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A tokenizer of single letters, and of some pairs of them."""
+    vocabulary = {token: index for index, token in enumerate([*order, *pairs])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in pairs]))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def universal(decoder: Decoder) -> DraftSource:
+    """The assistant writes the target's letters under other numbers, and has tokens of two."""
+    return UniversalAssistant(
+        decoder, letters("lkjihgf\n", ["lk", "ji", "hg", "fl"]), letters("abcdefghijkl\n"), 12, 60
+    )
+
+
+SAMPLED = Sampling(do_sample=True, top_k=0, temperature=0.8)
+SOURCES: dict[str, Callable[[Decoder, torch.Generator], DraftSource]] = {
+    "self": lambda decoder, generator: AssistantModel(decoder, SAMPLED, generator, 12),
+    "model": lambda decoder, generator: AssistantModel(decoder, SAMPLED, generator, 12),
+    "narrow": lambda decoder, generator: AssistantModel(decoder, SAMPLED, generator, 12, 7),
+    "universal": lambda decoder, generator: universal(decoder),
+    "lookup": lambda decoder, generator: PromptLookup(),
+    "lookup+model": lambda decoder, generator: LookupFirst(
+        PromptLookup(), AssistantModel(decoder, SAMPLED, generator, 12), 3
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Decoder, Decoder]:
+    """Of 12 tokens: a target, another model, and the target in few bits."""
+    folder = tmp_path_factory.mktemp("small")
+    for seed, name in enumerate(("target", "assistant")):
+        tiny_models.save(folder / name, "llama", seed=seed, vocab_size=12, num_hidden_layers=1)
+    target = tiny_models.decoder(folder / "target", tokens=40)
+    assistant = tiny_models.decoder(folder / "assistant", tokens=60, exact=False)
+    few_bits = ("native", "int4") if HAS_NATIVE else ("torch", "bf16")
+    return target, assistant, tiny_models.decoder(folder / "target", *few_bits, tokens=40, exact=False)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_with_thresholds_keeps_the_distribution(
+    name: str, small_models: tuple[Decoder, Decoder, Decoder]
+) -> None:
+    """Second and third tokens against all their probabilities, over 1,500 texts.
+
+    Dropping a drawn token for being unlikely, or a distribution that was not padded, shows here.
+    """
+    target, assistant = small_models[0], small_models[2 if name == "self" else 1]
+    prompt = [11, *(token for other in range(12) for token in (other, 11))]  # any first token makes a match for lookup
+    target.truncate(0)
+    first = SAMPLED.probabilities(target.forward(prompt))[0]
+    second, third = torch.zeros(12), torch.zeros(12)
+    for one in range(12):
+        target.truncate(len(prompt))
+        chances = first[one] * SAMPLED.probabilities(target.forward([one]))[0]
+        second += chances
+        for two in range(12):
+            target.truncate(len(prompt) + 1)
+            third += chances[two] * SAMPLED.probabilities(target.forward([two]))[0]
+
+    generator = torch.Generator().manual_seed(11)
+    seconds, thirds, accepted = torch.zeros(12), torch.zeros(12), 0
+    for _ in range(1500):
+        rounds = list(
+            decode(
+                target,
+                prompt,
+                max_new_tokens=4,
+                sampling=SAMPLED,
+                generator=generator,
+                draft=SOURCES[name](assistant, generator),
+                schedule=Threshold(),
+            )
+        )
+        tokens = [token for round_ in rounds for token in round_.tokens]
+        seconds[tokens[1]] += 1
+        thirds[tokens[2]] += 1
+        accepted += sum(round_.accepted for round_ in rounds)
+    assert accepted > 60, accepted
+    assert_follows(seconds, second)
+    assert_follows(thirds, third)
