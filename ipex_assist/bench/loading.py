@@ -14,8 +14,10 @@ from ipex_assist.arguments import assistant_of
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.draft_names import SELF
-from ipex_assist.memory import Need, check_memory, estimate_need, release_free_memory
-from ipex_assist.memory_estimate import packed_bytes
+from ipex_assist.memory import PROMPT_TOKENS, Need, check_memory, estimate_need, release_free_memory
+from ipex_assist.models import find
+from ipex_assist.spec import DecoderSpec
+from ipex_assist.traffic import linear_bytes, table_bytes
 
 if TYPE_CHECKING:
     from ipex_assist.executors import Decoder
@@ -46,14 +48,16 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     A model is given back as the next one is asked for; whoever holds it must let go of it then.
     Raises IpexAssistError, before anything is built, where a combination does not fit into memory.
     """
+    for precision, draft in _combinations(args):
+        check_memory(_need(args, precision, draft))
     if args.random_weights:
         yield from _random_models(args)
         return
     from ipex_assist import run
 
+    # Of several draft lengths, one that depends on measured costs is enough for measuring them.
+    adaptive = "adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule)
     for precision, draft in _combinations(args):
-        # The list may hold several draft lengths; costs are measured if any of them depends on them.
-        adaptive = "adaptive" in args.num_assistant_tokens
         one = argparse.Namespace(
             **{
                 **vars(args),
@@ -81,19 +85,26 @@ def _need(args: argparse.Namespace, precision: str | None, draft: str | None) ->
         assistant = argparse.Namespace(**{**vars(args), "num_assistant_tokens": None})
         return estimate_need(args.model, assistant_of(assistant), precision, draft, tokens, args.revision)
     precision = precision or "bf16"
-    target = RandomCheckpoint(args.model, published_config(args.model))
-    length = min(tokens + max(args.prompt_tokens or [512]), target.spec.context_length)
-    need = _packed(target, precision)
+    target = _spec(args.model)
+    length = min(tokens + max(args.prompt_tokens or [PROMPT_TOKENS]), target.context_length)
+    kv = length * target.kv_bytes_per_token(4 if precision == "fp32" else 2)
     if not _drafting(args):
-        return Need(need, None, length * target.spec.kv_bytes_per_token(4 if precision == "fp32" else 2))
+        return Need(_packed(target, precision), None, kv)
     draft = _draft_precision(args, precision, draft)
-    helper = target if args.assistant_model == SELF else _random(args.assistant_model)
-    kv = sum(length * model.spec.kv_bytes_per_token(2) for model in (target, helper))
-    return Need(need, _packed(helper, draft), kv)
+    helper = _spec(args.model if args.assistant_model == SELF else args.assistant_model)
+    kv += length * helper.kv_bytes_per_token(4 if draft == "fp32" else 2)
+    return Need(_packed(target, precision), _packed(helper, draft), kv)
 
 
-def _packed(checkpoint: RandomCheckpoint, precision: str) -> int:
-    return packed_bytes(checkpoint.shapes(), precision, checkpoint.spec.tied_head)
+def _packed(spec: DecoderSpec, precision: str) -> int:
+    return linear_bytes(spec, precision) + table_bytes(spec, precision)
+
+
+def _spec(source: str) -> DecoderSpec:
+    config = published_config(source)
+    architecture = find(config["architectures"][0])
+    assert architecture is not None, source
+    return architecture.spec(config)
 
 
 def _random(source: str) -> RandomCheckpoint:
@@ -114,8 +125,6 @@ def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[s
 
     for precision in args.precision:
         precision = precision or "bf16"
-        for draft in args.assistant_precision:
-            check_memory(_need(args, precision, draft))
         drafts = [_draft_precision(args, precision, draft) for draft in args.assistant_precision]
         executor = resolve_executor(args.executor, precision, *drafts)
         target = load_decoder(_random(args.model), precision, executor, cache_packed=args.cache_packed)

@@ -1,0 +1,170 @@
+"""Reports: the published columns, the same figures in every form, and simulations that cannot be overlooked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ipex_assist.bench import plots
+from ipex_assist.bench.measure import Contender, Row, Sample
+from ipex_assist.bench.report import COLUMNS, Report, render
+
+PUBLISHED = (
+    "Example#, Prompt Length (tokens), New Tokens Generated, Total Time (s), Prefill Phase (ms), Time/Token (ms), "
+    "Tokens/Sec"
+)
+SAMPLES = [
+    Sample(2.5, 0.5, 2.0, 21, 30, 12, 8, 0.4, 1.5, 0.1, 20.0),
+    Sample(3.5, 0.5, 3.0, 21, 30, 12, 8, 0.4, 2.5, 0.1, 22.0),
+    Sample(1.5, 0.5, 1.0, 21, 30, 12, 8, 0.4, 0.5, 0.1, 24.0),
+]
+PLAIN = [Sample(4.5, 0.5, 4.0, 21, verify_s=3.9, read_gb_per_s=25.0)] * 3
+
+
+def rows(contender: Contender, example: str = "1", prompt: int = 256, kind: str = "") -> list[Row]:
+    """A plain row and an assisted one, three turns each."""
+    assisted = Row(example, kind, contender, "int4", "bf16", prompt, SAMPLES, [2.0, 4 / 3, 4.0], [1.8, 1.3, 3.0], True)
+    return [Row(example, kind, Contender(), "int4", "bf16", prompt, PLAIN), assisted]
+
+
+def report(*members: Row, task: str = "benchmark", target: str = "t") -> Report:
+    """A report of a pair."""
+    made = Report(task, "ipex-assist bench -m t", list(members), target=target, assistant="a", executor="native")
+    made.machine_gb_per_s = 30.0
+    made.environment = {"isa": {"model": "Xeon"}, "threads": 2, "cpus": "0-1", "versions": {"torch": "2.13"}}
+    return made
+
+
+def table(text: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    lines = text[text.index(heading) :].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    end = next((i for i, line in enumerate(lines[start:], start) if not line.startswith("|")), len(lines))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:end]]
+
+
+def test_markdown_has_the_published_columns_first() -> None:
+    """By name and order, with medians by hand."""
+    text = render(report(*rows(Contender(4)), *rows(Contender(4), "2", 512)), "markdown")
+    assert ", ".join(COLUMNS) == PUBLISHED
+    cells = table(text, "## int4 target, bf16 draft: assisted, k = 4")
+    assert cells[0][:7] == list(COLUMNS)
+    assert cells[2][:7] == ["1", "256", "21", "2.500", "500.0", "100.00", "10.00"]
+    assert cells[2][7:] == ["6.67–20.00", "2.00", "1.33–4.00", "40%", "2.50", "22.0", "yes"]
+    assert [line[1] for line in cells[2:]] == ["256", "512"]
+    plain = table(text, "## int4 target, beside bf16 draft: plain")
+    assert plain[2] == ["1", "256", "21", "4.500", "500.0", "200.00", "5.00", "5.00–5.00", "25.0"]
+    assert "Mean ratio: 2.00" in text
+    assert "2 threads on CPUs 0-1 that read 30.0 GB/s" in text
+    assert "    ipex-assist bench -m t\n" in text
+
+
+def test_csv_has_the_same_figures() -> None:
+    """One table that a spreadsheet reads, whatever the task."""
+    lines = list(csv.DictReader(io.StringIO(render(report(*rows(Contender(4))), "csv"))))
+    assert list(lines[0])[:7] == list(COLUMNS)
+    plain, assisted = lines
+    assert (plain["Mode"], plain["Ratio"], plain["Equals Plain"]) == ("plain", "–", "")
+    assert (assisted["Mode"], assisted["Tokens/Sec"], assisted["Ratio"]) == ("assisted, k = 4", "10.00", "2.0000")
+    assert (assisted["Ratio Min"], assisted["Ratio Max"], assisted["Repeats"]) == ("1.3333", "4.0000", "3")
+    assert (assisted["Simulated Acceptance"], assisted["Random Weights"]) == ("", "no")
+
+
+def test_json_has_every_sample() -> None:
+    """On one line, with medians beside the samples."""
+    text = render(report(*rows(Contender(4))), "json")
+    assert "\n" not in text
+    content = json.loads(text)
+    assisted = content["rows"][1]
+    assert [sample["decode_s"] for sample in assisted["samples"]] == [2.0, 3.0, 1.0]
+    assert assisted["median"] == {"total_s": 2.5, "prefill_s": 0.5, "token_s": 0.1, "speedup": 2.0}
+    assert (assisted["acceptance_rate"], assisted["tokens_per_pass"]) == (0.4, 2.5)
+    assert (content["simulated"], content["random_weights"], content["warnings"]) == (False, False, [])
+
+
+@pytest.mark.parametrize("task", ["benchmark", "dataset"])
+def test_a_simulation_is_called_one_in_every_form(task: str) -> None:
+    """Figures of a simulation must never pass for measured acceptance, nor random weights for a model."""
+    simulated = report(*rows(Contender("adaptive", 0.8)), task=task, target="t (random weights)")
+    text = render(simulated, "markdown")
+    assert "**Note:** the acceptance is simulated" in text
+    assert "**Note:** random weights" in text
+    assert "assisted, adaptive k, simulated acceptance 0.8" in text
+    content = json.loads(render(simulated, "json"))
+    assert content["simulated"] is content["random_weights"] is content["rows"][1]["simulated"] is True
+    assert "simulated acceptance 0.8" in content["rows"][1]["label"]
+    line = list(csv.DictReader(io.StringIO(render(simulated, "csv"))))[1]
+    assert (line["Simulated Acceptance"], line["Random Weights"]) == ("0.8", "yes")
+    assert "simulated acceptance" in line["Mode"]
+    assert "simulated acceptance" in plots.title(simulated)
+    assert "random weights" in plots.title(simulated)
+
+
+def test_a_difference_is_loud() -> None:
+    """And drawn text is not called equal."""
+    members = rows(Contender(4))
+    members[1].equals_plain = False
+    assert table(render(report(*members), "markdown"), "k = 4")[2][-1] == "NO"
+    members[1].equals_plain = None
+    assert table(render(report(*members), "markdown"), "k = 4")[2][-1] == "drawn"
+
+
+def test_dataset_tables() -> None:
+    """Means with intervals, and by kind where there are several."""
+    members = [*rows(Contender(4), "a", kind="code"), *rows(Contender(4), "b", kind="chat")]
+    members[3].speedup = [1.0, 1.0, 1.0]
+    text = render(report(*members, task="dataset"), "markdown")
+    summary = table(text, "# ipex-assist bench, task dataset")[2]
+    assert summary[:5] == ["assisted, k = 4", "int4", "bf16", "2", "1.50"]
+    assert summary[5] == "1.00–2.00"
+    kinds = table(text, "By kind of prompt")
+    assert [line[0] for line in kinds[2:]] == ["code", "chat"]
+    assert json.loads(render(report(*members, task="dataset"), "json"))["summaries"][0]["mean_speedup"] == 1.5
+
+
+def test_plain_runs_alone() -> None:
+    """--no-assisted: speeds, no ratios, and no failure on what is not there."""
+    alone = [rows(Contender(4))[0]]
+    alone[0].assistant_precision = None
+    assert "## int4 target: plain" in render(report(*alone), "markdown")
+    assert "1 plain runs" not in render(report(*alone), "markdown")
+    assert "3 plain runs: 5.00 tokens/s (5.00–5.00)." in render(report(*alone, task="dataset"), "markdown")
+    assert "Ratio" not in table(render(report(*alone), "markdown"), "plain")[0]
+
+
+def test_an_interrupted_run_without_rows() -> None:
+    """Ctrl-C while loading: every form still renders."""
+    empty = Report("benchmark", "c")
+    assert "Nothing was loaded." in render(empty, "markdown")
+    assert json.loads(render(empty, "json"))["rows"] == []
+    assert render(empty, "csv").startswith("Example#")
+
+
+def varied() -> list[Row]:
+    """Rows over lengths and draft lengths."""
+    return [row for k in (1, 4) for prompt in (256, 512) for row in rows(Contender(k), "1", prompt)]
+
+
+def test_axes_are_what_varies() -> None:
+    """A panel for what is the same everywhere would be a dot; measured acceptance is a result, no setting."""
+    assisted = [row for row in varied() if row.speedup]
+    assert [name for name, _ in plots.varying(assisted)] == ["drafted tokens a round, k", "prompt length (tokens)"]
+    simulated = [row for a in (0.5, 0.8) for row in rows(Contender("adaptive", a)) if row.speedup]
+    assert [name for name, _ in plots.varying(simulated)] == ["acceptance"]
+    assert [name for name, _ in plots.varying(rows(Contender(4))[1:])] == ["new tokens"]
+
+
+@pytest.mark.parametrize("task", ["benchmark", "dataset"])
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plots_are_drawn(tmp_path: Path, task: str, suffix: str) -> None:
+    """A file with the curves' names in it; without a display, and leaving matplotlib's state alone."""
+    pytest.importorskip("matplotlib", reason="needs ipex-assist[plot]")
+    path = tmp_path / f"p.{suffix}"
+    plots.draw(report(*varied(), task=task), path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    assert len(content) > 5000
