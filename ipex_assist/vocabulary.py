@@ -40,7 +40,8 @@ def check_vocabulary(
             f"{assistant_vocab_size:,} rows. The first difference is id {index}: "
             f"{_shown(ours, index, target_vocab_size)} for the target, "
             f"{_shown(theirs, index, assistant_vocab_size)} for the assistant. "
-            "Choose a smaller model of the target's family with --assistant-model, or go without by --no-assisted."
+            "Choose a smaller model of the target's family with --assistant-model, or go without by --no-assisted; "
+            "--universal uses such an assistant all the same, by way of its text."
         )
 
 

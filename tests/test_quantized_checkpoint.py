@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ipex_assist
-from ipex_assist import gptq
+from ipex_assist import gptq, hub
 from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.choose import load_decoder, stored_precision
@@ -384,3 +385,16 @@ def test_configs_of_their_own(tmp_path: Path) -> None:
 def test_group_sizes(width: int, groups: int, declared: int, size: int | None) -> None:
     """As declared where that fits; a module of its own (auto-round's extra_config) is found by its shape."""
     assert group_size(width, groups, declared) == size
+
+
+def test_sizes_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub counts an int32 of eight weights as one parameter: a 7B model must not be taken for 1B, nor for 14 GB."""
+    counts = {"I32": 800_000_000, "F16": 300_000_000}
+    info = SimpleNamespace(safetensors=SimpleNamespace(total=sum(counts.values()), parameters=counts))
+    monkeypatch.setattr(hub, "_model_info", lambda source, revision: info)
+    monkeypatch.setattr(hub, "offline_by_environment", lambda: False)
+    monkeypatch.setattr(hub, "cached_snapshot", lambda source, revision: None)
+    assert estimate_bytes("someone/7b-gptq", None) == 3_800_000_000
+    assert estimate_bytes("someone/7b-gptq", "bf16") == 2 * 6_700_000_000
+    info.safetensors.parameters = {"F16": info.safetensors.total}
+    assert estimate_bytes("someone/1b", None) == 2 * 1_100_000_000
