@@ -19,12 +19,15 @@ LONGEST_DRAFT = 15
 STAKE, FURTHER = 0.02, 0.005
 # A text ends when it likes: no more than so many tokens of it are counted on when the first drafts are paid for.
 EXPECTED_TOKENS = 128
-# What a pair that did well on an earlier text may lose on top of it, since it is likely to do well again.
+# What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
 TRUST = 0.04
 TRUSTED_TOKENS = 16  # seen before a pair is trusted
 # Tokens of the text's end that a draft reads where reading all of it costs too much.
 CONTEXTS = (64, 32, 16, 8)
 WORTH = 1.01  # a draft must promise that much more than plain decoding
+# Of the credit a round may lose no more than this share, or one drafted token: many short drafts tell more about an
+# assistant than one long one.
+SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -249,8 +252,15 @@ class Adaptive:
     def credit(self) -> float:
         """Seconds that may be lost from here on."""
         tokens = max(min(self.limit, EXPECTED_TOKENS), self._tokens)
-        share = STAKE + TRUST if self._trusted else STAKE
+        share = STAKE + TRUST if self._trusted or self._pays() else STAKE
         return self.balance + (share * tokens + FURTHER * self._tokens) * self._costs(True).verifying(1)
+
+    def _pays(self) -> bool:
+        """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
+        now, known = self._now, self._known(self._now)
+        costs = self._costs(now.unread == 0)
+        price = costs.draft + costs.verifying(2) - costs.verifying(1)
+        return sum(known.first.drafted) >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
 
     def plan(self, now: Situation) -> Plan:
         """The best choice that can be afforded."""
@@ -320,8 +330,8 @@ class Adaptive:
         credit = self.credit
         if context is None and self._trusted:
             credit += self._reading(now, None, costs)  # a pair that did well before may read what it needs
-        k = choice.k
-        while k and self._loss(now, k, context, costs) > credit:
+        k, reading = choice.k, self._reading(now, context, costs)
+        while k and self._loss(now, k, context, costs) > (credit if k == 1 else reading + SHARE * (credit - reading)):
             k -= 1
         return Plan(k, choice.least, context)
 

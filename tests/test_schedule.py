@@ -1,0 +1,285 @@
+"""Draft lengths against simulated drafts and costs: what is promised must hold whatever the assistant."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from ipex_assist.acceptance import EDGES, Acceptance, class_of
+from ipex_assist.env.errors import UsageError
+from ipex_assist.schedule import (
+    Adaptive,
+    Choice,
+    Constant,
+    Costs,
+    DraftOptions,
+    Heuristic,
+    Outcome,
+    Schedule,
+    Situation,
+    best_choice,
+)
+
+# Whether a drafted token is right, and the confidence the draft has in it.
+Draft = Callable[[random.Random], tuple[bool, float]]
+
+
+def costs(draft: float = 0.2, row: float = 0.03, reading: float = 0.1) -> Costs:
+    """In passes of one row: a draft step, what each further row adds to a target's pass and to a draft's."""
+    verify = tuple(1 + row * i for i in range(16))
+    return Costs(verify, draft, tuple(draft * (1 + reading * i) for i in range(16)), draft * reading)
+
+
+def steady(rate: float) -> Draft:
+    """Right with one probability, and no wiser about itself."""
+    return lambda generator: (generator.random() < rate, 0.99)
+
+
+def honest(generator: random.Random) -> tuple[bool, float]:
+    """Half of the tokens are easy, and the draft knows which."""
+    confidence = 0.99 if generator.random() < 0.6 else 0.3
+    return generator.random() < confidence, confidence
+
+
+@dataclass
+class Run:
+    """A simulated text: seconds it took, and drafted tokens."""
+
+    seconds: float
+    drafted: int
+    tokens: int
+
+
+def simulate(
+    schedule: Schedule, draft: Draft, true: Costs, *, tokens: int = 128, prompt: int = 20, seed: int = 0
+) -> Run:
+    """Decode `tokens` tokens behind a prompt; `true` are the costs of this world."""
+    generator = random.Random(seed)
+    run, length, read = Run(0.0, 0, 0), prompt, 0
+    while run.tokens < tokens:
+        remaining = tokens - run.tokens
+        now = Situation(length, remaining, length - read)
+        drafted = accepted = 0
+        confidence: list[float] = []
+        draft_s = 0.0
+        if remaining > 1:
+            plan = schedule.plan(now)
+            assert plan.k >= 0
+            k, right = min(plan.k, remaining - 1), True
+            while drafted < k and (not confidence or confidence[-1] >= plan.least):
+                hit, sure = draft(generator)
+                confidence.append(sure)
+                drafted += 1
+                right = right and hit
+                accepted += right
+            if drafted:
+                unread = now.unread if plan.context is None else min(now.unread, plan.context)
+                draft_s = true.reading(unread) + drafted * true.draft
+                read = length + min(accepted, drafted - 1)
+        target_s = true.verifying(drafted + 1)
+        run.seconds += draft_s + target_s
+        run.tokens += accepted + 1
+        run.drafted += drafted
+        length += accepted + 1
+        if remaining > 1:
+            schedule.observe(Outcome(drafted, accepted, confidence, draft_s, target_s))
+    return run
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("draft", [0.05, 0.3, 0.8])
+def test_without_confidence_it_is_the_published_formula(rate: float, draft: float) -> None:
+    """(1 - a^(k+1)) / (1 - a) tokens in k·draft + verify(k+1) seconds, and no k is better."""
+    acceptance = Acceptance()
+    for classes in (acceptance.first, acceptance.later):
+        classes.drafted = [0.0] * (len(EDGES) - 1) + [1000.0]
+        classes.accepted = [0.0] * (len(EDGES) - 1) + [1000.0 * rate]
+        classes.prior = 0.0
+    true = costs(draft)
+
+    def speed(k: int) -> float:
+        return (1 - rate ** (k + 1)) / (1 - rate) / (k * draft + true.verifying(k + 1))
+
+    choice = best_choice(acceptance, true, 12)
+    assert choice.k == max(range(13), key=speed)
+    assert choice.rate == pytest.approx(speed(choice.k))
+
+
+@pytest.mark.parametrize("draft", [0.02, 0.1, 0.3, 0.6, 1.5])
+@pytest.mark.parametrize("row", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("reading", [0.02, 0.3])
+@pytest.mark.parametrize(("prompt", "tokens"), [(20, 128), (20, 600), (2000, 128), (300, 40)])
+def test_always_wrong_costs_less_than_three_percent(
+    draft: float, row: float, reading: float, prompt: int, tokens: int
+) -> None:
+    """Reading a prompt, drafting, and trying again later, all in all; a sure assistant that is always wrong."""
+    true = costs(draft, row, reading)
+    wrong: Draft = lambda _: (False, 0.999)  # noqa: E731
+    run = simulate(Adaptive(true, tokens), wrong, true, prompt=prompt, tokens=tokens)
+    assert run.seconds <= 1.03 * tokens * true.verifying(1)
+
+
+def test_always_wrong_again_and_again() -> None:
+    """One model object serves many texts: what was learnt of one must not cost the next one more."""
+    true, known = costs(0.3), Acceptance()
+    for seed in range(5):
+        known.next_text()
+        run = simulate(Adaptive(true, 128, models=known), steady(0.0), true, seed=seed)
+        assert run.seconds <= 1.03 * 128
+
+
+def test_a_pair_that_was_good_and_is_wrong_now() -> None:
+    """Trust lets it read the prompt and a few tokens more, and no further."""
+    true, known = costs(0.2), Acceptance()
+    simulate(Adaptive(true, 128, models=known), steady(0.9), true)
+    known.next_text()
+    run = simulate(Adaptive(true, 128, models=known), steady(0.0), true)
+    assert run.seconds <= 1.08 * 128
+
+
+def test_calibration_that_was_wrong_about_the_draft() -> None:
+    """Drafts take three times what was measured at load: the run itself tells."""
+    true = costs(0.3)
+    measured = costs(0.1)
+    run = simulate(Adaptive(measured, 256), steady(0.0), true, tokens=256)
+    assert run.seconds <= 1.05 * 256
+    # At 0.3 a step this draft pays, at 0.1 it would be drafted from more freely: the true optimum is found.
+    best = min(simulate(Constant(k), steady(0.6), true, tokens=512).seconds for k in range(9))
+    assert simulate(Adaptive(measured, 512), steady(0.6), true, tokens=512).seconds <= 1.05 * best
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.6, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("draft", [0.05, 0.15, 0.3])
+def test_within_five_percent_of_the_best_fixed_length(rate: float, draft: float) -> None:
+    """Mean over seeds, as one text's luck is not the schedule's."""
+    true = costs(draft)
+
+    def mean(make: Callable[[], Schedule]) -> float:
+        return sum(simulate(make(), steady(rate), true, tokens=200, seed=seed).seconds for seed in range(10)) / 10
+
+    best = min(mean(lambda k=k: Constant(k)) for k in range(9))  # type: ignore[misc]
+    assert mean(lambda: Adaptive(true, 200)) <= 1.05 * best
+
+
+def test_confidence_beats_every_fixed_length() -> None:
+    """Where the draft knows what it does not know, stopping there is worth more than any number."""
+    true = costs(0.3)
+    fixed = min(simulate(Constant(k), honest, true, tokens=1000).seconds for k in range(16))
+    assert simulate(Adaptive(true, 1000), honest, true, tokens=1000).seconds < 0.95 * fixed
+
+
+def test_a_text_that_becomes_easy_is_noticed() -> None:
+    """300 tokens always wrong, then always right: trials must find out, and then it must draft in full."""
+    true = costs(0.2)
+    count = 0
+
+    def turning(generator: random.Random) -> tuple[bool, float]:
+        return state["easy"], 0.9
+
+    state = {"easy": False}
+    schedule = Adaptive(true, 900)
+    simulate(schedule, turning, true, tokens=300)
+    state["easy"] = True
+    run = simulate(schedule, turning, true, tokens=600)
+    count = run.drafted
+    assert count > 300
+    assert run.seconds < 0.7 * 600
+
+
+def test_a_long_prompt_is_read_only_when_it_was_earned() -> None:
+    """2,000 tokens that cost the draft 40 passes: first the text's end, and the whole once drafts have paid for it."""
+    true = costs(0.2, reading=0.1)
+    schedule = Adaptive(true, 600)
+    plan = schedule.plan(Situation(2000, 600, 2000))
+    assert plan.context is not None
+    assert true.reading(plan.context) <= 0.02 * 128
+    run = simulate(Adaptive(true, 600), steady(0.9), true, tokens=600, prompt=2000)
+    assert run.seconds < 0.75 * 600
+
+
+def test_a_long_prompt_is_read_at_once_by_a_pair_that_did_well() -> None:
+    """The second text of a process."""
+    true, known = costs(0.2, reading=0.02), Acceptance()
+    simulate(Adaptive(true, 128, models=known), steady(0.9), true)
+    known.next_text()
+    schedule = Adaptive(true, 128, models=known)
+    assert schedule.plan(Situation(500, 128, 500)).context is None
+
+
+def test_copies_and_models_are_told_apart() -> None:
+    """A source that reads nothing drafts for nothing; that its copies are wrong says nothing about the model."""
+    true = costs(0.3)
+    schedule = Adaptive(true, 200)
+    drafted = []
+    for _ in range(80):
+        drafted.append(schedule.plan(Situation(100, 100, 0)).k)
+        schedule.observe(Outcome(drafted[-1], 0, [0.9] * drafted[-1], 0.0, true.verifying(drafted[-1] + 1)))
+    assert sum(drafted[:10]) > 10
+    assert sum(drafted[-40:]) <= 30
+    assert max(drafted[-40:]) == 1
+    assert schedule.models.seen == 0
+    schedule.balance = 10.0
+    assert schedule.plan(Situation(100, 100, 1)).k > 0
+
+
+def test_a_number_is_the_most_that_adaptive_drafts() -> None:
+    """And no more than the text may still get."""
+    schedule = Adaptive(costs(0.01, 0.0), 100, longest=2)
+    assert schedule.plan(Situation(10, 90, 1)).k == 2
+    assert schedule.plan(Situation(10, 2, 1)).k <= 1
+
+
+def test_no_row_counts_beyond_what_was_measured_crash() -> None:
+    """Tiny contexts give few measured rows."""
+    assert Costs((1.0,)).verifying(3) == 3.0
+    assert Costs((1.0, 1.5)).verifying(4) == 2.5
+    assert best_choice(Acceptance(), Costs((1.0,)), 5) == Choice(0, 0.0, 1.0)
+
+
+def test_heuristic_is_transformers_rule() -> None:
+    """+2 after a full hit, -1 otherwise, never below 1; a round without a draft changes nothing."""
+    schedule = Heuristic(5)
+    seen = []
+    for drafted, accepted in [(5, 5), (7, 6), (6, 0), (0, 0), (5, 5)]:
+        schedule.observe(Outcome(drafted, accepted))
+        seen.append(schedule.plan(Situation(1, 100, 1)).k)
+    assert seen == [7, 6, 5, 5, 7]
+    low = Heuristic(1)
+    low.observe(Outcome(1, 0))
+    assert low.k == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "schedule", "kind"),
+    [(None, None, "adaptive"), (4, None, "constant"), (4, "adaptive", "adaptive"), (None, "heuristic", "heuristic")],
+)
+def test_which_schedule_flags_mean(number: int | None, schedule: str | None, kind: str) -> None:
+    """A number alone is constant, as people know it."""
+    assert DraftOptions(True, number, schedule).kind == kind
+
+
+def test_options_that_draft_nothing() -> None:
+    """0 tokens is no draft, whatever the schedule; an unknown schedule lists the known ones."""
+    assert not DraftOptions(True, 0, "adaptive").wanted
+    assert not DraftOptions(False).adapts
+    with pytest.raises(UsageError, match="adaptive, constant, heuristic"):
+        DraftOptions(True, 3, "linear")
+
+
+def test_classes_cover_every_confidence() -> None:
+    """Edges belong to the class they begin, and rounding beyond 1 to the last."""
+    assert class_of(0.0) == 0
+    assert [class_of(edge) for edge in EDGES] == list(range(len(EDGES)))
+    assert class_of(1.0000001) == len(EDGES) - 1
+
+
+def test_tokens_behind_a_wrong_one_are_not_counted() -> None:
+    """They were drafted behind a text that never was."""
+    acceptance = Acceptance()
+    before = sum(acceptance.later.drafted)
+    acceptance.observe([0.9, 0.9, 0.9, 0.9], 4, 1)
+    assert sum(acceptance.later.drafted) == pytest.approx(before * 0.98 + 1)
+    assert acceptance.seen == 2
