@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 
 from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.tokenizer import _plain_tokenizer, encode_prompt, eos_token_ids, load_tokenizer
 
 TEXTS = [
     "Hello, world",
@@ -122,6 +122,32 @@ def test_classes_this_transformers_does_not_know(tmp_path, changes):
     assert encode_prompt(tokenizer, "Hi", chat=True) == encode_prompt(expected, "Hi", chat=True)
     assert tokenizer.eos_token_id == 2
     assert tokenizer.decode([1, *expected("Hi")["input_ids"], 2], skip_special_tokens=True) == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("changes", "plain"),
+    [
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+        ({"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": False}, True),
+        ({"tokenizer_class": "LlamaTokenizer"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": ["a.B", None]}}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"9000": {"content": "<x>"}}}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"2": {"content": "<|im_end|>"}}}, True),
+    ],
+)
+def test_tokenizer_json_alone_is_read_where_it_is_all(tmp_path, changes, plain):
+    """The short way would lose a BOS, or tokens that were added later."""
+    folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "m")
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | changes
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = _plain_tokenizer(folder)
+    assert (tokenizer is not None) == plain
+    if tokenizer is not None:
+        expected = checkpoints.tiny_tokenizer()
+        assert [tokenizer(text)["input_ids"] for text in TEXTS] == [expected(text)["input_ids"] for text in TEXTS]
+        assert encode_prompt(tokenizer, "Hi", chat=True) == encode_prompt(expected, "Hi", chat=True)
+        assert sorted(tokenizer.all_special_ids) == sorted(expected.all_special_ids)
 
 
 def test_code_in_the_folder_is_not_run(tmp_path):
