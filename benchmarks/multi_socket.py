@@ -34,6 +34,7 @@ from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.pool import Answered, Ended, Ready, Said
 from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.demo_model import demo_model_path
+from ipex_assist.draft_names import AUTO, SELF, parse_assistant
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
@@ -226,9 +227,9 @@ class Run:
 
 
 def model_of(assistant: str | None) -> str | None:
-    """The checkpoint that an assistant's name means: none for lookup, the target's copy, and the family's default."""
-    name = (assistant or "").removeprefix("lookup+")
-    return name if name not in ("", "lookup", "self", "auto", "auto-lookup") else None
+    """The checkpoint that an assistant's name means, None where it names none."""
+    name = parse_assistant(assistant).model
+    return None if name in (AUTO, SELF) else name
 
 
 def say(line: str) -> None:
@@ -264,6 +265,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.layouts = args.layouts.split(",") if args.layouts else []
     for name in args.layouts:
         layouts.parse(name)
+    parse_assistant(args.assistant)
     args.target = args.target or str(demo_model_path())
     return args
 

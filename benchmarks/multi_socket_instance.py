@@ -54,6 +54,7 @@ class Instance:
         import torch
 
         import ipex_assist
+        from ipex_assist.draft_names import parse_assistant
         from ipex_assist.tokenizer import encode_prompt
         from ipex_assist.traffic import traffic_of
 
@@ -61,7 +62,10 @@ class Instance:
         plan = launch.inherited_plan(os.environ)
         if plan is not None:
             torch.set_num_threads(plan.threads)
-        self.model: Any = ipex_assist.load(settings["target"], settings["assistant"], **settings["load"])
+        self.model: Any = ipex_assist.load(
+            settings["target"], settings["assistant"], calibrate=False, **settings["load"]
+        )
+        self._measure_costs_with_the_others()
         self.deviations = launch.check_start(plan, torch.get_num_threads())
         if self.model.identity.executor == "native":
             torch.set_num_threads(1)  # the core has its own threads
@@ -78,8 +82,20 @@ class Instance:
             for decoder, precision in zip(decoders, precisions, strict=True)
         )
         # Of a drafted token nobody says whether it was looked up or came from the model.
-        self.counted = not (settings["assistant"] or "").startswith(("lookup+", "auto-lookup"))
+        drafts = parse_assistant(settings["assistant"])
+        self.counted = not (drafts.lookup and drafts.model)
         self.load_s = time.monotonic() - started
+
+    def _measure_costs_with_the_others(self) -> None:
+        """What passes cost, which an adaptive draft length follows, is measured while all warm up, as they will work.
+
+        It is not kept: for a process alone on the same cores it is less.
+        """
+        from ipex_assist import calibration
+
+        drafting = getattr(self.model, "drafting", None)
+        if drafting is not None:
+            drafting.measure = lambda: calibration.calibrate(self.model.decoder, self.model.assistant)
 
     def facts(self) -> dict[str, Any]:
         """What was loaded, and what is not as it was planned."""

@@ -50,10 +50,6 @@ def multi_socket(result: dict[str, Any], path: str) -> Figure:
         left.set_ylabel(f"{precision}: tokens/s together")
         _bars(right, rows, layouts, "GB_per_s")
         right.set_ylabel("GB/s of decoding")
-        for case in rows:
-            if case["read_GB_per_s"] is not None:
-                at = layouts.index(case["layout"])
-                right.hlines(case["read_GB_per_s"]["median"], at - 0.45, at + 0.45, colors="black")
         for axis in (left, right):
             axis.set_ylim(bottom=0)
     axes[0, 0].legend(fontsize="small")
@@ -78,6 +74,8 @@ def _bars(axis: Axes, cases: list[dict[str, Any]], layouts: list[str], figure: s
             at = layouts.index(case["layout"]) + (number - (len(modes) - 1) / 2) * width
             axis.bar(at, statistics.median(summary["samples"]), width * 0.95, color=COLOURS[mode], label=label)
             axis.plot([at] * len(summary["samples"]), summary["samples"], "k.", markersize=4)
+            if figure == "GB_per_s" and case["read_GB_per_s"] is not None:
+                axis.hlines(case["read_GB_per_s"]["median"], at - width / 2, at + width / 2, colors="black")
             label = "_nolegend_"
     axis.set_xticks(range(len(layouts)), layouts)
 
