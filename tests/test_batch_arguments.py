@@ -12,6 +12,8 @@ from ipex_assist import arguments
 from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, instance_request, parse, worker_settings
 from ipex_assist.env.errors import UsageError
 
+pytestmark = pytest.mark.one_stack
+
 BASIC = ["p.jsonl", "-o", "out.jsonl"]
 
 

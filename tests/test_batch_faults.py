@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from batch_runs import FAKE, by_id, children, gone, lines_in, records, run, start, wait_for, write_prompts
 
+pytestmark = pytest.mark.one_stack
+
 TWO = ["--no-launch", "--instances", 2]
 
 

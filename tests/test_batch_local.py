@@ -14,6 +14,8 @@ from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.pool import Answered, Ended, Event, Ready, Said
 from ipex_assist.launch import Command, Placement
 
+pytestmark = pytest.mark.one_stack
+
 READY = "import json, os, sys, time; print(json.dumps({'ready': {'pid': os.getpid()}}), flush=True); "
 
 

@@ -14,6 +14,8 @@ from ipex_assist.batch.options import OPTIONS, LineError, check_options
 from ipex_assist.batch.prompts import Defaults, PromptFile, parse_line
 from ipex_assist.env.errors import UsageError
 
+pytestmark = pytest.mark.one_stack
+
 DEFAULTS = Defaults({"max_new_tokens": 16})
 
 

@@ -21,6 +21,8 @@ from ipex_assist.env.machine import Core, Machine
 from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.spawn import read_processes
 
+pytestmark = pytest.mark.one_stack
+
 LOCAL_ONLY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 MODEL = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", 8, "--offline"]
 

@@ -15,6 +15,8 @@ import pytest
 from ipex_assist.batch.results import OutputError, ResultFile
 from ipex_assist.env.errors import UsageError
 
+pytestmark = pytest.mark.one_stack
+
 
 def opened(path: Path, *, resume: bool = True) -> ResultFile:
     return ResultFile(str(path), resume=resume, prompts=str(path.parent / "prompts.jsonl"))

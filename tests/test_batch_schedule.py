@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipex_assist.batch.prompts import Entry
 from ipex_assist.batch.schedule import MAX_TRIES, Schedule
+
+pytestmark = pytest.mark.one_stack
 
 
 def schedule(count: int) -> Schedule:

@@ -10,6 +10,8 @@ from ipex_assist.bench import arguments
 from ipex_assist.bench.arguments import parse
 from ipex_assist.env.errors import UsageError
 
+pytestmark = pytest.mark.one_stack
+
 RANDOM = ["--pair", "opt-6.7b", "--random-weights"]
 
 

@@ -12,6 +12,8 @@ from ipex_assist.bench.dataset import Records, confidence_interval, summaries
 from ipex_assist.bench.measure import Contender, Row, Sample
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
+pytestmark = pytest.mark.one_stack
+
 SETTINGS = {"model": "m", "seed": 0, "acceptance": [0.8]}
 
 

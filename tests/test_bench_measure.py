@@ -10,6 +10,8 @@ from ipex_assist.acceptance import Acceptance
 from ipex_assist.bench.measure import Case, Contender, Row, Sample, forget, measure
 from ipex_assist.generation import DraftResult, Identity, Result, Times
 
+pytestmark = pytest.mark.one_stack
+
 
 class Model:
     """Answers at once; each call's time is the next of a script, and what it was asked is kept."""

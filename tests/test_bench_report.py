@@ -13,6 +13,8 @@ from ipex_assist.bench import plots
 from ipex_assist.bench.measure import Contender, Row, Sample
 from ipex_assist.bench.report import COLUMNS, Report, render
 
+pytestmark = pytest.mark.one_stack
+
 PUBLISHED = (
     "Example#, Prompt Length (tokens), New Tokens Generated, Total Time (s), Prefill Phase (ms), Time/Token (ms), "
     "Tokens/Sec"

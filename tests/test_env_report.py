@@ -13,6 +13,8 @@ from machines import GIB, Cgroup, MachineSpec, write, write_machine
 
 from ipex_assist.env.report import describe_environment, main
 
+pytestmark = pytest.mark.one_stack
+
 KEYS = {
     "sockets",
     "physical_cores",

@@ -28,7 +28,7 @@ OURS = ("OMP_", "KMP_", "GOMP_", "LD_PRELOAD", "MALLOC_CONF", "IPEX_INSTANCE", "
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
 TWO = ["--instances", "2"]
 
-pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs")
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs")]
 
 
 def launch(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,8 @@ from machines import MachineSpec, write_machine
 
 from ipex_assist.env.isa import FEATURES, read_isa
 
+pytestmark = pytest.mark.one_stack
+
 AVX512 = "avx2 fma avx512f avx512bw avx512vl avx512dq"
 
 

@@ -19,6 +19,8 @@ from ipex_assist.launch.placement import Placement, Request
 from ipex_assist.launch.plan import PLAN_VARIABLE, inherited_plan, read_plan, without_plan
 from ipex_assist.launch.process import prepare
 
+pytestmark = pytest.mark.one_stack
+
 ALL = Abilities("/usr/bin/numactl", "/usr/bin/taskset", mempolicy=True)
 BIND = Placement((0, 1, 2, 5), 4, "bind", (0,))
 LIBRARIES = Libraries(libiomp5="/venv/lib/libiomp5.so", tcmalloc="/usr/lib/libtcmalloc.so.4")

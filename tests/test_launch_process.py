@@ -21,6 +21,8 @@ from ipex_assist.launch.abilities import mempolicy_allowed
 from ipex_assist.launch.check import ProcessState, compare
 from ipex_assist.launch.plan import PLAN_VARIABLE, Plan
 
+pytestmark = pytest.mark.one_stack
+
 LAUNCH = [sys.executable, "-m", "ipex_assist.launch"]
 CPUS = sorted(os.sched_getaffinity(0))
 OURS = ("OMP_", "KMP_", "GOMP_", "LD_PRELOAD", "MALLOC_CONF", PLAN_VARIABLE)

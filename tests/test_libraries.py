@@ -10,6 +10,8 @@ import pytest
 
 from ipex_assist.env.libraries import environment_dirs, find_libraries, is_preloadable, linker_dirs
 
+pytestmark = pytest.mark.one_stack
+
 
 def shared_object(path: Path, *, bits: int = 64) -> Path:
     """A file with the ELF header of a library for this processor (or its 32-bit kind)."""

@@ -37,6 +37,8 @@ import multi_socket_instance as instance  # noqa: E402
 import multi_socket_layouts as layouts  # noqa: E402
 import plots  # noqa: E402
 
+pytestmark = pytest.mark.one_stack
+
 PLAINLY = Surroundings(find_libraries({}), Abilities(numactl=False, mempolicy=False, taskset=False))
 CPU = read_topology().allowed[0]
 CORES = len(read_topology().default_cores())

@@ -35,7 +35,7 @@ def compiler_missing() -> str:
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing())
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing())]
 
 
 def cpu_flags() -> set[str]:

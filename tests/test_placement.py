@@ -16,6 +16,8 @@ from ipex_assist.env.machine import Machine
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.placement import Placement, Request, place
 
+pytestmark = pytest.mark.one_stack
+
 
 def machine(spec: MachineSpec) -> Machine:
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,10 @@ SOURCE = os.environ.get("TOPOLOGIES", "")
 GOLDEN = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parent / "placements").glob("*.json")}
 CASES = [(name, case) for name in sorted(GOLDEN) for case in GOLDEN[name]["cases"]]
 
-pytestmark = pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no folder or archive of recorded machines")
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no recorded machines"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from ipex_assist.launch.instances import InstanceRequest, latency_request, place
 from ipex_assist.launch.memory import parse_memory
 from ipex_assist.launch.placement import Placement, Request, place
 
+pytestmark = pytest.mark.one_stack
+
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:

@@ -21,7 +21,10 @@ from ipex_assist.launch.placement import Request, place
 
 SOURCE = os.environ.get("TOPOLOGIES", "")
 
-pytestmark = pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no folder or archive of recorded machines")
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no recorded machines"),
+]
 
 
 @pytest.fixture(scope="module")

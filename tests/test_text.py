@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ipex_assist.text import TextStream
 
+pytestmark = pytest.mark.one_stack
+
 
 class ByteTokenizer:
     """One token a byte, as byte-level tokenizers write rare characters; 256 is a special token."""

@@ -21,6 +21,8 @@ from ipex_assist.env.memory import read_memory
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.tree import Tree
 
+pytestmark = pytest.mark.one_stack
+
 
 def read(spec: MachineSpec, root: Path) -> Machine:
     return read_topology(write_machine(spec, root))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ipex_assist.env.libraries import Libraries
 from ipex_assist.env.variables import KMP_AFFINITY, MALLOC_CONF, choose_variables
+
+pytestmark = pytest.mark.one_stack
 
 IOMP, TCMALLOC, JEMALLOC = "/venv/lib/libiomp5.so", "/usr/lib/libtcmalloc_minimal.so.4", "/usr/lib/libjemalloc.so.2"
 BOTH = Libraries(libiomp5=IOMP, tcmalloc=TCMALLOC, jemalloc=JEMALLOC)
