@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 # Lower edges of classes of confidence. Models spread most of their tokens over the last few.
 EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# What is believed before anything is seen: a share of tokens in each class, accepted as often as the confidence says,
-# and how many tokens that belief weighs. It is favourable, so that a draft gets its chance.
-_PRIOR_SHARE = (0.01, 0.02, 0.03, 0.03, 0.04, 0.05, 0.05, 0.05, 0.06, 0.08, 0.08, 0.50)
-_PRIOR_ACCEPTANCE = (0.1, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95, 0.97)
+# What is believed before anything is seen: a share of tokens in each class, accepted about as often as the confidence
+# says, and how many tokens that belief weighs. It is favourable, so that a draft gets its chance.
+_FIRST_SHARE = np.array((0.02, 0.04, 0.05, 0.05, 0.05, 0.06, 0.06, 0.06, 0.07, 0.08, 0.07, 0.39))
+_LATER_SHARE = np.array((0.01, 0.02, 0.03, 0.03, 0.04, 0.05, 0.05, 0.05, 0.06, 0.08, 0.08, 0.50))
+_PRIOR_ACCEPTANCE = np.array((0.1, 0.2, 0.3, 0.35, 0.45, 0.55, 0.65, 0.72, 0.82, 0.93, 0.96, 0.98))
 _PRIOR_TOKENS = 16.0
 _HONESTY_TOKENS = 4.0  # that the belief in confidences as such weighs
 _MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
@@ -18,60 +25,56 @@ _MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
 _CARRIED_TOKENS = 24.0
 
 
-def _zeros() -> list[float]:
-    return [0.0] * len(EDGES)
+@dataclass(frozen=True)
+class Splits:
+    """Tokens by each lower edge of a class: the share at or above it, and the acceptance rates above and below."""
+
+    share: Array
+    above: Array
+    below: Array
+
+
+def _zeros() -> Array:
+    return np.zeros(len(EDGES))
 
 
 @dataclass
 class Classes:
     """Decayed counts of drafted and of accepted tokens, one a class of confidence, and what the prior still weighs."""
 
-    drafted: list[float] = field(default_factory=_zeros)
-    accepted: list[float] = field(default_factory=_zeros)
+    share: Array  # of the prior
+    drafted: Array = field(default_factory=_zeros)
+    accepted: Array = field(default_factory=_zeros)
     prior: float = _PRIOR_TOKENS
 
     def scale(self, factor: float) -> None:
         """Make all that was seen weigh less."""
-        self.drafted = [count * factor for count in self.drafted]
-        self.accepted = [count * factor for count in self.accepted]
+        self.drafted = self.drafted * factor
+        self.accepted = self.accepted * factor
+
+    @property
+    def seen(self) -> float:
+        """Tokens, decayed."""
+        return float(self.drafted.sum())
 
     @property
     def expected(self) -> float:
         """Tokens that would have been accepted if the confidences were right."""
-        return sum(count * rate for count, rate in zip(self.drafted, _PRIOR_ACCEPTANCE, strict=True))
+        return float(self.drafted @ _PRIOR_ACCEPTANCE)
 
-    def splits(self, honesty: float) -> Iterator[Split]:
-        """One for each class's lower edge: how tokens at or above it fare, and those below."""
-        weights = [self.prior * share for share in _PRIOR_SHARE]
-        counts = [seen + weight for seen, weight in zip(self.drafted, weights, strict=True)]
-        hits = [
-            seen + weight * min(1.0, honesty * rate)
-            for seen, weight, rate in zip(self.accepted, weights, _PRIOR_ACCEPTANCE, strict=True)
-        ]
-        drafted, accepted = sum(counts), sum(hits)
-        below_drafted = below_accepted = 0.0
-        for index, edge in enumerate(EDGES):
-            above = drafted - below_drafted
-            if above <= 1e-9 * drafted:
-                return
-            yield Split(
-                edge,
-                above / drafted,
-                max(0.0, accepted - below_accepted) / above,
-                below_accepted / below_drafted if below_drafted else 0.0,
-            )
-            below_drafted += counts[index]
-            below_accepted += hits[index]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Tokens by a confidence `least`: the share at or above it, and the acceptance rates above and below."""
-
-    least: float
-    share: float
-    above: float
-    below: float
+    def splits(self, honesty: float) -> Splits:
+        """How tokens at or above each class's lower edge fare, and those below."""
+        weights = self.prior * self.share
+        drafted = np.cumsum(self.drafted + weights)
+        accepted = np.cumsum(self.accepted + weights * np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE))
+        below_drafted, below_accepted = drafted - drafted[0], accepted - accepted[0]
+        below_drafted[1:], below_accepted[1:] = drafted[:-1], accepted[:-1]
+        above_drafted, above_accepted = drafted[-1] - below_drafted, accepted[-1] - below_accepted
+        return Splits(
+            above_drafted / drafted[-1],
+            above_accepted / np.maximum(above_drafted, 1e-9),
+            below_accepted / np.maximum(below_drafted, 1e-9),
+        )
 
 
 class Acceptance:
@@ -81,18 +84,18 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self.first, self.later = Classes(), Classes()
+        self.first, self.later = Classes(_FIRST_SHARE), Classes(_LATER_SHARE)
 
     @property
     def seen(self) -> float:
         """Tokens behind these counts, decayed like them: how far they can be trusted."""
-        return sum(self.first.drafted) + sum(self.later.drafted)
+        return self.first.seen + self.later.seen
 
     @property
     def first_rate(self) -> float:
         """Of a draft's first tokens the share that was right, by what was seen alone; 0 where nothing was."""
-        drafted = sum(self.first.drafted)
-        return sum(self.first.accepted) / drafted if drafted else 0.0
+        drafted = self.first.seen
+        return float(self.first.accepted.sum()) / drafted if drafted else 0.0
 
     def observe(self, confidence: Sequence[float], drafted: int, accepted: int) -> None:
         """Take in one round: `accepted` of `drafted` tokens were right; what follows the first wrong one says nothing.
@@ -103,7 +106,7 @@ class Acceptance:
             classes.scale(_MEMORY)
             classes.prior *= _MEMORY
         for i in range(min(accepted + 1, drafted)):
-            classes = self.first if i == 0 else self.later
+            classes = self.later if i else self.first
             index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
             classes.drafted[index] += 1
             classes.accepted[index] += i < accepted
@@ -115,20 +118,17 @@ class Acceptance:
             classes.scale(min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0)
             classes.prior = max(classes.prior, _PRIOR_TOKENS / 2)
 
-    def splits(self) -> list[tuple[Split, Split]]:
-        """For each threshold the split of first tokens and the one of later tokens.
+    def splits(self) -> tuple[Splits, Splits]:
+        """Of first tokens, and of later ones.
 
         Classes of which little was seen are believed to be as honest about themselves as all are taken together.
         """
-        accepted = sum(self.first.accepted) + sum(self.later.accepted)
+        accepted = float(self.first.accepted.sum() + self.later.accepted.sum())
         expected = self.first.expected + self.later.expected
         honesty = (accepted + _HONESTY_TOKENS) / (expected + _HONESTY_TOKENS)
-        return list(zip(self.first.splits(honesty), self.later.splits(honesty), strict=False))
+        return self.first.splits(honesty), self.later.splits(honesty)
 
 
 def class_of(confidence: float) -> int:
     """The class of a confidence, 0 ≤ it ≤ 1."""
-    index = len(EDGES) - 1
-    while index and confidence < EDGES[index]:
-        index -= 1
-    return index
+    return max(0, bisect_right(EDGES, confidence) - 1)

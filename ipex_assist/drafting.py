@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ipex_assist.acceptance import Acceptance
+from ipex_assist.adaptive import Adaptive
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.draft_universal import UniversalAssistant
@@ -18,7 +19,6 @@ from ipex_assist.schedule import (
     CONSTANT_TOKENS,
     HEURISTIC_TOKENS,
     LONGEST_DRAFT,
-    Adaptive,
     Constant,
     Costs,
     DraftOptions,

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from ipex_assist.acceptance import EDGES, Acceptance, class_of
+from ipex_assist.adaptive import Adaptive, Choice, best_choice
 from ipex_assist.env.errors import UsageError
 from ipex_assist.schedule import (
-    Adaptive,
-    Choice,
     Constant,
     Costs,
     DraftOptions,
@@ -20,7 +19,6 @@ from ipex_assist.schedule import (
     Outcome,
     Schedule,
     Situation,
-    best_choice,
 )
 
 # Whether a drafted token is right, and the confidence the draft has in it.
@@ -95,8 +93,7 @@ def test_without_confidence_it_is_the_published_formula(rate: float, draft: floa
     """(1 - a^(k+1)) / (1 - a) tokens in k·draft + verify(k+1) seconds, and no k is better."""
     acceptance = Acceptance()
     for classes in (acceptance.first, acceptance.later):
-        classes.drafted = [0.0] * (len(EDGES) - 1) + [1000.0]
-        classes.accepted = [0.0] * (len(EDGES) - 1) + [1000.0 * rate]
+        classes.drafted[-1], classes.accepted[-1] = 1000.0, 1000.0 * rate
         classes.prior = 0.0
     true = costs(draft)
 

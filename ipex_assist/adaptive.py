@@ -1,0 +1,199 @@
+"""The adaptive schedule: drafts as long as measured costs and observed acceptance make worth while. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ipex_assist.acceptance import EDGES, Acceptance, Array
+from ipex_assist.live_costs import LiveCosts
+from ipex_assist.schedule import LONGEST_DRAFT, Costs, Outcome, Plan, Situation
+
+# Of the time that plain decoding takes, what drafts that turn out wrong may cost: at the beginning, for the tokens to
+# be expected, and further on as they come. The rest of the 3 % that we promise is for errors of the cost model.
+STAKE, FURTHER = 0.02, 0.005
+# A text ends when it likes: no more than so many tokens of it are counted on when the first drafts are paid for.
+EXPECTED_TOKENS = 128
+# What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
+TRUST = 0.04
+TRUSTED_TOKENS = 16  # seen before a pair is trusted
+# Tokens of the text's end that a draft reads where reading all of it costs too much.
+CONTEXTS = (64, 32, 16, 8)
+WORTH = 1.01  # a draft must promise that much more than plain decoding
+# Of the credit a round may lose no more than this share, or one drafted token: many short drafts tell more about an
+# assistant than one long one.
+SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best way to draft that was found, and the tokens per second it promises."""
+
+    k: int
+    least: float
+    rate: float
+
+
+def best_choice(acceptance: Acceptance, costs: Costs, longest: int) -> Choice:
+    """The number and the threshold with the most expected tokens per second; k = 0 is plain decoding.
+
+    With a share g of drafted tokens at or above the threshold, accepted with probability h (those below with l), token
+    j is drafted with probability g^(j-1) and accepted with (gh)^(j-1) (gh + (1-g)l). Without a threshold that is
+    (1 - h^(k+1)) / (1 - h) tokens in k·draft + verify(k+1) seconds: Leviathan et al. 2023, section 3.5, with the
+    verification's own cost for each number of rows.
+    """
+    plain = costs.verifying(1)
+    verify = np.array([costs.verifying(rows) for rows in range(1, longest + 2)])
+    first, later = acceptance.splits()
+    drafted = _powers(first.share, later.share, longest)
+    reached = _powers(first.share * first.above, later.share * later.above, longest)
+    right = np.repeat((later.share * later.above + (1 - later.share) * later.below)[:, None], longest, axis=1)
+    right[:, 0] = first.share * first.above + (1 - first.share) * first.below
+    tokens = 1 + np.cumsum(reached * right, axis=1)
+    seconds = plain + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
+    rates = tokens / seconds
+    edge, number = divmod(int(rates.argmax()), longest)
+    rate = float(rates[edge, number])
+    return Choice(number + 1, EDGES[edge], rate) if rate * plain > 1 else Choice(0, 0.0, 1 / plain)
+
+
+def _powers(first: Array, later: Array, longest: int) -> Array:
+    """(edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
+    table = np.repeat(later[:, None], longest, axis=1)
+    table[:, 0] = 1.0
+    if longest > 1:
+        table[:, 1] = first
+    return np.cumprod(table, axis=1)
+
+
+@dataclass
+class Adaptive:
+    """Drafts as much as promises the most tokens per second, and nothing where plain decoding promises more.
+
+    A ledger keeps the promise that drafting costs next to nothing where it does not pay: each round's tokens are worth
+    what they would have taken plainly, and nothing is drafted whose loss, were all of it wrong, the balance and the
+    allowance would not cover. While nothing is drafted, one token is tried whenever the allowance of the time since the
+    last one has grown to its cost.
+
+    `models` and `copies` are what is known of sources that read the text at a cost, and of those that do not.
+    """
+
+    costs: Costs
+    limit: int  # tokens that the text may get
+    longest: int = LONGEST_DRAFT
+    models: Acceptance = field(default_factory=Acceptance)
+    copies: Acceptance = field(default_factory=Acceptance)
+    balance: float = 0.0  # seconds won over plain decoding
+    _tokens: int = 0
+    _since_try: float = 0.0  # seconds of plain decoding since a draft was last tried
+    _tried: bool = False
+    _shortened: bool = False  # the source has read the end of the text only
+    _now: Situation = field(default_factory=lambda: Situation(0, 0, 0))
+    _plan: Plan = field(default_factory=lambda: Plan(0))
+
+    def __post_init__(self) -> None:
+        self._live = LiveCosts(self.costs)
+        known = self.models.seen >= TRUSTED_TOKENS
+        choice = best_choice(self.models, self.costs, self.longest) if known else Choice(0, 0.0, 0.0)
+        self._trusted = choice.rate * self.costs.verifying(1) > 1.1
+
+    @property
+    def credit(self) -> float:
+        """Seconds that may be lost from here on."""
+        tokens = max(min(self.limit, EXPECTED_TOKENS), self._tokens)
+        share = STAKE + TRUST if self._trusted or self._pays() else STAKE
+        return self.balance + (share * tokens + FURTHER * self._tokens) * self._live.costs.verifying(1)
+
+    def _pays(self) -> bool:
+        """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
+        known, costs = self._known, self._costs
+        price = costs.draft + costs.verifying(2) - costs.verifying(1)
+        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
+
+    def plan(self, now: Situation) -> Plan:
+        """The best choice that can be afforded."""
+        self._now = now
+        longest = min(self.longest, now.remaining - 1)
+        choice = best_choice(self._known, self._costs, longest) if longest > 0 else Choice(0, 0.0, 0.0)
+        if choice.k and choice.rate * self._costs.verifying(1) > WORTH:
+            self._plan = self._affordable(choice)
+        else:
+            self._plan = self._trial() if longest > 0 else Plan(0)
+        return self._plan
+
+    def observe(self, outcome: Outcome) -> None:
+        """Book the round, and learn from it."""
+        now, drafted, context = self._now, outcome.drafted, self._plan.context
+        unread = now.unread if context is None else min(now.unread, context)
+        self._live.observe(outcome, now.length if context is None and self._shortened else unread)
+        plain = self._costs.verifying(1)
+        self._tokens += outcome.accepted + 1
+        self._since_try += plain
+        # A source that had nothing to propose has read nothing either.
+        if not drafted:
+            return
+        self.balance += outcome.accepted * plain - self._loss(drafted, context)
+        if self._trusted and context is None:
+            self.balance += self._reading(None)  # see _affordable
+        self._since_try, self._tried = 0.0, True
+        if context is None:
+            self._shortened = False
+        elif now.unread > context:
+            self._shortened = True
+        self._known.observe(outcome.confidence, drafted, outcome.accepted)
+
+    @property
+    def _known(self) -> Acceptance:
+        return self.models if self._now.unread else self.copies
+
+    @property
+    def _costs(self) -> Costs:
+        return self._live.costs if self._now.unread else self._live.copying
+
+    def _loss(self, k: int, context: int | None) -> float:
+        """Seconds that a round with `k` drafted tokens takes longer than a plain one."""
+        costs = self._costs
+        return self._reading(context) + k * costs.draft + costs.verifying(k + 1) - costs.verifying(1)
+
+    def _reading(self, context: int | None) -> float:
+        now = self._now
+        if context is None:
+            return self._costs.reading(now.length if self._shortened else now.unread)
+        return self._costs.reading(min(now.unread, context))
+
+    def _affordable(self, choice: Choice) -> Plan:
+        """The choice, with as much of the text read, and as many tokens, as the credit covers."""
+        context, credit = self._context(choice), self.credit
+        reading = self._reading(context)
+        if context is None and self._trusted:
+            credit += reading  # a pair that did well before may read what it needs
+        k, most = choice.k, reading + SHARE * (credit - reading)
+        while k and self._loss(k, context) > (credit if k == 1 else most):
+            k -= 1
+        return Plan(k, choice.least, context)
+
+    def _context(self, choice: Choice) -> int | None:
+        """None to read the whole text: where that pays in the tokens to come, and its price may be lost."""
+        now, plain = self._now, self._costs.verifying(1)
+        if now.unread <= CONTEXTS[-1] and not self._shortened:
+            return None
+        price, won = self._reading(None), now.remaining * (plain - 1 / choice.rate)
+        if self._shortened:
+            # It drafts as it is; knowing the whole text makes it better by an amount that only trying would tell.
+            whole = price < 0.5 * self.balance and price < 0.25 * won
+        else:
+            whole = price < won and (self._trusted or price < self.credit / 2)
+        return None if whole else self._end_of_text()
+
+    def _end_of_text(self) -> int:
+        """As much of the text's end as half of the credit covers."""
+        half = self.credit / 2
+        return next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])
+
+    def _trial(self) -> Plan:
+        """Nothing, or now and then one token, by which a text that has become easier is noticed."""
+        context = None if self._now.unread <= CONTEXTS[-1] and not self._shortened else CONTEXTS[-1]
+        price = self._loss(1, context)
+        due = not self._tried or self._since_try * STAKE >= price
+        return Plan(1, 0.0, context) if due and price <= self.credit else Plan(0)
