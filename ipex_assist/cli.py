@@ -6,11 +6,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ipex_assist import launch
 from ipex_assist.arguments import assistant_of, parse
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import reader_has_gone
+
+if TYPE_CHECKING:
+    from ipex_assist.launch.job_command import Parsers
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,6 +49,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.batch import command
 
         return command.main(argv[1:])
+    if argv[:1] == ["submit"]:
+        from ipex_assist.launch import submit
+
+        return submit.main(argv[1:], _parsers())
     if argv[:1] == ["quantize"]:
         from ipex_assist import quantize
 
@@ -88,6 +96,22 @@ def this_command() -> list[str]:
     if Path(script).name == "ipex-assist" and Path(script).is_file():
         return [sys.executable, script]
     return [sys.executable, "-m", "ipex_assist"]
+
+
+def _parsers() -> Parsers:
+    """How each subcommand reads its arguments."""
+    from ipex_assist import evaluate, quantize
+    from ipex_assist.batch import arguments as batch
+    from ipex_assist.bench import arguments as bench
+
+    return {
+        "": parse,
+        "batch": batch.parse,
+        "bench": bench.parse,
+        "env": None,
+        "eval": evaluate.build_parser().parse_args,
+        "quantize": quantize.build_parser().parse_args,
+    }
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:

@@ -1,0 +1,87 @@
+"""The command of a batch job, checked by its own parser before it waits in a queue for nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.launch import flags
+from ipex_assist.launch.jobs import Command
+
+# How `ipex-assist` reads its arguments, by subcommand; that without one is "", None is not looked at. They are handed
+# in, since this package knows nothing of the commands that are built on it.
+Parsers = Mapping[str, Callable[[list[str]], argparse.Namespace] | None]
+
+
+def parse_command(argv: Sequence[str], parsers: Parsers) -> Command:
+    """Check an `ipex-assist` or `ipex-launch` command line, and find what of it the job's script must know.
+
+    Raises:
+        UsageError: it is another command, or cannot be run in a job.
+        SystemExit: argparse found something wrong and has said so.
+    """
+    program, arguments = os.path.basename(argv[0]), list(argv[1:])
+    if program == "ipex-launch":
+        _check_launch(arguments)
+    elif program != "ipex-assist":
+        raise UsageError(f"a job runs ipex-assist or ipex-launch; for {argv[0]}, type: ipex-launch -- {argv[0]} …")
+    elif arguments[:1] == ["submit"]:
+        raise UsageError("a job cannot submit itself: give the command that is to run in it")
+    else:
+        word = arguments[0] if arguments and arguments[0] in parsers else ""
+        parse = parsers[word]
+        args = parse(arguments[1:] if word else arguments) if parse else None
+        if word == "batch" and args is not None:
+            return _batch(list(argv), args, parsers)
+        if word == "" and args is not None and args.model and args.prompt is None and args.prompt_file is None:
+            raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
+    return Command(tuple(argv))
+
+
+def locate(command: Command, folders: Sequence[str]) -> Command:
+    """`command` with the path of its program, if it is a mere name and one of `folders` has it.
+
+    Not `python -m ipex_assist`, which would take a folder of that name where the job runs for the package.
+    """
+    program = command.argv[0]
+    if os.sep in program:
+        return command
+    found = [path for folder in folders if os.access(path := os.path.join(folder, program), os.X_OK)]
+    return replace(command, argv=(found[0], *command.argv[1:])) if found else command
+
+
+def _check_launch(arguments: list[str]) -> None:
+    args = flags.build_parser().parse_args(arguments)
+    flags.instance_request(args)
+    flags.extra_environ(args)
+    program = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not program:
+        raise UsageError("ipex-launch has no command; type for example: … -- ipex-launch -- python script.py")
+    if os.path.basename(program[0]) == "ipex-assist" and program[1:2] == ["batch"]:
+        raise UsageError("ipex-assist batch places its instances itself: give it to submit without ipex-launch")
+
+
+def _batch(argv: list[str], args: argparse.Namespace, parsers: Parsers) -> Command:
+    rest = [word for word in _without_output(argv[2:]) if word != "--resume"]
+    parse = parsers["batch"]
+    if parse is not None and parse(["--resume", "-o", os.devnull, *rest]).output != os.devnull:
+        raise UsageError(f"write -o {args.output} as words of their own, since each task has a file of its own")
+    sharded = any(word == "--shard" or word.startswith("--shard=") for word in argv)
+    return Command((*argv[:2], *rest), results=args.output, prompts=args.prompts, sharded=sharded)
+
+
+def _without_output(arguments: list[str]) -> list[str]:
+    """The arguments without `-o FILE`, in each of the ways in which argparse takes it."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            kept += [word, *words]
+        elif word in ("-o", "--output"):
+            next(words)
+        elif not word.startswith("--output=") and not (word.startswith("-o") and len(word) > 2):
+            kept.append(word)
+    return kept
