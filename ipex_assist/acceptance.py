@@ -19,7 +19,8 @@ _FIRST_SHARE = np.array((0.02, 0.04, 0.05, 0.05, 0.05, 0.06, 0.06, 0.06, 0.07, 0
 _LATER_SHARE = np.array((0.01, 0.02, 0.03, 0.03, 0.04, 0.05, 0.05, 0.05, 0.06, 0.08, 0.08, 0.50))
 _PRIOR_ACCEPTANCE = np.array((0.1, 0.2, 0.3, 0.35, 0.45, 0.55, 0.65, 0.72, 0.82, 0.93, 0.96, 0.98))
 _PRIOR_TOKENS = 16.0
-_HONESTY_TOKENS = 4.0  # that the belief in confidences as such weighs
+_HONESTY_TOKENS = 8.0  # that the belief in confidences as such weighs …
+_CLASS_TOKENS = 8.0  # … and, for each class, what all classes together say about it
 _MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
 # Of an earlier text no more than so many tokens count for the next one.
 _CARRIED_TOKENS = 24.0
@@ -64,9 +65,10 @@ class Classes:
 
     def splits(self, honesty: float) -> Splits:
         """How tokens at or above each class's lower edge fare, and those below."""
-        weights = self.prior * self.share
-        drafted = np.cumsum(self.drafted + weights)
-        accepted = np.cumsum(self.accepted + weights * np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE))
+        believed = np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE)
+        rates = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
+        tokens = self.drafted + self.prior * self.share
+        drafted, accepted = np.cumsum(tokens), np.cumsum(tokens * rates)
         below_drafted, below_accepted = drafted - drafted[0], accepted - accepted[0]
         below_drafted[1:], below_accepted[1:] = drafted[:-1], accepted[:-1]
         above_drafted, above_accepted = drafted[-1] - below_drafted, accepted[-1] - below_accepted

@@ -21,9 +21,9 @@ TRUSTED_TOKENS = 16  # seen before a pair is trusted
 # Tokens of the text's end that a draft reads where reading all of it costs too much.
 CONTEXTS = (64, 32, 16, 8)
 WORTH = 1.01  # a draft must promise that much more than plain decoding
-# Of the credit a round may lose no more than this share, or one drafted token: many short drafts tell more about an
+# Of the credit a round may lose no more than this share, or one drafted token: two drafts tell more about an
 # assistant than one long one.
-SHARE = 0.25
+SHARE = 0.5
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def test_without_confidence_it_is_the_published_formula(rate: float, draft: floa
     """(1 - a^(k+1)) / (1 - a) tokens in k·draft + verify(k+1) seconds, and no k is better."""
     acceptance = Acceptance()
     for classes in (acceptance.first, acceptance.later):
-        classes.drafted[-1], classes.accepted[-1] = 1000.0, 1000.0 * rate
+        classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9 * rate
         classes.prior = 0.0
     true = costs(draft)
 
@@ -144,8 +144,12 @@ def test_calibration_that_was_wrong_about_the_draft() -> None:
     run = simulate(Adaptive(measured, 256), steady(0.0), true, tokens=256)
     assert run.seconds <= 1.05 * 256
     # At 0.3 a step this draft pays, at 0.1 it would be drafted from more freely: the true optimum is found.
-    best = min(simulate(Constant(k), steady(0.6), true, tokens=512).seconds for k in range(9))
-    assert simulate(Adaptive(measured, 512), steady(0.6), true, tokens=512).seconds <= 1.05 * best
+
+    def mean(make: Callable[[], Schedule]) -> float:
+        return sum(simulate(make(), steady(0.6), true, tokens=512, seed=seed).seconds for seed in range(6)) / 6
+
+    best = min(mean(lambda k=k: Constant(k)) for k in range(6))  # type: ignore[misc]
+    assert mean(lambda: Adaptive(measured, 512)) <= 1.05 * best
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6, 0.8, 0.9, 0.97])
