@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ import torch
 from conftest import PRECISIONS
 from drafts import SCRIPTS, ScriptedDraft
 
+from ipex_assist import decode as decode_module
+from ipex_assist.adaptive import Adaptive
+from ipex_assist.calibration import calibrate
 from ipex_assist.decode import Round, decode
 from ipex_assist.draft import AssistantModel, DraftSource
+from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.executors import Decoder
 from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Constant
+from ipex_assist.schedule import Constant, Costs, Heuristic, Schedule
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
 GREEDY = Sampling()
@@ -29,6 +34,7 @@ def run(
     prompt: Sequence[int] = PROMPT,
     new: int = NEW,
     sampling: Sampling = GREEDY,
+    schedule: Schedule | None = None,
 ) -> list[Round]:
     """All rounds of one generation."""
     generator = torch.Generator().manual_seed(0)
@@ -40,7 +46,7 @@ def run(
             sampling=sampling,
             generator=generator,
             draft=draft,
-            schedule=Constant(k),
+            schedule=schedule or Constant(k),
         )
     )
 
@@ -65,6 +71,43 @@ def test_assisted_equals_plain(variant: str, executor: str, precision: str, tmp_
             assert tokens_of(run(target, draft, k)) == plain, (name, k)
         draft = AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB)
         assert tokens_of(run(target, draft, k)) == plain, ("another model", k)
+
+
+# Drafts are cheap here, so that adaptive drafts much; expensive, so that it mostly only tries.
+CHEAP = Costs(tuple(1e-3 * (1 + 0.01 * i) for i in range(16)), 1e-5, (1e-5,) * 16, 1e-5)
+DEAR = Costs(tuple(1e-3 * (1 + 0.3 * i) for i in range(16)), 3e-4, tuple(3e-4 + 1e-5 * i for i in range(16)), 1e-5)
+
+
+@pytest.mark.parametrize("variant", ["llama", "opt-350m", "mistral-window"])
+@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+def test_every_source_and_schedule_equals_plain(variant: str, executor: str, precision: str, tmp_path: Path) -> None:
+    """Texts that repeat, so that copies are proposed; drafts of several lengths, thresholds, windows and pauses."""
+    tiny_models.save(tmp_path / "target", variant)
+    tiny_models.save(tmp_path / "assistant", variant, seed=1)
+    target = tiny_models.decoder(tmp_path / "target", executor, precision)
+    assistant = tiny_models.decoder(tmp_path / "assistant", executor, precision, exact=False)
+    prompt = (PROMPT[:7] * 4)[:26]
+    plain = tokens_of(run(target, prompt=prompt, new=60))
+
+    def model(vocabulary: int | None = None) -> AssistantModel:
+        return AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB, vocabulary)
+
+    sources = {
+        "model": model,
+        "lookup": PromptLookup,
+        "lookup+model": lambda: LookupFirst(PromptLookup(), model(), 3),
+        "narrow": lambda: model(100),
+        "half right": lambda: ScriptedDraft(prompt + plain, lambda i: i % 4 == 0, tiny_models.VOCAB),
+    }
+    schedules = {
+        "cheap": lambda: Adaptive(CHEAP, 60),
+        "dear": lambda: Adaptive(DEAR, 60),
+        "heuristic": lambda: Heuristic(1),
+    }
+    for source, make in sources.items():
+        for name, schedule in schedules.items():
+            rounds = run(target, make(), prompt=prompt, new=60, schedule=schedule())
+            assert tokens_of(rounds) == plain, (source, name)
 
 
 def test_a_model_assists_itself_without_a_miss(tmp_path: Path) -> None:
@@ -161,3 +204,72 @@ def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
         rounds = run(target, draft, k=3, sampling=sampling)
         assert len(tokens_of(rounds)) == NEW
         assert sampling.do_sample or tokens_of(rounds) == plain
+
+
+class Clock:
+    """Time that only passes take."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Timed:
+    """A decoder whose passes take a given time, so that costs are known on any machine."""
+
+    def __init__(self, decoder: Decoder, clock: Clock, seconds: float, row: float) -> None:
+        self.decoder, self.clock, self.seconds, self.row = decoder, clock, seconds, row
+        self.spec, self.exact_rows = decoder.spec, decoder.exact_rows
+        self.slower: Callable[[], float] = lambda: 1.0
+
+    @property
+    def length(self) -> int:
+        return self.decoder.length
+
+    def reserve(self, tokens: int) -> None:
+        self.decoder.reserve(tokens)
+
+    def truncate(self, length: int) -> None:
+        self.decoder.truncate(length)
+
+    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
+        self.clock.now += (self.seconds + self.row * len(tokens)) * self.slower()
+        return self.decoder.forward(tokens, last)
+
+
+@pytest.mark.parametrize("step", [0.0005, 0.002, 0.006])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_an_assistant_that_is_always_wrong_costs_three_percent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, noise: float
+) -> None:
+    """Calibration, reading the prompt, and trials included: another random model, whose tokens the target never takes.
+
+    noise: passes of the text take up to so much longer, one by one, which must not make the schedule bolder.
+    """
+    clock, generator = Clock(), random.Random(0)
+    monkeypatch.setattr(decode_module, "time", clock)
+    tiny_models.save(tmp_path / "target", "llama")
+    tiny_models.save(tmp_path / "assistant", "llama", seed=1)
+    target = Timed(tiny_models.decoder(tmp_path / "target", tokens=128), clock, 0.008, 0.0002)
+    assistant = Timed(tiny_models.decoder(tmp_path / "assistant", tokens=128, exact=False), clock, step, 0.0002)
+    costs = calibrate(target, assistant, clock=clock.perf_counter)
+    for decoder in (target, assistant):
+        decoder.reserve(128)
+        decoder.slower = lambda: 1 + noise * generator.random()
+
+    def rounds(assisted: bool) -> list[Round]:
+        draft = AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB) if assisted else None
+        return run(target, draft, new=100, schedule=Adaptive(costs, 100) if assisted else None)
+
+    def seconds(rounds: list[Round]) -> float:
+        return sum(round_.draft_s + round_.target_s for round_ in rounds if not round_.prompt)
+
+    ratios = []
+    for _ in range(3):
+        assisted, plain = rounds(True), rounds(False)
+        assert any(round_.drafted for round_ in assisted)
+        assert sum(round_.accepted for round_ in assisted) <= 5
+        ratios.append(seconds(assisted) / seconds(plain))
+    assert sum(ratios) / 3 <= 1.03, ratios
