@@ -80,7 +80,7 @@ def test_the_second_start_has_the_same_bits(
     variant: str, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A part of the image that is not written, or mapped at another place."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="ipex_assist")
     tiny_models.save(tmp_path / "model", variant)
     first = logits(load(tmp_path / "model", precision))
     assert was_packed(caplog)
@@ -202,7 +202,7 @@ def test_a_damaged_file_is_packed_again(
     whole = path.read_bytes()
     damage(path)
     assert path.read_bytes() != whole
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="ipex_assist")
     caplog.clear()
     assert torch.equal(logits(load(source)), expected)
     assert was_packed(caplog)
@@ -338,7 +338,7 @@ def test_a_changed_checkpoint_is_packed_anew(source: Path, folder: Path, caplog:
     """The same folder with other weights, as after a training run."""
     before = logits(load(source))
     tiny_models.save(source, "llama", seed=1)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="ipex_assist")
     after = logits(load(source))
     assert was_packed(caplog)
     assert not torch.equal(before, after)
