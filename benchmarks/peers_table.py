@@ -1,0 +1,129 @@
+"""What the turns come to: rows of the table, ratios between peers, both with their spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import measure
+from peers_known import OURS, Case
+
+
+@dataclass
+class Outcome:
+    """All that came of a case: the answers of its turns by number, and why it ended early if it did."""
+
+    case: Case
+    turns: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failure: str | None = None
+
+    @property
+    def speed(self) -> float | None:
+        """Median tokens/s, None without a turn."""
+        return statistics.median(self.speeds.values()) if self.turns else None
+
+    @property
+    def speeds(self) -> dict[int, float]:
+        """Tokens/s by turn."""
+        return {turn: answer["tokens_per_s"] for turn, answer in self.turns.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON."""
+        return {
+            "peer": self.case.peer,
+            "precision": self.case.precision,
+            "draft": self.case.draft,
+            "tokens_per_s": measure.summary(list(self.speeds.values())) if self.turns else None,
+            "turns": [{"turn": turn, **answer} for turn, answer in self.turns.items()],
+            "failure": self.failure,
+        }
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One of our cases against the fastest of some of theirs, and what was asked of it."""
+
+    name: str
+    ours: Case
+    rival: Callable[[Case], bool]
+    asked: float
+
+
+RATIOS = (
+    Ratio("int4 target and draft ÷ best peer", Case(OURS, "int4", "int4"), lambda case: case.peer != OURS, 2.5),
+    Ratio(
+        "bf16 target with int4 draft ÷ vLLM bf16 with draft",
+        Case(OURS, "bf16", "int4"),
+        lambda case: case.peer == "vllm" and case.draft is not None,
+        1.8,
+    ),
+    Ratio(
+        "bf16 target with int4 draft ÷ transformers assisted",
+        Case(OURS, "bf16", "int4"),
+        lambda case: case.peer == "transformers" and case.draft is not None,
+        4.0,
+    ),
+)
+
+
+def ratio(wanted: Ratio, outcomes: Mapping[Case, Outcome]) -> dict[str, Any]:
+    """Ratio of medians, its extremes over the turns that both have, and the rival; `value` None if one is missing.
+
+    The rival is the fastest by its median, and stays the same for every turn.
+    """
+    ours = outcomes.get(wanted.ours)
+    rivals = [each for case, each in outcomes.items() if wanted.rival(case) and each.speed is not None]
+    rival = max(rivals, key=lambda each: each.speed or 0.0, default=None)
+    found: dict[str, Any] = {"name": wanted.name, "asked": wanted.asked, "value": None, "ours": wanted.ours.name}
+    if ours is None or ours.speed is None or rival is None or rival.speed is None:
+        missing = wanted.ours.name if ours is None or ours.speed is None else "the peer"
+        return {**found, "rival": rival.case.name if rival else None, "missing": missing}
+    by_turn = [ours.speeds[turn] / rival.speeds[turn] for turn in ours.speeds if turn in rival.speeds]
+    return {
+        **found,
+        "value": ours.speed / rival.speed,
+        "rival": rival.case.name,
+        "min": min(by_turn, default=None),
+        "max": max(by_turn, default=None),
+        "met": ours.speed / rival.speed >= wanted.asked,
+    }
+
+
+def ratio_line(found: Mapping[str, Any]) -> str:
+    """One ratio as a line of text."""
+    if found["value"] is None:
+        return f"{found['name']}: not to be had, {found['missing']} has no figure (asked: {found['asked']:g})"
+    spread = f", {found['min']:.2f} to {found['max']:.2f} in the single turns" if found["min"] is not None else ""
+    against = f"{found['ours']} against {found['rival']}"
+    verdict = "met" if found["met"] else f"{100 * (1 - found['value'] / found['asked']):.0f} % short"
+    return f"{found['name']}: {found['value']:.2f}{spread} ({against}; asked: {found['asked']:g}, {verdict})"
+
+
+def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
+    """A row of the table; one that failed says why."""
+    case, plain = outcome.case, outcomes.get(outcome.case.plain)
+    cells = dict.fromkeys(("tokens/s", "spread", "÷ plain", "first token s", "tokens/pass", "= plain"), "")
+    if outcome.speed is None:
+        cells["tokens/s"] = "failed"
+    else:
+        turns, speeds = list(outcome.turns.values()), outcome.speeds.values()
+        cells["tokens/s"] = f"{outcome.speed:.2f}"
+        cells["spread"] = f"{min(speeds):.2f} to {max(speeds):.2f}"
+        cells["first token s"] = f"{statistics.median(turn['first_token_s'] for turn in turns):.2f}"
+        cells["tokens/pass"] = f"{turns[-1]['tokens'] / turns[-1]['passes']:.2f}"
+        if case.draft and plain is not None and plain.speed is not None:
+            cells["÷ plain"] = f"{outcome.speed / plain.speed:.2f}"
+            outputs = {turn.get("output") for each in (outcome, plain) for turn in each.turns.values()}
+            cells["= plain"] = "" if None in outputs else "yes" if len(outputs) == 1 else "no"
+    note = " / ".join((outcome.failure or "").splitlines())
+    return {"peer": case.peer, "target": case.precision, "draft": case.draft or "–", **cells, "note": note}
+
+
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of equal keys as a Markdown table."""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[each[column].replace("|", "\\|") for column in columns] for each in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
