@@ -208,18 +208,18 @@ def test_an_array_shares_the_prompts_of_a_batch(tiny: str, slurm: Slurm) -> None
 def test_a_batch_that_is_told_to_end_goes_on_by_itself(tiny: str, slurm: Slurm) -> None:
     """SIGTERM to the tasks, as Slurm sends it before time is up: the job is started again and does what is missing."""
     out = slurm.folder / "out.jsonl"
-    write_prompts(slurm.folder / "p.jsonl", [f"the fox {i}" for i in range(200)])
+    write_prompts(slurm.folder / "p.jsonl", [f"the fox {i}" for i in range(100)])
     command = ["ipex-assist", "batch", "p.jsonl", "-o", "out.jsonl", "-m", tiny, *MODEL, "--max-new-tokens", "24"]
     job = slurm.submit("--requeue", "2", *ONE, "--mem", "2G", "--", *command)
     slurm.until(lambda: lines_in(out) >= 5)
     slurm.run("scancel", "--signal=TERM", job)
     slurm.wait(job, "PENDING", "REQUEUED")
     before = out.read_bytes()
-    assert 5 <= before.count(b"\n") < 200
+    assert 5 <= before.count(b"\n") < 100
     fields = slurm.wait(job, "COMPLETED")
     assert fields["Restarts"] == "1"
     assert out.read_bytes().startswith(before)
-    assert len(by_id(out)) == 200
+    assert len(by_id(out)) == 100
     said = slurm.log(job)
     assert "stopped by SIGTERM" in said
     assert said.index("start 1\n") < said.index("stopped by SIGTERM") < said.index("start 2\n")
@@ -228,7 +228,7 @@ def test_a_batch_that_is_told_to_end_goes_on_by_itself(tiny: str, slurm: Slurm) 
 def test_a_cancelled_batch_is_whole_and_can_be_submitted_again(tiny: str, slurm: Slurm) -> None:
     """scancel: what is done is kept, and it stays cancelled; the same command again does the rest."""
     out = slurm.folder / "out.jsonl"
-    write_prompts(slurm.folder / "p.jsonl", [f"the fox {i}" for i in range(200)])
+    write_prompts(slurm.folder / "p.jsonl", [f"the fox {i}" for i in range(100)])
     command = ["ipex-assist", "batch", "p.jsonl", "-o", "out.jsonl", "-m", tiny, *MODEL, "--max-new-tokens", "24"]
     words = ["--requeue", "2", *ONE, "--mem", "2G", "--", *command]
     first = slurm.submit(*words)
@@ -237,12 +237,12 @@ def test_a_cancelled_batch_is_whole_and_can_be_submitted_again(tiny: str, slurm:
     slurm.wait(first, "CANCELLED")
     slurm.until(lambda: "left for --resume" in slurm.log(first))
     before = out.read_bytes()
-    assert 5 <= len(by_id(out)) < 200
+    assert 5 <= len(by_id(out)) < 100
     second = slurm.submit(*words)
     slurm.wait(second, "COMPLETED")
     assert slurm.fields(first)["JobState"] == "CANCELLED"
     assert out.read_bytes().startswith(before)
-    assert len(by_id(out)) == 200
+    assert len(by_id(out)) == 100
 
 
 def test_only_the_element_that_was_ended_starts_again(slurm: Slurm) -> None:
