@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,30 @@ class TurnFailed(IpexAssistError):
     """A child ended with an error, took too long, or said nothing that can be used."""
 
 
-def run_child(child: known.Child, timeout: float, environ: Mapping[str, str]) -> dict[str, Any]:
+@contextlib.contextmanager
+def pinned(cpus: Collection[int]) -> Iterator[None]:
+    """This thread, and so what it starts, on these CPUs alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def run_child(child: known.Child, cpus: Collection[int], timeout: float, environ: Mapping[str, str]) -> dict[str, Any]:
     """Start a child, wait for it, and return its line of JSON. Raises TurnFailed with the last lines it wrote."""
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        # In a session of its own, since peers start processes of their own, which shall end with it.
-        process = subprocess.Popen(
-            child.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env={**environ, **child.environ},
-            start_new_session=True,
-        )
+        with pinned(cpus):
+            process = subprocess.Popen(
+                child.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                env={**environ, **child.environ},
+                start_new_session=True,  # peers start processes of their own, which shall end with them
+            )
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -171,7 +182,6 @@ def run(argv: Sequence[str] | None) -> int:
     """Install, measure, report; returns the exit code. Raises IpexAssistError where nothing can be measured."""
     args = parse(argv)
     cpus = sorted(core.cpus[0] for core in read_topology().default_cores())
-    os.sched_setaffinity(0, cpus)  # children inherit it
     environ = clean_environment(without_plan(os.environ))
     settings = {
         "new_tokens": args.new_tokens,
@@ -183,11 +193,12 @@ def run(argv: Sequence[str] | None) -> int:
     def child_of(case: known.Case) -> known.Child:
         return known.child_of(case, args.envs, (args.target, args.assistant), settings, cpus)
 
+    def run_one(child: known.Child) -> dict[str, Any]:
+        return run_child(child, cpus, args.timeout, environ)
+
     cases = [case for case in known.CASES if case.peer in args.peers]
     say(f"environments and converted models are in {args.envs}")
-    outcomes, interrupted = measure_all(
-        cases, 0 if args.install_only else args.repeats, child_of, lambda child: run_child(child, args.timeout, environ)
-    )
+    outcomes, interrupted = measure_all(cases, 0 if args.install_only else args.repeats, child_of, run_one)
     failed = any(outcome.failure for outcome in outcomes.values())
     if args.install_only:
         return 128 + signal.SIGINT if interrupted else int(failed)
