@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ TARGET_ROWS = (1, 5, 9, 3, 2, 4, 7, 6, 8, 16, 12)
 DRAFT_ROWS = (1, 2, 16, 8, 4)
 READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
 READ_SECONDS = 0.25  # … where it should take no longer than this
+FIRST_SIZES, FIRST_TURNS = 3, 3  # so many sizes have so many turns before the others begin
 MOST_TURNS = 20  # small models need no more to show their fastest pass
 _DRAFTED = 4
 _BEFORE = 8  # rows in the cache
@@ -45,8 +46,8 @@ def calibrate(
 ) -> Costs:
     """Time the target's pass at 1 to 16 rows and the assistant's steps. Takes 1.5 s, or a few passes of large models.
 
-    Each number of rows has its turn again and again until the time is over, and its fastest pass counts: what others do
-    on the machine makes passes slower, never faster. Both caches are empty afterwards.
+    Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
+    slower, never faster. Both caches are empty afterwards.
     """
     verify = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock)
     if assistant is None:
@@ -56,21 +57,31 @@ def calibrate(
 
 
 def time_passes(decoder: Decoder, sizes: Sequence[int], seconds: float, clock: Clock) -> tuple[float, ...]:
-    """Seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated."""
+    """Seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
+
+    The first of `sizes` have all their turns before the others have one: of a few sizes it is better to know the time
+    undisturbed than of many to know it as it happened to be.
+    """
     largest = max(1, min(max(sizes), decoder.spec.context_length - _BEFORE))
     fastest: dict[int, float] = {}
     started = clock()
     _start(decoder, largest + _BEFORE)
-    turn = 0
-    while turn == 0 or (turn < MOST_TURNS and clock() - started < seconds):
-        for size in (size for size in sizes if size <= largest):
-            if len(fastest) >= 2 and clock() - started >= seconds:
-                break
-            fastest[size] = min(fastest.get(size, float("inf")), _time_pass(decoder, size, clock))
-        turn += 1
+    for number, size in enumerate(_turns([size for size in sizes if size <= largest])):
+        if number >= 2 and clock() - started >= seconds:
+            break
+        fastest[size] = min(fastest.get(size, float("inf")), _time_pass(decoder, size, clock))
     decoder.truncate(0)
     known = sorted(fastest)
     return tuple(interpolate(known, rising([fastest[size] for size in known]), range(1, known[-1] + 1)))
+
+
+def _turns(sizes: Sequence[int]) -> Iterator[int]:
+    for _ in range(FIRST_TURNS):
+        yield from sizes[:FIRST_SIZES]
+    for _ in range(FIRST_TURNS):
+        yield from sizes[FIRST_SIZES:]
+    for _ in range(MOST_TURNS - FIRST_TURNS):
+        yield from sizes
 
 
 def _start(decoder: Decoder, tokens: int) -> None:
