@@ -15,6 +15,8 @@ from test_submit import HALVES, TRICKY, dry_run, script_of
 
 from ipex_assist import cli
 
+pytestmark = pytest.mark.one_stack
+
 
 class Job:
     """Runs scripts as a scheduler would, with an `ipex-assist` that notes its arguments."""

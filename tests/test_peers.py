@@ -24,6 +24,8 @@ import peers_known as known  # noqa: E402
 import peers_recipes as recipes  # noqa: E402
 import peers_table as table  # noqa: E402
 
+pytestmark = pytest.mark.one_stack
+
 CPUS = os.sched_getaffinity(0)
 
 

@@ -16,6 +16,8 @@ from ipex_assist import cli
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch.jobs import builtin_template, fill, pbs_time, quote, slurm_time
 
+pytestmark = pytest.mark.one_stack
+
 GOLDEN = Path(__file__).with_name("jobs")
 TRICKY = 'it\'s a "test" of $HOME, `x`,\na second line, a\ttab, \\n, !! and ünïcode'
 BATCH = ["ipex-assist", "batch", "my prompts.jsonl", "-o", "results/out.jsonl", "-m", "facebook/opt-13b"]
