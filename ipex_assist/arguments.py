@@ -14,8 +14,7 @@ from ipex_assist.version import __version__
 PRECISIONS = ("bf16", "fp32", "int8", "int4")
 EPILOG = """\
   ipex-assist -m facebook/opt-13b                         the family's assistant
-  ipex-assist batch prompts.jsonl -o out.jsonl            many prompts over instances (batch --help)
-  ipex-assist submit slurm -- ipex-assist batch …         the script of a job (submit --help)
+  ipex-assist batch|submit|bench|quantize|eval --help     many prompts, job scripts, measuring, fewer bits
   ipex-assist env                                         what this machine is
 """
 
