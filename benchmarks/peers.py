@@ -93,6 +93,16 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def memory_speed(cpus: Sequence[int]) -> float | None:
+    """GB/s that these CPUs read now; None where the native core, which measures it, cannot be used.
+
+    A virtual machine's neighbours can halve it, which no pinning prevents; with it a figure can be judged.
+    """
+    argv = [sys.executable, str(known.RUNNERS / "read_memory.py"), json.dumps(list(cpus))]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return float(json.loads(done.stdout)["GB_per_s"]) if done.returncode == 0 else None
+
+
 def measure_all(
     cases: Iterable[known.Case], repeats: int, child_of: ChildOf, run: Callable[[known.Child], dict[str, Any]]
 ) -> tuple[dict[known.Case, Outcome], bool]:
@@ -194,7 +204,8 @@ def run(argv: Sequence[str] | None) -> int:
         return known.child_of(case, args.envs, (args.target, args.assistant), settings, cpus)
 
     def run_one(child: known.Child) -> dict[str, Any]:
-        return run_child(child, cpus, args.timeout, environ)
+        speed = memory_speed(cpus)
+        return {**run_child(child, cpus, args.timeout, environ), "read_GB_per_s": speed}
 
     cases = [case for case in known.CASES if case.peer in args.peers]
     say(f"environments and converted models are in {args.envs}")

@@ -104,7 +104,8 @@ def ratio_line(found: Mapping[str, Any]) -> str:
 def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
     """A row of the table; one that failed says why."""
     case, plain = outcome.case, outcomes.get(outcome.case.plain)
-    cells = dict.fromkeys(("tokens/s", "spread", "÷ plain", "first token s", "tokens/pass", "= plain"), "")
+    columns = ("tokens/s", "spread", "÷ plain", "first token s", "tokens/pass", "= plain", "read GB/s before")
+    cells = dict.fromkeys(columns, "")
     if outcome.speed is None:
         cells["tokens/s"] = "failed"
     else:
@@ -113,6 +114,8 @@ def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
         cells["spread"] = f"{min(speeds):.2f} to {max(speeds):.2f}"
         cells["first token s"] = f"{statistics.median(turn['first_token_s'] for turn in turns):.2f}"
         cells["tokens/pass"] = f"{turns[-1]['tokens'] / turns[-1]['passes']:.2f}"
+        if reads := [turn["read_GB_per_s"] for turn in turns if turn.get("read_GB_per_s")]:
+            cells["read GB/s before"] = f"{min(reads):.0f} to {max(reads):.0f}"
         if case.draft and plain is not None and plain.speed is not None:
             cells["÷ plain"] = f"{outcome.speed / plain.speed:.2f}"
             outputs = {turn.get("output") for each in (outcome, plain) for turn in each.turns.values()}

@@ -13,6 +13,7 @@ from typing import Any
 
 import checkpoints
 import pytest
+from conftest import HAS_NATIVE
 
 from ipex_assist.env.errors import UsageError
 
@@ -287,6 +288,11 @@ def test_a_row_compares_with_its_own_plain_row() -> None:
     assert table.row(outcomes[B], outcomes)["= plain"] == "no"
     del outcomes[B].turns[1]["output"]
     assert table.row(outcomes[B], outcomes)["= plain"] == ""
+    assert second["read GB/s before"] == ""
+    outcomes[A].turns[1] |= {"read_GB_per_s": None}
+    for turn, speed in ((2, 20.4), (3, 37.2)):
+        outcomes[A].turns[turn] |= {"read_GB_per_s": speed}
+    assert table.row(outcomes[A], outcomes)["read GB/s before"] == "20 to 37"
     lines = table.markdown([first, {**second, "note": "a|b"}]).splitlines()
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
@@ -450,6 +456,7 @@ def test_a_whole_run_with_peers_that_fail(
 ) -> None:
     """Table, ratios and JSON come although peers are missing, and the exit code says that some were."""
     monkeypatch.setattr(known, "child_of", fake_child)
+    monkeypatch.setattr(peers, "memory_speed", lambda cpus: 10.0 * len(cpus))
     file = tmp_path / "figures.json"
     code = peers.main(
         ["--target", model, "--assistant", model, "--envs", str(tmp_path), "--repeats", "2", "--json", str(file)]
@@ -466,6 +473,17 @@ def test_a_whole_run_with_peers_that_fail(
     assert found["machine"]["commit"]
     (cpus,) = {tuple(turn["cpus"]) for case in found["cases"] for turn in case["turns"]}
     assert list(cpus) == found["cpus"]
+    assert {turn["read_GB_per_s"] for case in found["cases"] for turn in case["turns"]} == {10.0 * len(cpus)}
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core is not built here")
+def test_the_memory_s_speed_is_measured_on_the_cpus_of_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes from a process of its own: a pool of threads in the parent would disturb the turns."""
+    speed = peers.memory_speed(sorted(CPUS)[:1])
+    assert speed is not None
+    assert 0.05 < speed < 2000
+    monkeypatch.setattr(known, "RUNNERS", Path("/nowhere"))
+    assert peers.memory_speed([0]) is None
 
 
 def test_installing_alone_measures_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
