@@ -99,7 +99,8 @@ inline float grid_error(const float* x, int64_t size, Grid grid, float* fitted) 
 }
 
 // The grid of least squared error among: minimum to maximum, that range clipped, and the symmetric one with 8 steps
-// below zero (GGUF's Q4_0, which is then met exactly in groups of 32); each also with its scale refitted.
+// below zero (GGUF's Q4_0, which is then met exactly in groups of 32); each also with its scale refitted. Then the best
+// one's zero is moved while that helps.
 inline Grid search_grid(const float* x, int64_t size) {
     __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
     for (int64_t i = 0; i < size; i += LANES) {
@@ -121,6 +122,13 @@ inline Grid search_grid(const float* x, int64_t size) {
     };
     consider({storable((most > -least ? most : -least) / 8.0f), most > -least ? 7 : 8});
     for (int step = 0; step < 10; step++) consider({storable(range / 15.0f * (1.0f - 0.04f * float(step))), zero});
+    for (int side = -1; side <= 1; side += 2) {
+        for (int32_t moved = best.zero + side; moved >= 0 && moved <= 15; moved += side) {
+            const float before = best_error;
+            consider({best.scale, moved});
+            if (best_error == before) break;
+        }
+    }
     return best;
 }
 
