@@ -26,9 +26,13 @@ class Streamer(genai.StreamerBase):
 
 
 def load(settings: dict[str, Any]) -> turn.Generate:
-    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": settings["threads"]}
+    scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False  # the warm-up has the same prompt
+    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": settings["threads"], "scheduler_config": scheduler}
     if settings["assistant"]:
-        options["draft_model"] = genai.draft_model(settings["assistant"], "CPU", **options)
+        options["draft_model"] = genai.draft_model(
+            settings["assistant"], "CPU", INFERENCE_NUM_THREADS=settings["threads"]
+        )
     pipeline = genai.LLMPipeline(settings["target"], "CPU", **options)
     prompt = ov.Tensor(np.array([settings["prompt"]], dtype=np.int64))
 
