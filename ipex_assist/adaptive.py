@@ -24,6 +24,7 @@ WORTH = 1.01  # a draft must promise that much more than plain decoding
 # Of the credit a round may lose no more than this share, or one drafted token: two drafts tell more about an
 # assistant than one long one.
 SHARE = 0.5
+KEPT_TOKENS = 8  # for which a choice is kept where nothing is drafted
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class Adaptive:
     copies: Acceptance = field(default_factory=Acceptance)
     balance: float = 0.0  # seconds won over plain decoding
     _tokens: int = 0
+    _drafts: int = 0  # rounds with one
+    _chosen: Choice = Choice(0, 0.0, 0.0)
+    _chosen_for: tuple[object, ...] = ()
     _since_try: float = 0.0  # seconds of plain decoding since a draft was last tried
     _tried: bool = False
     _shortened: bool = False  # the source has read the end of the text only
@@ -115,12 +119,19 @@ class Adaptive:
         """The best choice that can be afforded."""
         self._now = now
         longest = min(self.longest, now.remaining - 1)
-        choice = best_choice(self._known, self._costs, longest) if longest > 0 else Choice(0, 0.0, 0.0)
+        choice = self._choice(longest) if longest > 0 else Choice(0, 0.0, 0.0)
         if choice.k and choice.rate * self._costs.verifying(1) > WORTH:
             self._plan = self._affordable(choice)
         else:
             self._plan = self._trial() if longest > 0 else Plan(0)
         return self._plan
+
+    def _choice(self, longest: int) -> Choice:
+        """The best one. It is searched for anew when a draft taught something, and else now and then: costs drift."""
+        key = (self._known is self.copies, self._drafts, longest, self._tokens // KEPT_TOKENS)
+        if key != self._chosen_for:
+            self._chosen, self._chosen_for = best_choice(self._known, self._costs, longest), key
+        return self._chosen
 
     def observe(self, outcome: Outcome) -> None:
         """Book the round, and learn from it."""
@@ -137,6 +148,7 @@ class Adaptive:
         if self._trusted and context is None:
             self.balance += self._reading(None)  # see _affordable
         self._since_try, self._tried = 0.0, True
+        self._drafts += 1
         if context is None:
             self._shortened = False
         elif now.unread > context:
