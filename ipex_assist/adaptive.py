@@ -61,11 +61,11 @@ def best_choice(acceptance: Acceptance, costs: Costs, longest: int) -> Choice:
 
 def _powers(first: Array, later: Array, longest: int) -> Array:
     """(edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
-    table = np.repeat(later[:, None], longest, axis=1)
+    table: Array = np.repeat(later[:, None], longest, axis=1)
     table[:, 0] = 1.0
     if longest > 1:
         table[:, 1] = first
-    return np.cumprod(table, axis=1)
+    return np.cumprod(table, axis=1, dtype=np.float64)
 
 
 @dataclass
