@@ -10,10 +10,10 @@ from ipex_assist.schedule import Costs, Outcome
 
 # Variances of logarithms, so that 0.01 is an error of about 10 %. The machine's speed is unknown at first, and drifts
 # with every round. Calibration errs for several rows against one, for neighbours, for each number alone, for the draft.
-_SPEED, _DRIFT = 1.0, 0.02
+_SPEED, _DRIFT = 1.0, 0.005
 _SEVERAL, _ALIKE, _ALONE, _DRAFT = 0.03, 0.02, 0.01, 0.1
 _NEIGHBOURS = 4.0  # numbers of rows over which errors are alike
-_NOISE = 0.01  # of one pass
+_NOISE = 0.02  # of one pass
 _PAUSE = math.log(2)  # a pass that took longer than expected counts as one of this much more
 
 
