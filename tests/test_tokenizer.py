@@ -132,8 +132,8 @@ def test_classes_this_transformers_does_not_know(tmp_path, changes):
         ({"tokenizer_class": "LlamaTokenizer"}, False),
         ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}, False),
         ({"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": ["a.B", None]}}, False),
-        ({"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"9000": {"content": "<x>"}}}, False),
-        ({"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"2": {"content": "<|im_end|>"}}}, True),
+        ({"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {"9000": {"content": "<x>"}}}, False),
+        ({"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {"2": {"content": "<|im_end|>"}}}, True),
     ],
 )
 def test_tokenizer_json_alone_is_read_where_it_is_all(tmp_path, changes, plain):
