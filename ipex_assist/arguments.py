@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ipex_assist.draft_names import parse_assistant
 from ipex_assist.env.errors import UsageError
@@ -19,7 +21,7 @@ EPILOG = """\
 """
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
+class Formatter(argparse.RawDescriptionHelpFormatter):
     """Flags in one wide column, so that the help fits two screens."""
 
     def __init__(self, prog: str) -> None:
@@ -33,6 +35,33 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{text} {self._format_args(action, (action.dest or '').upper())}"
 
 
+def inheriting_parser(
+    prog: str, usage: str, description: str, epilog: str, not_here: Mapping[tuple[str, ...], str]
+) -> argparse.ArgumentParser:
+    """A subcommand's parser with all flags of `ipex-assist`, the same objects.
+
+    not_here: flags that have no meaning there; giving one is a UsageError with this reason.
+    """
+
+    class NotHere(argparse.Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            raise UsageError(f"{option_string}: {not_here[tuple(self.option_strings)]}")
+
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        formatter_class=Formatter,
+        parents=[build_parser()],
+        conflict_handler="resolve",  # a flag that is added again replaces the inherited one
+        allow_abbrev=False,
+    )
+    for flags in not_here:
+        parser.add_argument(*flags, action=NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All flags, in groups. A precision that is not given is None."""
     parser = argparse.ArgumentParser(
@@ -40,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage="%(prog)s [options]\n       %(prog)s env [--json] [--root DIR]",
         description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
         epilog=EPILOG,
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
         allow_abbrev=False,  # `--dry` would not be recognised as the flag to leave out of the command that is printed
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="ipex-assist eval",
         description="Perplexity of a text, and how far a precision or a quantised checkpoint agrees with another.",
         epilog=EPILOG,
-        formatter_class=arguments.build_parser().formatter_class,
+        formatter_class=arguments.Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 
 from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
-
-log = logging.getLogger("ipex_assist")
+from ipex_assist.quiet import configure_messages
 
 
 def run_placed(
@@ -44,13 +41,7 @@ def run_placed(
 
 
 def _work(args: argparse.Namespace, work: Callable[[], int]) -> int:
-    logging.basicConfig(format="ipex-assist: %(message)s", level=logging.ERROR, stream=sys.stderr)
-    log.setLevel(logging.INFO if args.verbose else logging.WARNING)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not args.verbose:
-        warnings.filterwarnings("ignore")
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1")
+    configure_messages(args.verbose)
     try:
         set_threads(args.threads)
         return work()

@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="ipex-assist quantize",
         description="Write a checkpoint with 4-bit weights, which loads without quantising again.",
         epilog=EPILOG,
-        formatter_class=arguments.build_parser().formatter_class,
+        formatter_class=arguments.Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")

@@ -1,12 +1,29 @@
-"""Keeps what libraries print while they are imported off the user's terminal, unless something goes wrong."""
+"""Keeps what libraries print off the user's terminal, unless something goes wrong."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
+
+
+def configure_messages(verbose: bool, form: str = "ipex-assist: %(message)s", *, progress: bool | None = None) -> None:
+    """Messages of ours to standard error; those of libraries only if `verbose`.
+
+    form: of a line. progress: whether the hub draws its bars; None where standard error is a terminal.
+    """
+    logging.basicConfig(format=form, level=logging.ERROR, stream=sys.stderr)
+    logging.getLogger("ipex_assist").setLevel(logging.INFO if verbose else logging.WARNING)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not verbose:
+        bars = sys.stderr.isatty() if progress is None else progress
+        warnings.filterwarnings("ignore")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if bars else "1")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.memory import check_memory, estimate_need
 from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line, statistics_text
-from ipex_assist.quiet import quiet_stderr
+from ipex_assist.quiet import configure_messages, quiet_stderr
 from ipex_assist.schedule import DraftOptions
 from ipex_assist.traffic import machine_gb_per_s
 
@@ -76,15 +75,9 @@ def _fail(message: str, code: int) -> int:
 
 def _configure(verbose: bool) -> None:
     """Messages of ours to standard error; those of libraries only on request."""
-    logging.basicConfig(format="ipex-assist: %(message)s", level=logging.ERROR, stream=sys.stderr)
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    configure_messages(verbose)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not verbose:
-        warnings.filterwarnings("ignore")
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1")
     signal.signal(signal.SIGTERM, _terminate)
 
 

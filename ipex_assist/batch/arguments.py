@@ -37,28 +37,15 @@ NOT_HERE = {
 }
 
 
-class _NotHere(argparse.Action):
-    """A flag that is refused with its reason."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise UsageError(f"{option_string}: {NOT_HERE[tuple(self.option_strings)]}")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """All flags; the models' and the generation's are those of `ipex-assist`, the same objects."""
-    single = arguments.build_parser()
-    parser = argparse.ArgumentParser(
-        prog="ipex-assist batch",
-        usage="%(prog)s PROMPTS -o RESULTS [options]",
-        description="Generate for every line of a file, with instances pinned side by side that share one queue.",
-        epilog=EPILOG,
-        formatter_class=single.formatter_class,
-        parents=[single],
-        conflict_handler="resolve",  # a flag that is added again replaces the inherited one
-        allow_abbrev=False,
+    parser = arguments.inheriting_parser(
+        "ipex-assist batch",
+        "%(prog)s PROMPTS -o RESULTS [options]",
+        "Generate for every line of a file, with instances pinned side by side that share one queue.",
+        EPILOG,
+        NOT_HERE,
     )
-    for flags in NOT_HERE:
-        parser.add_argument(*flags, action=_NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines")
     batch = parser.add_argument_group("batch")
     batch.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")

@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.quiet import configure_messages
 
 if TYPE_CHECKING:
     from ipex_assist.text_model import TextModel
@@ -85,13 +85,7 @@ def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
 def _load(settings: Mapping[str, Any]) -> TextModel:
     """Both models, with the flags of the command in `settings`."""
     args = argparse.Namespace(**settings["args"])
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
-    log.setLevel(logging.INFO if args.verbose else logging.WARNING)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not args.verbose:
-        warnings.filterwarnings("ignore")
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    configure_messages(args.verbose, "%(message)s", progress=False)
     from ipex_assist import run
 
     model, _ = run._load(args, settings["assistant"])

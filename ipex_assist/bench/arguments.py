@@ -54,28 +54,15 @@ ONLY_FOR = {
 T = TypeVar("T")
 
 
-class _NotHere(argparse.Action):
-    """A flag that is refused with its reason."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise UsageError(f"{option_string}: {NOT_HERE[tuple(self.option_strings)]}")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """All flags; the models' and the placement's are those of `ipex-assist`, the same objects."""
-    single = arguments.build_parser()
-    parser = argparse.ArgumentParser(
-        prog="ipex-assist bench",
-        usage="%(prog)s [--task benchmark|decode|dataset] [FILE|NAME] [options]",
-        description="Measure plain and assisted generation in one run: speed, ratio, acceptance, spread.",
-        epilog=EPILOG,
-        formatter_class=single.formatter_class,
-        parents=[single],
-        conflict_handler="resolve",  # a flag that is added again replaces the inherited one
-        allow_abbrev=False,
+    parser = arguments.inheriting_parser(
+        "ipex-assist bench",
+        "%(prog)s [--task benchmark|decode|dataset] [FILE|NAME] [options]",
+        "Measure plain and assisted generation in one run: speed, ratio, acceptance, spread.",
+        EPILOG,
+        NOT_HERE,
     )
-    for flags in NOT_HERE:
-        parser.add_argument(*flags, action=_NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     what = parser.add_argument_group("what is measured")
     what.add_argument("--task", choices=TASKS, default="benchmark", help="(default: benchmark)")
     what.add_argument(
