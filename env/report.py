@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from ipex_assist.env.isa import read_isa
 from ipex_assist.env.libraries import find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
+from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
@@ -101,7 +101,7 @@ def gib(size: int | None) -> str:
 
 def main(argv: list[str]) -> int:
     """Run `ipex-assist env` with the arguments after `env`; the result is the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ipex-assist env",
         description="Report this machine, what may be used of it, and the variables that suit it.",
     )

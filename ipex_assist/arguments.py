@@ -10,6 +10,7 @@ from typing import Any
 
 from ipex_assist.draft_names import parse_assistant
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.version import __version__
 
@@ -47,7 +48,7 @@ def inheriting_parser(
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
             raise UsageError(f"{option_string}: {not_here[tuple(self.option_strings)]}")
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=prog,
         usage=usage,
         description=description,
@@ -64,7 +65,7 @@ def inheriting_parser(
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags, in groups. A precision that is not given is None."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ipex-assist",
         usage="%(prog)s [options]\n       %(prog)s env [--json] [--root DIR]",
         description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist import arguments
 from ipex_assist.arguments import PRECISIONS
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.placed import run_placed
 
@@ -42,7 +43,7 @@ distributions.
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ipex-assist eval",
         description="Perplexity of a text, and how far a precision or a quantised checkpoint agrees with another.",
         epilog=EPILOG,

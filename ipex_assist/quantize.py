@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ipex_assist import arguments
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.placed import run_placed
 
@@ -28,7 +29,7 @@ the layers get 4 bits; embeddings, norms and the head stay as they are.
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ipex-assist quantize",
         description="Write a checkpoint with 4-bit weights, which loads without quantising again.",
         epilog=EPILOG,

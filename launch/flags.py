@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 from ipex_assist.env.cpulist import parse_cpulist
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch.instances import InstanceRequest, Unit, latency_request, throughput_request
 from ipex_assist.launch.memory import parse_memory
 from ipex_assist.launch.pool import Request
@@ -46,7 +47,7 @@ def request_from(args: argparse.Namespace, model_bytes: int | None = None) -> Re
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags of `ipex-launch`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ipex-launch",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT …]",
         description="Run a command pinned to the physical cores of one socket, or several times side by side, with its "

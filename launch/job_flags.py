@@ -8,6 +8,7 @@ import re
 import sys
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch.jobs import Command, Job
 
 EPILOG = """\
@@ -27,7 +28,7 @@ MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags of `ipex-assist submit`, without the command behind `--`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ipex-assist submit",
         usage="%(prog)s slurm|pbs [options] -- ipex-assist|ipex-launch ARGUMENTS …",
         description="Write the script of a batch job, which places the command on what the scheduler gives it.",
