@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist import launch
 from ipex_assist.arguments import assistant_of, parse
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import reader_has_gone
+from ipex_assist.placed import start_placed, works_here
 
 if TYPE_CHECKING:
     from ipex_assist.launch.job_command import Parsers
@@ -69,33 +67,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _generate(args: argparse.Namespace, argv: list[str]) -> int:
-    asked = any(flag is not None for flag in (args.threads, args.cpus, args.socket, args.numa_node))
-    plan = launch.inherited_plan(os.environ)
-    placed = plan is not None and not asked  # by ipex-launch, outside
-    if (placed or args.no_launch) and not args.dry_run:
-        idle = [name for name in ("cpus", "socket", "numa_node") if getattr(args, name) is not None]
-        if plan is None and idle:
-            flags = ", ".join("--" + name.replace("_", "-") for name in idle)
-            print(f"ipex-assist: {flags}: no effect with --no-launch", file=sys.stderr)
+    if works_here(args):
         from ipex_assist import run
 
         return run.main(argv)
-    program = [*this_command(), "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
-    command = launch.prepare(launch.request_from(args, _model_bytes(args)), program)
-    if args.dry_run:
-        print(launch.format_command(command), flush=True)
-        return 0
-    if args.verbose:
-        print(f"ipex-assist: {command.placement.describe()}", *command.notes, sep="\n  ", file=sys.stderr)
-    return launch.run(command, "ipex-assist")
-
-
-def this_command() -> list[str]:
-    """How to start this command again. The script, where it is one: `-m` would look in the current folder first."""
-    script = sys.argv[0]
-    if Path(script).name == "ipex-assist" and Path(script).is_file():
-        return [sys.executable, script]
-    return [sys.executable, "-m", "ipex_assist"]
+    return start_placed([], argv, args, lambda: _model_bytes(args))
 
 
 def _parsers() -> Parsers:

@@ -1,4 +1,4 @@
-"""Commands that compute for a while: placed on this machine's cores as `ipex-assist` itself is, then run."""
+"""Commands that compute for a while: they start themselves again, placed on this machine's cores, and work there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
@@ -24,13 +25,31 @@ def run_placed(
 
     args: with launch.add_placement_arguments' flags and `verbose`. Returns the exit code. Never imports torch itself.
     """
-    from ipex_assist.cli import this_command
-
-    plan = launch.inherited_plan(os.environ)
-    asked = any(flag is not None for flag in (args.threads, args.cpus, args.socket, args.numa_node))
-    if ((plan is not None and not asked) or args.no_launch) and not args.dry_run:
+    if works_here(args):
         return _work(args, work)
-    program = [*this_command(), command, *(flag for flag in argv if flag != "--dry-run"), "--no-launch"]
+    return start_placed([command], argv, args, model_bytes)
+
+
+def works_here(args: argparse.Namespace) -> bool:
+    """Whether this process has been placed, or shall not be; flags that then have no effect are named."""
+    if args.dry_run:
+        return False
+    plan = launch.inherited_plan(os.environ)
+    places = [name for name in ("cpus", "socket", "numa_node") if getattr(args, name) is not None]
+    if not args.no_launch:
+        # ipex-launch may have placed it, outside; a flag inside asks for another place.
+        return plan is not None and not places and args.threads is None
+    if plan is None and places:
+        flags = ", ".join("--" + name.replace("_", "-") for name in places)
+        print(f"ipex-assist: {flags}: no effect with --no-launch", file=sys.stderr)
+    return True
+
+
+def start_placed(
+    command: Sequence[str], argv: Sequence[str], args: argparse.Namespace, model_bytes: Callable[[], int | None]
+) -> int:
+    """Become `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
+    program = [*this_command(), *command, "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
     prepared = launch.prepare(launch.request_from(args, model_bytes()), program)
     if args.dry_run:
         print(launch.format_command(prepared), flush=True)
@@ -38,6 +57,14 @@ def run_placed(
     if args.verbose:
         print(f"ipex-assist: {prepared.placement.describe()}", *prepared.notes, sep="\n  ", file=sys.stderr)
     return launch.run(prepared, "ipex-assist")
+
+
+def this_command() -> list[str]:
+    """How to start this command again. The script, where it is one: `-m` would look in the current folder first."""
+    script = sys.argv[0]
+    if Path(script).name == "ipex-assist" and Path(script).is_file():
+        return [sys.executable, script]
+    return [sys.executable, "-m", "ipex_assist"]
 
 
 def _work(args: argparse.Namespace, work: Callable[[], int]) -> int:

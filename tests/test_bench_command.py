@@ -204,7 +204,7 @@ def test_a_dry_run_prints_the_command(capsys: pytest.CaptureFixture[str]) -> Non
     """Where it would run; nothing is loaded, not even for 33 billion weights."""
     flags = ["--pair", "guanaco-33b", "--random-weights", "--acceptance", "0.8", "--precision", "int4", "--dry-run"]
     assert command.main(flags) == 0
-    assert "bench --pair guanaco-33b" in capsys.readouterr().out
+    assert "bench --no-launch --pair guanaco-33b" in capsys.readouterr().out
 
 
 def test_help_and_refusals_do_not_import_torch() -> None:
