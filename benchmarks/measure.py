@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.launch.plan import MASK_AT_START
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:
@@ -24,9 +28,7 @@ def summary(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, versions, commit and command."""
-    import os
-
+    """Processor, CPUs this process started with, versions, commit and command."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -37,7 +39,7 @@ def machine() -> dict[str, Any]:
     ).stdout.strip()
     return {
         "cpu": facts.get("model name", "?"),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": len(MASK_AT_START),  # OpenMP may have bound this thread to one of them since
         "isa": [flag for flag in wanted if flag in facts.get("flags", "").split()],
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -61,3 +63,14 @@ def report(rows: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:
     """The table, then everything as one line of JSON."""
     print(table(rows))
     print(json.dumps({"machine": machine(), **result}))
+
+
+def exit_code(run: Callable[[], int], say: Callable[[str], None]) -> int:
+    """What `run` returns; its errors as messages, with the codes that `ipex-assist` has for them."""
+    try:
+        return run()
+    except IpexAssistError as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT

@@ -313,13 +313,7 @@ def run(argv: Sequence[str] | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`run`, with its errors as messages."""
-    try:
-        return run(argv)
-    except IpexAssistError as error:
-        say(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return measure.exit_code(lambda: run(argv), say)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""What the benchmarks share: the machine they report, and how they end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import measure
+
+pytestmark = pytest.mark.one_stack
+
+
+def test_the_machine_has_the_cpus_the_process_started_with() -> None:
+    """OpenMP binds the main thread to one CPU, after which every benchmark reported a machine of one."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        found = measure.machine()
+    finally:
+        os.sched_setaffinity(0, before)
+    assert found["cpus"] == len(before)
+    assert found["cpu"]
+    assert found["threads"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (IpexAssistError("no room"), 1, ["no room"]),
+        (UsageError("no such flag"), 2, ["no such flag"]),
+        (KeyboardInterrupt(), 130, []),
+    ],
+)
+def test_errors_are_messages_and_exit_codes(error: BaseException, code: int, said: list[str]) -> None:
+    """A traceback would bury the one line that says what to do."""
+
+    def fail() -> int:
+        raise error
+
+    lines: list[str] = []
+    assert measure.exit_code(fail, lines.append) == code
+    assert lines == said
+    assert measure.exit_code(lambda: 7, lines.append) == 7
+    with pytest.raises(ZeroDivisionError):  # a bug of ours keeps its traceback
+        measure.exit_code(lambda: 1 // 0, lines.append)
