@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
+import measure
 import pytest
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import measure
 
 pytestmark = pytest.mark.one_stack
 

@@ -1,4 +1,4 @@
-"""The benchmark of several instances: layouts of machines, sums, the common start, failing instances, whole runs."""
+"""The benchmark of several instances: the common start, failing instances, whole runs."""
 
 from __future__ import annotations
 
@@ -6,223 +6,28 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import checkpoints
+import multi_socket
 import pytest
 from conftest import HAS_NATIVE
-from machines import MachineSpec
-from test_placement import PLAIN, XEON, machine
+from multi_socket_cases import answer, small
 
-from ipex_assist.checkpoint import open_checkpoint
-from ipex_assist.decode import Round
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.errors import UsageError
 from ipex_assist.env.libraries import find_libraries
 from ipex_assist.env.topology import read_topology
-from ipex_assist.executors.choose import load_decoder
 from ipex_assist.launch.abilities import Abilities
 from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.process import Surroundings
 from ipex_assist.launch.spawn import read_processes
-from ipex_assist.traffic import Traffic, traffic_of
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import multi_socket  # noqa: E402
-import multi_socket_figures as figures  # noqa: E402
-import multi_socket_instance as instance  # noqa: E402
-import multi_socket_layouts as layouts  # noqa: E402
-import plots  # noqa: E402
 
 pytestmark = pytest.mark.one_stack
 
 PLAINLY = Surroundings(find_libraries({}), Abilities(numactl=False, mempolicy=False, taskset=False))
 CPU = read_topology().allowed[0]
 CORES = len(read_topology().default_cores())
-
-
-def small(cores: int) -> Any:
-    return machine(MachineSpec(cores_per_socket=cores))
-
-
-# Layouts
-
-
-def names(found: Any) -> list[str]:
-    """What is measured by default: each place once, under its first name."""
-    placed = [layouts.placed(name, found, None) for name in layouts.defaults(found)]
-    return [each.name for i, each in enumerate(placed) if each.places not in [other.places for other in placed[:i]]]
-
-
-def test_default_layouts_tell_each_machine_s_story() -> None:
-    """Two cores get what "2 instances on 2 cores" is about; sockets and nodes bring theirs; nothing comes twice."""
-    assert names(small(1)) == ["1x1"]
-    assert names(small(2)) == ["1x1", "2x1", "1x2"]
-    assert names(small(8)) == ["1x1", "2x1", "1x4", "2x4", "1x8"]
-    assert names(PLAIN) == ["1x1", "2x1", "1x4", "4x4", "1x8", "per-node", "socket-all"]
-    assert names(XEON) == ["1x1", "2x1", "1x4", "4x4", "1x8", "per-socket", "socket-all"]  # 4x4: one for each node
-
-
-def test_instances_of_a_layout_share_no_core_and_one_process_may_have_all() -> None:
-    """A bug here would let instances slow each other down, or leave a socket out of the two."""
-    two = layouts.placed("4x4", XEON, None)
-    cpus = [cpu for place in two.placements for cpu in place.cpus]
-    assert len(cpus) == len(set(cpus)) == 16
-    assert [place.nodes for place in two.placements] == [(0,), (1,), (2,), (3,)]
-    (one,) = layouts.placed("socket-all", XEON, None).placements
-    assert (one.threads, one.memory) == (16, "local")
-    with pytest.raises(UsageError, match="there is one here"):
-        layouts.placed("socket-all", small(4), None)
-    with pytest.raises(UsageError, match="3x1x1"):
-        layouts.parse("3x1x1")
-    with pytest.raises(UsageError, match="2 of that size fit"):
-        layouts.placed("3x1", small(2), None)
-
-
-def test_what_a_machine_cannot_show_is_named() -> None:
-    """One socket: the questions that two would answer; a machine that has everything names nothing."""
-    one = " ".join(layouts.not_shown(small(2), assisted=False))
-    for words in ("socket-all", "memory of the other socket", "sub-NUMA", "2 cores a socket", "no --assistant"):
-        assert words in one
-    assert layouts.not_shown(XEON, assisted=True) == []
-    (quota,) = layouts.not_shown(replace(XEON, cpu_quota=3.0), assisted=True)
-    assert "quota of 3" in quota
-    assert layouts.describe(XEON) == {"sockets": 2, "nodes": 4, "cores": 16, "cpus": "0-31", "cpu_quota": None}
-
-
-def test_memory_is_read_beyond_the_caches_and_not_by_gigabytes_each() -> None:
-    """56 instances of 1 GiB each would not fit everywhere; a few MiB each would be read out of the caches."""
-    assert layouts.read_bytes(layouts.placed("1x1", XEON, None)) == 1 << 30
-    assert layouts.read_bytes(layouts.placed("16x1", XEON, None)) == 128 << 20
-    assert layouts.read_bytes(layouts.placed("socket-all", XEON, None)) == 2 << 30
-
-
-# Figures
-
-
-def answer(started: float, first: float, ended: float, new: int = 11, **fields: Any) -> dict[str, Any]:
-    return {
-        "started": started,
-        "first": first,
-        "ended": ended,
-        "prompt_tokens": 20,
-        "tokens": list(range(new)),
-        "bytes": 4e9,
-        "drafted": None,
-        "accepted": None,
-    } | fields
-
-
-def test_the_sum_lasts_until_the_last_one_ends() -> None:
-    """Adding the speeds of each would count an instance as if it had been as fast with the others at work."""
-    answers = [answer(0.0, 1.0, 2.0), answer(0.0, 2.0, 5.0)]
-    assert figures.together(answers) == {
-        "tokens_per_s": 22 / 5,
-        "decode_tokens_per_s": 20 / 4,
-        "prompt_tokens_per_s": 40 / 2,
-        "GB_per_s": 2.0,
-    }
-    assert figures.together([answers[0], answers[1] | {"bytes": None}])["GB_per_s"] is None
-    assert figures.alone(answers[1] | {"drafted": 8, "accepted": 6}) == {
-        "ttft_ms": 2000.0,
-        "tpot_ms": 300.0,
-        "tokens_per_s": 10 / 3,
-        "acceptance_rate": 0.75,
-    }
-
-
-def case(name: str, turns: list[list[dict[str, Any]]], assisted: bool = False, reads: float | None = 8.0) -> Any:
-    layout = layouts.placed(name, small(2), None)
-    facts: list[dict[str, Any]] = [{}] * len(layout.placements)
-    made = figures.Case("int4", layout, assisted, facts, facts)
-    for turn in turns:
-        made.add(turn, [None if reads is None else reads / len(turn)] * len(turn))
-    return made
-
-
-def test_cases_are_compared_with_one_core_of_their_own_kind() -> None:
-    """Assisted with assisted: or two instances would be credited with what the assistant brought."""
-    alone, two = case("1x1", [[answer(0, 1, 2)]]), case("2x1", [[answer(0, 1, 2.5)] * 2], reads=12.0)
-    fast = case("1x1", [[answer(0, 1, 1.5)]], assisted=True)
-    both = case("2x1", [[answer(0, 1, 1.75)] * 2], assisted=True)
-    cases = [two, alone, fast, both]
-    assert figures.base_of(both, cases) is fast
-    assert figures.base_of(two, cases) is alone
-    assert (two.as_dict(cases)["over"], two.as_dict(cases)["times"]) == ("1x1", pytest.approx(2 * 2 / 2.5))
-    assert both.as_dict(cases)["times"] == pytest.approx(2 * 1.5 / 1.75)
-    assert alone.as_dict(cases)["times"] is None
-    assert figures.speed_table(cases)[0]["÷ base"] == "1.60"
-    memory = figures.memory_table(cases)[0]  # 8 GB in 1.5 s, of 12 GB/s; one reads 8
-    assert (memory["decode GB/s"], memory["memory GB/s"], memory["memory ÷"], memory["% of memory"]) == (
-        "5.3",
-        "12.0",
-        "1.50",
-        "44",
-    )
-    (line,) = figures.close_lines(cases)
-    assert "2x1 reads memory at 12.0 GB/s, 1x1 at 8.0" in line
-    assert "1.50 ×" in line
-    json.dumps([each.as_dict(cases) for each in cases])
-
-
-def test_another_text_is_seen_in_any_sample_of_any_instance() -> None:
-    """Speed that comes with other tokens is no speed: a lossy case must not read "same tokens: yes"."""
-    alone = case("1x1", [[answer(0, 1, 2)]])
-    good = case("1x1", [[answer(0, 1, 2)]] * 2, assisted=True)
-    other = answer(0, 1, 2) | {"tokens": [*range(10), 99]}
-    odd = case("2x1", [[answer(0, 1, 2)] * 2, [answer(0, 1, 2), other]])
-    assert good.same_tokens([alone, good, odd])
-    assert not odd.same_tokens([alone, good, odd])
-    assert figures.speed_table([alone, odd])[1]["same tokens"] == "NO"
-
-
-def test_unknown_figures_are_dashes() -> None:
-    """Without the native core and our decoders there is no memory speed and no traffic, and still a table."""
-    blind = case("1x1", [[answer(0, 1, 2, bytes=None)]], reads=None)
-    row = figures.memory_table([blind])[0]
-    assert [row[key] for key in ("decode GB/s", "memory GB/s", "memory ÷", "% of memory")] == ["–"] * 4
-    assert figures.speed_table([blind])[0]["accepted"] == "–"
-    assert blind.as_dict([blind])["together"]["GB_per_s"] is None
-
-
-# What an instance counts
-
-
-def test_a_round_reads_the_target_once_and_the_assistant_for_every_drafted_token() -> None:
-    """Counting tokens instead of passes would have assisted decoding read more than there is."""
-    target, assistant = Traffic(1000, 10), Traffic(100, 1)
-    assert instance.bytes_of(Round([1], prompt=True), 20, target, assistant) == 0
-    assert instance.bytes_of(Round([1]), 20, target, None) == 1200
-    assert instance.bytes_of(Round([1, 2, 3], drafted=4, accepted=2), 20, target, assistant) == 1200 + 4 * 120
-
-
-@pytest.mark.skipif(not HAS_NATIVE, reason="the native core is not built here")
-@pytest.mark.parametrize(("precision", "size"), [("fp32", 4.0), ("bf16", 2.0), ("int8", 1.0), ("int4", 0.5)])
-@pytest.mark.parametrize("tied", [False, True])
-def test_traffic_is_that_of_the_linears(tmp_path: Path, precision: str, size: float, tied: bool) -> None:
-    """The embedding table, half of this model, is in memory and is not read: it would double the GB/s of a pass."""
-    model = checkpoints.tiny_model(
-        "llama", vocab_size=4096, hidden_size=256, intermediate_size=512, tie_word_embeddings=tied
-    )
-    checkpoints.save(model, tmp_path, tokenizer=False)
-    decoder = load_decoder(open_checkpoint(str(tmp_path)), precision, "native")
-    linears = 4096 * 256 + 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512)
-    assert traffic_of(decoder, precision).weight_bytes == pytest.approx(linears * size, rel=0.1)
-
-
-def test_resident_memory_by_node() -> None:
-    """Huge pages count with their size, and names of files are not taken for nodes."""
-    lines = [
-        "7f0000000000 bind:0 anon=3 dirty=3 active=0 N0=2 N1=1 kernelpagesize_kB=4",
-        "7f0000200000 bind:0 anon=2 dirty=2 N1=2 kernelpagesize_kB=2048",
-        "7f0000300000 default file=/tmp/N=9 mapped=1 N0=1 kernelpagesize_kB=4",
-        "7f0000400000 default stack",
-    ]
-    assert instance.memory_by_node(lines) == {0: 3 * 4096, 1: 4096 + 2 * (2 << 20)}
-
 
 # The processes
 
@@ -318,7 +123,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def benchmark(*arguments: str) -> tuple[int, list[str], str]:
     process = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "multi_socket.py"), "--offline", *arguments],
+        [sys.executable, multi_socket.__file__, "--offline", *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -453,13 +258,6 @@ def test_assistants_that_are_no_checkpoints_are_not_opened() -> None:
     assert [multi_socket.model_of(name) for name in ("org/model", "lookup+org/model")] == ["org/model"] * 2
 
 
-# The plot
-
-
-def result_of(*cases: Any) -> dict[str, Any]:
-    return {"target": "org/model", "cases": [each.as_dict(cases) for each in cases]}
-
-
 def test_without_matplotlib_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
     """The lack would show after hours of measuring; it must show before, with what to type."""
     real = importlib.util.find_spec
@@ -467,25 +265,3 @@ def test_without_matplotlib_nothing_is_measured(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(multi_socket, "Instances", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(UsageError, match=r"pip install 'ipex-assist\[plot\]'"):
         multi_socket.run(["--target", tiny, "--plot", "x.png"])
-
-
-def test_the_plot_has_a_bar_for_every_case(tmp_path: Path) -> None:
-    """Both modes on every layout, at their medians; a wrong ending of the file's name is a message."""
-    pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
-    cases = [
-        case("1x1", [[answer(0, 1, 2)]]),
-        case("2x1", [[answer(0, 1, 2)] * 2]),
-        case("1x1", [[answer(0, 1, 2)]], True),
-    ]
-    figure = plots.multi_socket(result_of(*cases), str(tmp_path / "out.png"))
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    speed, memory = figure.axes
-    assert sorted(bar.get_height() for bar in speed.patches) == [5.5, 5.5, 11.0]
-    assert sorted(bar.get_height() for bar in memory.patches) == [4.0, 4.0, 8.0]
-    saved = tmp_path / "result.txt"
-    saved.write_text("a table\n" + json.dumps(result_of(*cases)) + "\n")
-    assert plots.main([str(saved), str(tmp_path / "out.svg")]) == 0
-    assert plots.main([str(saved), str(tmp_path / "out.wrong")]) == 1
-    assert plots.main([]) == 2
-    with pytest.raises(IpexAssistError, match="cannot be written"):
-        plots.multi_socket(result_of(*cases), str(tmp_path / "none" / "out.png"))

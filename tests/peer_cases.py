@@ -1,0 +1,18 @@
+"""What the tests of the benchmark of peers share: cases, what a turn answers, and children that say it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import peers_known as known
+
+A, B, C = known.Case("vllm", "bf16"), known.Case("vllm", "bf16", "bf16"), known.Case(known.OURS, "int4", "int4")
+
+
+def answer(speed: float, **more: Any) -> dict[str, Any]:
+    return {"tokens": 128, "passes": 128, "tokens_per_s": speed, "first_token_s": 0.5, "output": "o", **more}
+
+
+def python_says(code: str) -> known.Child:
+    return known.Child((sys.executable, "-c", code))
