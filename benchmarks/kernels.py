@@ -17,6 +17,7 @@ from typing import Any
 import measure
 import torch
 
+from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.native import NativeModel, planned_pool
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.spec import DecoderSpec, Rope
@@ -70,7 +71,7 @@ def _with_layers(spec: DecoderSpec, layers: int) -> DecoderSpec:
 
 def packed_bytes(width: int, columns: int, precision: str) -> int:
     """Of one matrix in our layout."""
-    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}[precision]
+    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}[precision]
     return int(width * columns * each) + (columns * 4 if precision == "int8" else 0)
 
 

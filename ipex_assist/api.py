@@ -20,7 +20,7 @@ from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
 from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.executors import Decoder
+from ipex_assist.executors import DRAFT_INT4_GROUP, Decoder
 from ipex_assist.executors.choose import (
     compute_threads,
     library_executor,
@@ -146,6 +146,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
             exact=False,
             cache_packed=cache_packed,
             table_of=None if helper else decoder,
+            group=DRAFT_INT4_GROUP,
         )
     drafting = Drafting(
         decoder.spec.vocab_size,

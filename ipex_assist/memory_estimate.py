@@ -10,11 +10,12 @@ from ipex_assist import gguf_file, hub
 from ipex_assist.assistants import canonical_id
 from ipex_assist.checkpoint import Checkpoint, FolderCheckpoint, open_folder
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors import INT4_GROUP
 from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
 
 # Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
-# and one bf16 zero point per group of 128. Embeddings and norms are not quantised.
-LINEAR_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
+# and one bf16 zero point per group. Embeddings and norms are not quantised.
+LINEAR_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}
 
 
 def estimate_bytes(

@@ -11,6 +11,7 @@ from pathlib import Path
 from ipex_assist import arguments
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.executors import INT4_GROUP
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.placed import run_placed
 
@@ -39,7 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="a new folder")
     parser.add_argument("--bits", type=int, choices=(4,), default=4, help="(default: 4)")
-    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128, help="(default: 128)")
+    parser.add_argument(
+        "--group-size", type=int, choices=(32, 64, 128), default=INT4_GROUP, help="(default: %(default)s)"
+    )
     parser.add_argument("--method", choices=("rtn", "auto-round"), default="rtn", help="(default: rtn)")
     parser.add_argument(
         "--sym",

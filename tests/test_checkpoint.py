@@ -252,7 +252,7 @@ def test_packed_bytes():
     assert packed_bytes(shapes, "bf16") == 2 * (64000 + 64 + 16384)
     assert packed_bytes(shapes, "fp32") == 4 * (64000 + 64 + 16384)
     assert packed_bytes(shapes, "int8") == 2 * (64000 + 64) + 16384
-    assert packed_bytes(shapes, "int4") == 2 * (64000 + 64) + 16384 // 2 + 4 * 16384 // 128
+    assert packed_bytes(shapes, "int4") == 2 * (64000 + 64) + 16384 // 2 + 4 * 16384 // 64
     assert packed_bytes(shapes, "int8", tied_head=True) == 2 * (64000 + 64) + 16384 + 64000
 
 

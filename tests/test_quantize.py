@@ -137,15 +137,15 @@ def test_what_is_written(tmp_path: Path) -> None:
     shapes = {name.removeprefix(prefix): (t.dtype, tuple(t.shape)) for name, t in tensors.items() if prefix in name}
     assert shapes == {
         "qweight": (torch.int32, (20, 192)),
-        "qzeros": (torch.int32, (2, 24)),
-        "scales": (torch.float16, (2, 192)),
+        "qzeros": (torch.int32, (3, 24)),
+        "scales": (torch.float16, (3, 192)),
         "g_idx": (torch.int32, (160,)),
     }
-    assert tensors[prefix + "g_idx"].tolist() == [0] * 128 + [1] * 32
+    assert tensors[prefix + "g_idx"].tolist() == [0] * 64 + [1] * 64 + [2] * 32
     config = json.loads((tmp_path / "q" / "config.json").read_text())
     declared = config["quantization_config"]
     assert declared == json.loads((tmp_path / "q" / "quantize_config.json").read_text())
-    expected = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False}
+    expected = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
     assert declared.items() >= (expected | {"checkpoint_format": "gptq"}).items()
     from transformers import GPTQConfig
 

@@ -121,6 +121,7 @@ def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None
 
 def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
+    from ipex_assist.executors import DRAFT_INT4_GROUP
     from ipex_assist.executors.choose import load_decoder, resolve_executor
 
     for precision in args.precision:
@@ -132,7 +133,14 @@ def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[s
             helper: Decoder | None = None
             if draft is not None:
                 source = args.model if args.assistant_model == SELF else args.assistant_model
-                helper = load_decoder(_random(source), draft, executor, exact=False, cache_packed=args.cache_packed)
+                helper = load_decoder(
+                    _random(source),
+                    draft,
+                    executor,
+                    exact=False,
+                    cache_packed=args.cache_packed,
+                    group=DRAFT_INT4_GROUP,
+                )
             yield _assembled(args, target, helper, precision, draft, executor), _settle()
             del helper
             _release()

@@ -10,6 +10,11 @@ from ipex_assist.spec import DecoderSpec
 if TYPE_CHECKING:
     import torch
 
+# Input columns that share an int4 scale and zero. A target's quality is its users'; what a draft gets wrong costs time
+# only, and its passes are shorter by 6 % so.
+INT4_GROUP = 64
+DRAFT_INT4_GROUP = 128
+
 
 class Decoder(Protocol):
     """A loaded model with its cache. A row is one token at its position.

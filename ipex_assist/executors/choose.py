@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors import Decoder
+from ipex_assist.executors import INT4_GROUP, Decoder
 from ipex_assist.models import Source, find
 from ipex_assist.spec import DecoderSpec
 
@@ -102,8 +102,11 @@ def _ipex_installed() -> bool:
     return importlib.util.find_spec("intel_extension_for_pytorch") is not None
 
 
-def make_kernels(executor: str, precision: str) -> Kernels:
-    """The kernels of a resolved executor. Importing IPEX takes seconds, so it happens only here."""
+def make_kernels(executor: str, precision: str, group: int = INT4_GROUP) -> Kernels:
+    """The kernels of a resolved executor, int4 in groups of `group` input columns.
+
+    Importing IPEX takes seconds, so it happens only here.
+    """
     import torch
 
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -113,7 +116,7 @@ def make_kernels(executor: str, precision: str) -> Kernels:
         return TorchKernels(dtype)
     from ipex_assist.executors.ipex_kernels import IpexKernels, WeightOnlyKernels
 
-    return IpexKernels(dtype) if precision in ("bf16", "fp32") else WeightOnlyKernels(precision)
+    return IpexKernels(dtype) if precision in ("bf16", "fp32") else WeightOnlyKernels(precision, group)
 
 
 def load_decoder(
@@ -125,12 +128,14 @@ def load_decoder(
     exact: bool = True,
     cache_packed: bool = False,
     table_of: Decoder | None = None,
+    group: int = INT4_GROUP,
 ) -> Decoder:
     """Load and pack a checkpoint whose architecture is one of ours.
 
     exact: find which row counts give equal bits, as a target must have it; a draft needs none of that (nor does the
     native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
     take them from there. table_of: a decoder of the same checkpoint, whose embedding is used where that can be.
+    group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own.
     """
     import torch
 
@@ -141,12 +146,12 @@ def load_decoder(
     started = time.perf_counter()
     with torch.inference_mode():
         if executor == "native":
-            return _load_native(checkpoint, precision, spec, sources, progress, cache_packed, table_of)
+            return _load_native(checkpoint, precision, spec, sources, progress, cache_packed, table_of, group)
         from ipex_assist.executors.decoder import TorchDecoder
         from ipex_assist.executors.exactness import find_plan, unchecked_plan
         from ipex_assist.executors.weights import load_weights
 
-        kernels = make_kernels(executor, precision)
+        kernels = make_kernels(executor, precision, group)
         names, tensors = _stream(checkpoint, sources, progress)
         weights = load_weights(spec, sources, names, tensors, kernels)
         if isinstance(table_of, TorchDecoder) and table_of.kernels.dtype == kernels.dtype:
@@ -174,6 +179,7 @@ def _load_native(
     progress: bool,
     cache_packed: bool,
     table_of: Decoder | None,
+    group: int,
 ) -> Decoder:
     import torch
 
@@ -189,7 +195,7 @@ def _load_native(
     # With one thread torch starts no pool of its own, which would spin against the core's.
     torch.set_num_threads(1)
     stored = checkpoint if precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
-    model = NativeModel(spec, precision, pool) if stored is None else int4_model(stored, spec, sources, pool)
+    model = NativeModel(spec, precision, pool, group) if stored is None else int4_model(stored, spec, sources, pool)
     kept = packed_path(checkpoint, model) if cache_packed else None
     from_cache = kept is not None and load_packed(model, kept, copy=spans_nodes())
     # What is kept on disk must be whole; a mapped table takes no memory until it is read.

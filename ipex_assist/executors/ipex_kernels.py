@@ -13,9 +13,8 @@ from intel_extension_for_pytorch.quantization import (
     prepare,
 )
 
+from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.kernels import Linear, TorchKernels
-
-INT4_GROUP = 128  # input columns that share a scale
 
 
 class _Wrapped(torch.nn.Module):
@@ -47,12 +46,12 @@ class IpexKernels(TorchKernels):
 
 
 class WeightOnlyKernels(IpexKernels):
-    """int8 weights with a scale per output channel, or int4 with one per 128 inputs; rows quantised to int8."""
+    """int8 weights with a scale per output channel, or int4 with one per `group` inputs; rows quantised to int8."""
 
     # Small passes take their natural size where the bits allow it: int4 pays for padding.
     row_sizes = (1, 4, 8, 16)
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, group: int = INT4_GROUP) -> None:
         super().__init__(torch.bfloat16)
         int4 = precision == "int4"
         self.qconfig = get_weight_only_quant_qconfig_mapping(
@@ -60,7 +59,7 @@ class WeightOnlyKernels(IpexKernels):
             lowp_mode=WoqLowpMode.INT8,
             # Scales per row and block of columns: one per tensor would make a row depend on its neighbours.
             act_quant_mode=WoqActQuantMode.PER_BATCH_IC_BLOCK_SYM,
-            group_size=INT4_GROUP if int4 else -1,
+            group_size=group if int4 else -1,
         )
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

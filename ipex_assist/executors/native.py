@@ -13,6 +13,7 @@ import torch
 
 from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.weights import part_of, resolve
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
@@ -25,7 +26,6 @@ log = logging.getLogger("ipex_assist")
 
 FEW_ROWS = 16  # kernels.h: FEW. Rows of one decode step: a row's bits do not depend on how many of these there are.
 PROMPT_ROWS = 256  # rows of a prompt that pass at once
-INT4_GROUP = 128  # input columns that share an int4 scale
 
 
 @functools.cache
