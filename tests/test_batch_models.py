@@ -122,6 +122,7 @@ def test_help_is_quick_and_without_torch() -> None:
         assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.one_stack  # what it kills is ours; that texts are the API's is asked of both stacks above
 def test_thousand_prompts_through_random_kills(tiny: str, tmp_path: Path) -> None:
     """kill -9 of real instances at random moments, while they generate and while they load: 1,000 results, each once,
     and each the text that an undisturbed run gives."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import checkpoints
@@ -57,6 +58,12 @@ def run(*arguments: str, stdin: str | None = "", **environ: str) -> subprocess.C
     )
 
 
+def run_all(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
+    """Run them to their ends, as many at a time as there are CPUs: most of a start is one thread's work."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda arguments: run(*arguments), commands))
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target and another model of the same vocabulary."""
@@ -64,6 +71,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     target = checkpoints.save(checkpoints.tiny_model("llama"), folder / "target")
     assistant = checkpoints.save(checkpoints.tiny_model("llama", seed=1), folder / "assistant")
     return str(target), str(assistant)
+
+
+@pytest.fixture(scope="module")
+def usual(pair: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+    """A run with nothing but a model and a prompt, which several tests look at."""
+    done = run("-m", pair[0], *PROMPT)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def last_json(output: str) -> dict:
@@ -76,8 +91,8 @@ def test_assisted_and_plain_give_the_same_tokens(pair: tuple[str, str]) -> None:
     target, assistant = pair
     # A fixed number, because between two models of one size the adaptive one is, rightly, none.
     drafting = ("--assistant-model", assistant, "--num-assistant-tokens", "3")
-    assisted = run("-m", target, *drafting, *PROMPT, "--json", "--max-new-tokens", "20")
-    plain = run("-m", target, "--no-assisted", *PROMPT, "--json", "--max-new-tokens", "20")
+    options = [*PROMPT, "--json", "--max-new-tokens", "20"]
+    assisted, plain = run_all(["-m", target, *drafting, *options], ["-m", target, "--no-assisted", *options])
     assert (assisted.returncode, plain.returncode) == (0, 0), assisted.stderr + plain.stderr
     assert len(assisted.stdout.splitlines()) == 1
     one, two = last_json(assisted.stdout), last_json(plain.stdout)
@@ -93,47 +108,46 @@ def test_assisted_and_plain_give_the_same_tokens(pair: tuple[str, str]) -> None:
     assert one["environment"]["plan"]["threads"] == one["environment"]["threads"]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_text_and_statistics(pair: tuple[str, str], executor: str) -> None:
-    """The text alone on standard output; nothing but our own lines on standard error."""
-    done = run("-m", pair[0], "-p", "the fox", "--executor", executor, "--assistant-model", "none")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("\n")
-    lines = done.stderr.splitlines()
-    assert all(line.startswith("ipex-assist: ") for line in lines), done.stderr
-    assert re.search(r"\d+ new tokens, [\d.]+ tokens/s, first token after [\d.]+ s, not assisted", lines[-1])
+def test_text_and_statistics(pair: tuple[str, str]) -> None:
+    """On each executor the text alone on standard output; nothing but our own lines on standard error."""
+    options = ["-m", pair[0], "-p", "the fox", "--assistant-model", "none"]
+    for executor, done in zip(EXECUTORS, run_all(*([*options, "--executor", name] for name in EXECUTORS)), strict=True):
+        assert done.returncode == 0, (executor, done.stderr)
+        assert done.stdout.endswith("\n"), executor
+        lines = done.stderr.splitlines()
+        assert all(line.startswith("ipex-assist: ") for line in lines), (executor, done.stderr)
+        assert re.search(r"\d+ new tokens, [\d.]+ tokens/s, first token after [\d.]+ s, not assisted", lines[-1])
 
 
-def test_stream_and_no_stream_print_the_same(pair: tuple[str, str]) -> None:
-    """Streaming must not lose or double a character."""
-    streamed, whole = run("-m", pair[0], *PROMPT), run("-m", pair[0], *PROMPT, "--no-stream")
-    assert streamed.stdout == whole.stdout
-    assert len(streamed.stdout) > 20
-
-
-def test_prompt_from_standard_input_and_file(pair: tuple[str, str], tmp_path: Path) -> None:
-    """Through the launcher's exec, standard input must still be unread."""
+def test_the_same_text_however_it_is_asked_for_and_printed(
+    pair: tuple[str, str], usual: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    """Streaming must not lose or double a character; through the launcher's exec, standard input must be unread."""
     file = tmp_path / "prompt.txt"
-    file.write_text("the quick brown fox")
-    options = ["-m", pair[0], *PROMPT[2:], "--max-new-tokens", "8"]
-    outputs = {
-        run(*options, "-p", "the quick brown fox").stdout,
-        run(*options, "--prompt-file", str(file)).stdout,
-        run(*options, stdin="the quick brown fox").stdout,
-    }
-    assert len(outputs) == 1
-    assert outputs != {""}
+    file.write_text(PROMPT[1])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        asked = [
+            pool.submit(run, "-m", pair[0], *PROMPT, "--no-stream"),
+            pool.submit(run, "-m", pair[0], *PROMPT[2:], "--prompt-file", str(file)),
+            pool.submit(run, "-m", pair[0], *PROMPT[2:], stdin=PROMPT[1]),
+        ]
+    assert [each.result().stdout for each in asked] == [usual.stdout] * 3
+    assert len(usual.stdout) > 20
 
 
-def test_stop_string_and_seeded_sampling(pair: tuple[str, str]) -> None:
+def test_stop_string_and_seeded_sampling(pair: tuple[str, str], usual: subprocess.CompletedProcess[str]) -> None:
     """A stop cuts before it; the same seed repeats, another does not."""
-    text = run("-m", pair[0], *PROMPT).stdout
-    stopped = last_json(run("-m", pair[0], *PROMPT, "--stop", text[10:13], "--json").stdout)
-    assert stopped["stop_reason"] == "stop"
-    assert text.startswith(stopped["text"])
-    assert text[10:13] not in stopped["text"]
-    draws = [run("-m", pair[0], *PROMPT, "--do-sample", "--seed", seed).stdout for seed in ("1", "1", "2")]
-    assert draws[0] == draws[1] != draws[2]
+    text = usual.stdout
+    options = ["-m", pair[0], *PROMPT]
+    stopped, *draws = run_all(
+        [*options, "--stop", text[10:13], "--json"],
+        *([*options, "--do-sample", "--seed", seed] for seed in ("1", "1", "2")),
+    )
+    result = last_json(stopped.stdout)
+    assert result["stop_reason"] == "stop"
+    assert text.startswith(result["text"])
+    assert text[10:13] not in result["text"]
+    assert draws[0].stdout == draws[1].stdout != draws[2].stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -238,25 +252,18 @@ def test_start_up_is_quick(pair: tuple[str, str]) -> None:
         assert min(times) < 0.3, arguments
 
 
-def test_no_launch_runs_here(pair: tuple[str, str]) -> None:
-    """No plan, no relaunch."""
-    done = run("-m", pair[0], *PROMPT, "--no-launch", "--json", "--max-new-tokens", "4")
-    assert last_json(done.stdout)["environment"]["plan"] is None
-
-
-def test_outer_launch_is_respected(pair: tuple[str, str]) -> None:
-    """Under ipex-launch the placement is taken as it is; a placement flag inside makes a new one."""
-    outer = [sys.executable, "-m", "ipex_assist.launch", "--threads", "1", "--"]
-    arguments = command("-m", pair[0], *PROMPT, "--json", "--max-new-tokens", "4")
-    done = subprocess.run([*outer, *arguments], capture_output=True, text=True, timeout=120)
-    assert last_json(done.stdout)["environment"]["threads"] == 1, done.stderr
-
-
-def test_without_numactl_it_says_what_is_lost(pair: tuple[str, str]) -> None:
-    """PATH without numactl: it runs all the same."""
-    done = run("-m", pair[0], *PROMPT, "--max-new-tokens", "4", PATH="/nonexistent")
-    assert done.returncode == 0, done.stderr
-    assert "numactl" in done.stderr
+def test_where_it_runs(pair: tuple[str, str]) -> None:
+    """--no-launch: no plan, no relaunch. Under ipex-launch: as it placed. Without numactl: what is lost is said."""
+    arguments = ["-m", pair[0], *PROMPT, "--max-new-tokens", "4", "--json"]
+    outer = [sys.executable, "-m", "ipex_assist.launch", "--threads", "1", "--", *command(*arguments)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        here = pool.submit(run, *arguments, "--no-launch")
+        under = pool.submit(subprocess.run, outer, capture_output=True, text=True, timeout=120)
+        without = pool.submit(run, *arguments, PATH="/nonexistent")
+    assert last_json(here.result().stdout)["environment"]["plan"] is None
+    assert last_json(under.result().stdout)["environment"]["threads"] == 1, under.result().stderr
+    assert without.result().returncode == 0, without.result().stderr
+    assert "numactl" in without.result().stderr
 
 
 def test_version() -> None:
@@ -293,15 +300,14 @@ WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_USAGE)
-def test_wrong_usage(name: str, pair: tuple[str, str], tmp_path: Path) -> None:
+def test_wrong_usage(pair: tuple[str, str], tmp_path: Path) -> None:
     """Exit code 2, a message, no traceback, nothing on standard output."""
-    arguments, message = WRONG_USAGE[name]
-    done = run("-m", pair[0], *(a.replace("D/", f"{tmp_path}/") for a in arguments))
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    commands = [["-m", pair[0], *(a.replace("D/", f"{tmp_path}/") for a in words)] for words, _ in WRONG_USAGE.values()]
+    for (name, (_, message)), done in zip(WRONG_USAGE.items(), run_all(*commands), strict=True):
+        assert done.returncode == 2, (name, done.stderr)
+        assert message in done.stderr, name
+        assert "Traceback" not in done.stderr, name
+        assert done.stdout == "", name
 
 
 def broken(name: str, folder: Path) -> tuple[list[str], str]:
@@ -337,25 +343,26 @@ def broken(name: str, folder: Path) -> tuple[list[str], str]:
     return ["-m", str(folder)], "AutoModelForCausalLM"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "unknown hub model",
-        "no config",
-        "not a GGUF",
-        "truncated safetensors",
-        "pickled code",
-        "unsupported architecture",
-    ],
+BROKEN = (
+    "unknown hub model",
+    "no config",
+    "not a GGUF",
+    "truncated safetensors",
+    "pickled code",
+    "unsupported architecture",
 )
-def test_broken_checkpoints(name: str, tmp_path: Path) -> None:
+
+
+def test_broken_checkpoints(tmp_path: Path) -> None:
     """Exit code 1, a message that names the file or model, no traceback."""
-    arguments, message = broken(name, tmp_path / "model")
-    done = run(*arguments, *PROMPT)
-    assert done.returncode == 1, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "model" / "pwned").exists()
+    made = [broken(name, tmp_path / name) for name in BROKEN]
+    outcomes = run_all(*([*arguments, *PROMPT] for arguments, _ in made))
+    for name, (_, message), done in zip(BROKEN, made, outcomes, strict=True):
+        assert done.returncode == 1, (name, done.stderr)
+        assert message in done.stderr, name
+        assert "Traceback" not in done.stderr, name
+    assert not list(tmp_path.rglob("pwned"))
+    assert not Path("pwned").exists()
 
 
 def test_vocabulary_mismatch(pair: tuple[str, str], tmp_path: Path) -> None:
@@ -386,11 +393,9 @@ def test_too_little_memory_is_said_before_loading(
     assert re.search(r"too little memory: [\d.]+ GiB are needed .* and 0\.1 GiB are available", message)
 
 
-def test_default_assistant_that_cannot_be_had(pair: tuple[str, str]) -> None:
+def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess[str]) -> None:
     """A tiny Llama has no published sibling: said, with the flag, and the run goes on."""
-    done = run("-m", pair[0], *PROMPT, "--max-new-tokens", "4")
-    assert done.returncode == 0, done.stderr
-    assert "--assistant-model" in done.stderr
+    assert "--assistant-model" in usual.stderr
 
 
 def test_the_embedded_model_answers() -> None:

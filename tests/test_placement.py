@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +21,13 @@ from ipex_assist.launch.placement import Placement, Request, place
 pytestmark = pytest.mark.one_stack
 
 
+# Hundreds of invented machines of a hundred files each: in memory, where there is such a folder.
+IN_MEMORY = next((folder for folder in ["/dev/shm"] if os.access(folder, os.W_OK)), None)
+
+
+@functools.cache
 def machine(spec: MachineSpec) -> Machine:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         return read_topology(write_machine(spec, Path(folder)))
 
 
