@@ -5,9 +5,10 @@
 
 For each prompt all contenders take turns: plain decoding, the fixed lengths, adaptive. Speed is tokens after the first
 ÷ seconds after the first, so that what the draft needs to read the prompt counts against it; all contenders give the
-same tokens, which is checked. Adaptive begins each text as a new process does, or, with --warm, knowing what the texts
-before it taught. `--wrong` measures what an assistant costs that is always wrong: its model does its work, and each
-token that it drafts is replaced by another.
+same tokens, which is checked. Adaptive knows what the texts before it taught, which are those of other prompts: every
+turn goes through all prompts, after one text of each that is not counted. With --cold it begins each text as if the
+pair had never been used. `--wrong` measures what an assistant costs that is always wrong: its model does its work, and
+each token that it drafts is replaced by another. --plot draws the curves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import draft_prompts
@@ -93,24 +96,41 @@ def contenders(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {"plain": {"assisted": False}, **({} if args.wrong else fixed), "adaptive": {}}
 
 
-def speeds(model: Any, args: argparse.Namespace, prompt: str) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Tokens per second of each contender in each turn, and how the adaptive draft did."""
-    samples: dict[str, list[float]] = {}
-    tokens: dict[str, list[int]] = {}
-    draft: dict[str, Any] = {}
-    for turn in range(args.repeats):
-        order = list(contenders(args).items())
-        for name, options in order if turn % 2 == 0 else reversed(order):
-            if not args.warm:
-                model.drafting.models, model.drafting.copies = Acceptance(), Acceptance()
-            result = model.generate(prompt, chat=True, max_new_tokens=args.max_new_tokens, **options)
-            samples.setdefault(name, []).append(result.tokens_per_s or math.nan)
-            tokens[name] = result.tokens
-            if name == "adaptive":
-                draft = vars(result.draft)
-    differing = [name for name in tokens if tokens[name] != tokens["plain"]]
-    assert not differing, f"other tokens than plain decoding's: {differing}"
-    return samples, {"new_tokens": len(tokens["plain"]), "draft": draft}
+@dataclass
+class Measured:
+    """Of one prompt: tokens per second of each contender in each turn, and how the adaptive draft did."""
+
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    draft: dict[str, Any] = field(default_factory=dict)
+    rounds: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """By contender."""
+        return {name: statistics.median(values) for name, values in self.samples.items()}
+
+    def facts(self, rounds: bool) -> dict[str, Any]:
+        """For the JSON."""
+        speeds = {name: measure.summary(values) for name, values in self.samples.items()}
+        kept = {"new_tokens": len(self.tokens), "draft": self.draft, "tokens_per_s": speeds}
+        return kept | ({"rounds": self.rounds} if rounds else {})
+
+
+def take_turn(model: Any, args: argparse.Namespace, prompt: str, forwards: bool, measured: Measured) -> None:
+    """Every contender once, on one prompt."""
+    order = list(contenders(args).items())
+    for name, options in order if forwards else reversed(order):
+        if args.cold:
+            model.drafting.models, model.drafting.copies = Acceptance(), Acceptance()
+        noted = note_rounds(model) if name == "adaptive" else []
+        result = model.generate(prompt, chat=True, max_new_tokens=args.max_new_tokens, **options)
+        measured.samples.setdefault(name, []).append(result.tokens_per_s or math.nan)
+        measured.tokens = measured.tokens or result.tokens
+        assert result.tokens == measured.tokens, f"{name} gives other tokens than the contenders before it"
+        if name == "adaptive":
+            measured.draft, measured.rounds = vars(result.draft), noted[-1].rounds
+            del model.drafting.schedule
 
 
 def row(prompt: str, speed: dict[str, float]) -> dict[str, Any]:
@@ -126,12 +146,32 @@ def row(prompt: str, speed: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def mean(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+def mean(results: Sequence[Measured]) -> dict[str, float]:
     """Of each contender, over the prompts' medians."""
-    names = next(iter(results.values()))["tokens_per_s"]
-    return {
-        name: statistics.mean(result["tokens_per_s"][name]["median"] for result in results.values()) for name in names
-    }
+    medians = [result.medians for result in results]
+    return {name: statistics.mean(speeds[name] for speeds in medians) for name in medians[0]}
+
+
+def draw(path: Path, results: dict[str, Measured]) -> None:
+    """Each prompt's speed-up over plain decoding by fixed draft length, and a mark for what adaptive reached."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, result in results.items():
+        speed = result.medians
+        fixed = {int(key[2:]): value / speed["plain"] for key, value in speed.items() if key.startswith("k=")}
+        (line,) = axes.plot([0, *fixed], [1.0, *fixed.values()], marker=".", label=name)
+        most = max(fixed) + 1
+        axes.plot(most, speed["adaptive"] / speed["plain"], marker="D", color=line.get_color(), linestyle="none")
+    axes.set_xticks([0, *fixed, most], [*map(str, (0, *fixed)), "adaptive"])
+    axes.set_xlabel("drafted tokens a round")
+    axes.set_ylabel("speed ÷ plain decoding")
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.legend(fontsize="small", ncols=2)
+    figure.savefig(path)
 
 
 def parse() -> argparse.Namespace:
@@ -148,11 +188,15 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--fixed", nargs="*", type=int, default=list(range(1, 9)), metavar="K")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--warm", action="store_true", help="adaptive knows what earlier texts taught it")
+    parser.add_argument("--cold", action="store_true", help="adaptive knows nothing of earlier texts")
     parser.add_argument("--recalibrate", action="store_true")
     parser.add_argument("--rounds", action="store_true", help="the adaptive schedule's rounds, in the JSON")
     parser.add_argument("--wrong", action="store_true", help="an assistant that is always wrong, against plain")
-    return parser.parse_args()
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="curves, as .svg or .png (needs matplotlib)")
+    args = parser.parse_args()
+    if args.plot and (args.wrong or not args.fixed):
+        parser.error("--plot: there are no fixed draft lengths to plot")
+    return args
 
 
 def main() -> None:
@@ -169,16 +213,18 @@ def main() -> None:
     if args.wrong:
         model.wrap_draft = lambda source, _: AlwaysWrong(source, model.decoder.spec.vocab_size)
     model.generate("Hello.", chat=True, max_new_tokens=8, num_assistant_tokens=3)  # warms up
-    noted = note_rounds(model)
-    rows, results = [], {}
-    for name in args.prompts:
-        samples, facts = speeds(model, args, PROMPTS[name])
-        results[name] = facts | {"tokens_per_s": {key: measure.summary(values) for key, values in samples.items()}}
-        if args.rounds:
-            results[name]["rounds"] = noted[-1].rounds
-        rows.append(row(name, {key: statistics.median(values) for key, values in samples.items()}))
-        print(measure.table(rows[-1:]), flush=True)
-    rows.append(row("mean", mean(results)))
+    if not args.cold and not args.wrong:
+        for name in args.prompts:
+            model.generate(PROMPTS[name], chat=True, max_new_tokens=args.max_new_tokens)
+    results = {name: Measured() for name in args.prompts}
+    for turn in range(args.repeats):
+        for name, measured in results.items():
+            take_turn(model, args, PROMPTS[name], turn % 2 == 0, measured)
+            print(f"turn {turn + 1}:", measure.table([row(name, measured.medians)]), sep="\n", flush=True)
+    rows = [row(name, measured.medians) for name, measured in results.items()]
+    rows.append(row("mean", mean(list(results.values()))))
+    if args.plot:
+        draw(args.plot, results)
     print()
     measure.report(
         rows,
@@ -188,7 +234,7 @@ def main() -> None:
             "assistant": model.identity.assistant,
             "assistant_precision": model.identity.assistant_precision,
             "costs_s": dataclasses.asdict(model.drafting.costs),
-            "results": results,
+            "results": {name: measured.facts(args.rounds) for name, measured in results.items()},
         },
     )
 

@@ -88,6 +88,26 @@ class Acceptance:
     def __init__(self) -> None:
         self.first, self.later = Classes(_FIRST_SHARE), Classes(_LATER_SHARE)
 
+    @classmethod
+    def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
+        """From what `as_counts` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        known = cls()
+        for classes, stored in ((known.first, counts["first"]), (known.later, counts["later"])):
+            drafted, accepted = (np.array([float(count) for count in stored[key]]) for key in ("drafted", "accepted"))
+            if not len(drafted) == len(accepted) == len(EDGES):
+                raise ValueError(f"{len(drafted)} and {len(accepted)} classes instead of {len(EDGES)}")
+            if not (np.isfinite(drafted).all() and (accepted >= 0).all() and (accepted <= drafted).all()):
+                raise ValueError("counts that cannot be")
+            classes.drafted, classes.accepted = drafted, accepted
+        return known
+
+    def as_counts(self) -> dict[str, dict[str, list[float]]]:
+        """Drafted and accepted tokens by class of confidence, decayed, for JSON."""
+        return {
+            name: {"drafted": classes.drafted.tolist(), "accepted": classes.accepted.tolist()}
+            for name, classes in (("first", self.first), ("later", self.later))
+        }
+
     @property
     def seen(self) -> float:
         """Tokens behind these counts, decayed like them: how far they can be trusted."""

@@ -31,8 +31,9 @@ from ipex_assist.executors.choose import (
 from ipex_assist.generation import Identity
 from ipex_assist.models import find
 from ipex_assist.native import library
+from ipex_assist.pair_cache import PairCache, pair_facts
 from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Costs, DraftOptions, Schedule
+from ipex_assist.schedule import DraftOptions, Schedule
 from ipex_assist.text_model import TextModel
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.traffic import Traffic, traffic_of
@@ -148,14 +149,19 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
             table_of=None if helper else decoder,
             group=DRAFT_INT4_GROUP,
         )
+    cache = _cache(request, assistant is not None, recalibrate)
+    measure = functools.partial(calibration.calibrate, decoder, assistant, request.draft_vocabulary)
     drafting = Drafting(
         decoder.spec.vocab_size,
-        lambda: _costs(request, decoder, assistant, recalibrate),
+        lambda: cache.costs(measure),
         assistant,
         request.name.lookup,
         request.draft_vocabulary,
         helper_tokenizer,
         tokenizer,
+        cache.models,
+        cache.copies,
+        cache.keep_acceptance,
     )
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(helper_tokenizer is not None)
@@ -198,13 +204,13 @@ def _other_tokenizer(
     return None
 
 
-def _costs(request: _Request, decoder: Decoder, assistant: Decoder | None, anew: bool) -> Costs:
-    """The pair's costs on this machine, from the cache folder where they are there."""
+def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
+    """What is kept of the pair on this machine; drafts: whether a model does."""
     plan = launch.inherited_plan(os.environ)
-    facts = calibration.pair_facts(
+    facts = pair_facts(
         request.checkpoint,
         request.precision,
-        request.helper or (request.checkpoint if assistant is not None else None),
+        request.helper or (request.checkpoint if drafts else None),
         request.assistant_precision,
         executor=request.executor,
         draft_vocabulary=request.draft_vocabulary,
@@ -214,8 +220,7 @@ def _costs(request: _Request, decoder: Decoder, assistant: Decoder | None, anew:
         core=library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         torch=torch.__version__,
     )
-    measure = functools.partial(calibration.calibrate, decoder, assistant, request.draft_vocabulary)
-    return calibration.kept_costs(facts, measure, anew=anew)
+    return PairCache(facts, anew=anew)
 
 
 def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Checkpoint | None:
@@ -305,4 +310,6 @@ class AssistedModel(TextModel):
             draft=draft,
             schedule=schedule,
         )
+        if draft is not None and options.adapts and self.wrap_draft is None:
+            rounds = self.drafting.learning(rounds)
         return rounds, draft is not None

@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--universal", action="store_true", help="allow an assistant with another tokenizer (by its text)"
     )
     models.add_argument("--draft-vocabulary", type=int, metavar="N", help="draft only among the first N token ids")
-    models.add_argument("--recalibrate", action="store_true", help="measure again what passes cost on this machine")
+    models.add_argument("--recalibrate", action="store_true", help="forget what was measured of this pair here")
     models.add_argument(
         "--executor",
         choices=("auto", "native", "ipex", "torch"),

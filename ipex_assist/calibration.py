@@ -1,27 +1,13 @@
-"""What a pass costs on this machine: measured once when a pair is loaded, kept in the cache folder."""
+"""What a pass costs on this machine: measured when a pair is loaded for the first time (pair_cache.py keeps it)."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ipex_assist.draft import NarrowDecoder
 from ipex_assist.executors import Decoder
 from ipex_assist.schedule import Costs
-from ipex_assist.version import __version__
-
-if TYPE_CHECKING:
-    from ipex_assist.checkpoint import Checkpoint
-
-log = logging.getLogger("ipex_assist")
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
 TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 0.9, 0.25, 0.06
@@ -160,69 +146,7 @@ def interpolate(known: Sequence[int], values: Sequence[float], wanted: Iterable[
     return results
 
 
-def pair_facts(
-    target: Checkpoint, precision: str, assistant: Checkpoint | None, assistant_precision: str | None, **others: Any
-) -> dict[str, Any]:
-    """All that costs depend on: both checkpoints' files, precisions, and `others`: executor, threads, machine, …"""
-    return {
-        "version": __version__,
-        "target": _identity(target),
-        "precision": precision,
-        "assistant": _identity(assistant) if assistant else None,
-        "assistant_precision": assistant_precision,
-        **others,
-    }
-
-
-def _identity(checkpoint: Checkpoint) -> list[Any]:
-    files = checkpoint.weight_files()
-    return [checkpoint.source, *([str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/ipex-assist/calibration, by default under ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist" / "calibration"
-
-
-def kept_costs(facts: Mapping[str, Any], measure: Callable[[], Costs], *, anew: bool = False) -> Costs:
-    """Costs by the file kept for `facts`; where there is none, or `anew`, from `measure`, and then kept."""
-    path = cache_folder() / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]}.json"
-    costs = None if anew else _read(path, facts)
-    if costs is None:
-        started = time.perf_counter()
-        costs = measure()
-        log.info("calibrated in %.2f s: %s", time.perf_counter() - started, describe(costs))
-        _write(path, facts, costs)
-    return costs
-
-
 def describe(costs: Costs) -> str:
     """In milliseconds, for people."""
     passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in costs.verify[:9])
     return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms"
-
-
-def _read(path: Path, facts: Mapping[str, Any]) -> Costs | None:
-    """None for a file that is missing, damaged, or another pair's."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["facts"] != json.loads(json.dumps(facts)):
-            return None
-        costs = {key: content["costs"][key] for key in ("verify", "draft", "rows", "read")}
-        verify, rows = tuple(map(float, costs["verify"])), tuple(map(float, costs["rows"]))
-        found = Costs(verify, float(costs["draft"]), rows, float(costs["read"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if found.verify and all(0 < seconds < 1e4 for seconds in found.verify) else None
-
-
-def _write(path: Path, facts: Mapping[str, Any], costs: Costs) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"facts": facts, "costs": asdict(costs)}, indent=1), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        log.info("the calibration is not kept: %s", error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 
 from ipex_assist.acceptance import Acceptance
 from ipex_assist.adaptive import Adaptive
+from ipex_assist.decode import Round
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.draft_universal import UniversalAssistant
@@ -35,6 +37,7 @@ class Drafting:
     """Everything a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
 
     assistant_tokenizer: of an assistant with another vocabulary. measure: gives the costs when they are first needed.
+    keep: hears of `models` and `copies` when a text has ended that the adaptive schedule learnt from.
     """
 
     target_vocab_size: int
@@ -46,7 +49,15 @@ class Drafting:
     target_tokenizer: PreTrainedTokenizerBase | None = None
     models: Acceptance = field(default_factory=Acceptance)
     copies: Acceptance = field(default_factory=Acceptance)
+    keep: Callable[[Acceptance, Acceptance], None] | None = None
     _costs: Costs | None = None
+
+    def __post_init__(self) -> None:
+        self._known_at_first = copy.deepcopy((self.models, self.copies))
+
+    def forget(self) -> None:
+        """What the texts so far taught; the next one begins as a new process would begin it."""
+        self.models, self.copies = copy.deepcopy(self._known_at_first)
 
     @property
     def costs(self) -> Costs:
@@ -96,3 +107,11 @@ class Drafting:
         self.copies.next_text()
         longest = LONGEST_DRAFT if number is None else number
         return Adaptive(self.costs, limit, longest, self.models, self.copies)
+
+    def learning(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """The rounds of a text, at whose end, whatever ends it, what it taught is handed on."""
+        try:
+            yield from rounds
+        finally:
+            if self.keep is not None:
+                self.keep(self.models, self.copies)

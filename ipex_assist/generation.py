@@ -166,6 +166,8 @@ class Generation(Iterator[Chunk]):
         text = "".join(piece.text for piece in pieces)
         self._pieces.append(text)
         self.statistics.count(round_, len(kept))
+        if self._stop_reason is not None:
+            self._close()
         return Chunk(text, kept, round_, pieces)
 
     def _reason(self, token: int) -> StopReason | None:
@@ -180,8 +182,15 @@ class Generation(Iterator[Chunk]):
         if self._stop_reason is not None:
             return ""
         self._stop_reason = "interrupted"
+        self._close()
         self._pieces.append(self._text.finish())
         return self._pieces[-1]
+
+    def _close(self) -> None:
+        """No round is wanted any more: where they come from a generator, it ends here and not when it is collected."""
+        close = getattr(self._rounds, "close", None)
+        if close is not None:
+            close()
 
     def result(self) -> Result:
         """The result; before the end, that of the tokens so far."""

@@ -1,21 +1,16 @@
-"""Calibration on decoders with a clock of their own: what is measured, how long it takes, and what is kept."""
+"""Calibration on decoders with a clock of their own: what is measured, and how long it takes."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import checkpoints
 import pytest
 import torch
 
 from ipex_assist import calibration
-from ipex_assist.checkpoint import open_checkpoint
-from ipex_assist.schedule import Costs
 
 
 class Clock:
@@ -116,79 +111,3 @@ def test_interpolation() -> None:
     """Straight between what is known, level outside."""
     assert calibration.interpolate([1, 5, 9], [10, 14, 30], [1, 2, 5, 7, 9, 12]) == [10, 11, 14, 22, 30, 30]
     assert calibration.interpolate([3], [7], [1, 3, 8]) == [7, 7, 7]
-
-
-COSTS = Costs((0.01, 0.011), 0.002, (0.002, 0.0021), 0.0005)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where calibrations are kept."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "ipex-assist" / "calibration"
-
-
-class Measure:
-    """Counts how often it is asked."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self) -> Costs:
-        self.calls += 1
-        return COSTS
-
-
-def test_kept_and_found_again(cache: Path) -> None:
-    """The second load measures nothing, unless told to; other facts do."""
-    measure = Measure()
-    for _ in range(3):
-        assert calibration.kept_costs({"threads": 2}, measure) == COSTS
-    assert measure.calls == 1
-    calibration.kept_costs({"threads": 4}, measure)
-    calibration.kept_costs({"threads": 2}, measure, anew=True)
-    assert measure.calls == 3
-    assert len(list(cache.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: text.replace("0.011", "-1.0"),
-        lambda text: text.replace('"threads": 2', '"threads": 3'),
-        lambda text: json.dumps({"facts": {"threads": 2}, "costs": {"verify": []}}),
-    ],
-)
-def test_a_damaged_file_is_measured_again(cache: Path, damage: Callable[[str], str]) -> None:
-    """Cut off, of another kind, with impossible numbers, of another pair: replaced without a word."""
-    measure = Measure()
-    calibration.kept_costs({"threads": 2}, measure)
-    (file,) = cache.iterdir()
-    file.write_text(damage(file.read_text()))
-    assert calibration.kept_costs({"threads": 2}, measure) == COSTS
-    assert calibration.kept_costs({"threads": 2}, measure) == COSTS
-    assert measure.calls == 2
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The costs are used all the same. A file stands where the folder should be, which stops root, too."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert calibration.kept_costs({}, Measure()) == COSTS
-
-
-def test_facts_change_with_the_checkpoint(tmp_path: Path) -> None:
-    """Another file under the same name is another model."""
-    folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "model")
-
-    def facts() -> dict[str, Any]:
-        checkpoint = open_checkpoint(str(folder))
-        return calibration.pair_facts(checkpoint, "bf16", None, None, executor="torch", threads=2)
-
-    before = facts()
-    assert before == facts()
-    file = next(folder.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes() + b"\0")
-    assert facts() != before

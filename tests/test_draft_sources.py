@@ -16,12 +16,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import ipex_assist
-from ipex_assist import calibration
+from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.draft import AssistantModel, Proposal
 from ipex_assist.draft_lookup import LONGEST, NGRAM, PLACES, LookupFirst, PromptLookup
 from ipex_assist.draft_names import AssistantName, parse_assistant
 from ipex_assist.draft_universal import Pieces, UniversalAssistant
 from ipex_assist.env.errors import UsageError
+from ipex_assist.executors import DRAFT_INT4_GROUP
+from ipex_assist.executors.choose import load_decoder
+from ipex_assist.pair_cache import PairCache
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import Costs
 
@@ -245,7 +248,7 @@ def test_universal_drafts_the_text_that_the_assistant_would_write(folders: Path)
 def _calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs by which drafting pays, whatever the machine does meanwhile."""
     costs = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
-    monkeypatch.setattr(calibration, "kept_costs", lambda *_, **__: costs)
+    monkeypatch.setattr(PairCache, "costs", lambda *_: costs)
 
 
 NAMES = ["self", "lookup", "lookup+self", "lookup+{assistant}", "{assistant}", "{other}"]
@@ -272,12 +275,12 @@ def test_every_name_gives_the_targets_text(folders: Path, name: str, schedule: s
 def test_the_targets_copy_shares_its_embedding(folders: Path) -> None:
     """Of the copy's own table no page is written; its drafts are those of a copy with a table of its own."""
     model: Any = ipex_assist.load(str(folders / "target"), "self", executor="native")
-    alone: Any = ipex_assist.load(str(folders / "target"), None, precision="int4", executor="native")
+    alone: Any = load_decoder(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
     tokens = model.tokenizer(PROMPT)["input_ids"]
-    for decoder in (model.assistant, alone.decoder):
+    for decoder in (model.assistant, alone):
         decoder.reserve(80)
-    assert torch.equal(model.assistant.forward(tokens), alone.decoder.forward(tokens))
-    image, whole = bytes(model.assistant.model.image()), bytes(alone.decoder.model.image())
+    assert torch.equal(model.assistant.forward(tokens), alone.forward(tokens))
+    image, whole = bytes(model.assistant.model.image()), bytes(alone.model.image())
     table = checkpoints.VOCAB_SIZE * 64 * 2
     assert len(image) == len(whole)
     assert image.count(0) > whole.count(0) + 0.9 * table

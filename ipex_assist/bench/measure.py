@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ipex_assist.acceptance import Acceptance
 from ipex_assist.api import AssistedModel
 from ipex_assist.bench.simulated import SimulatedDraft
 from ipex_assist.draft import DraftSource
@@ -195,7 +194,7 @@ def forget(model: TextModel) -> None:
     """What earlier texts taught the adaptive schedule: a sample shall not depend on those before it."""
     drafting = getattr(model, "drafting", None)
     if drafting is not None:
-        model.drafting = replace(drafting, models=Acceptance(), copies=Acceptance())  # type: ignore[attr-defined]
+        drafting.forget()
 
 
 def _row(model: TextModel, case: Case, contender: Contender, result: Result) -> Row:
