@@ -100,7 +100,15 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray>=2.30"],
-        "dev": ["pytest>=8", "hypothesis>=6.100", "scipy>=1.11", "ruff==0.17.5", "mypy==2.4.1", "pre-commit>=4"],
+        "dev": [
+            "pytest>=8",
+            "hypothesis>=6.100",
+            "scipy>=1.11",
+            "matplotlib>=3.8",
+            "ruff==0.17.5",
+            "mypy==2.4.1",
+            "pre-commit>=4",
+        ],
     },
     entry_points={
         "console_scripts": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
@@ -12,6 +13,11 @@ from ipex_assist.native.library import unavailable
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs like that, and what the tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # as nohup starts us: we go on ignoring it, what we start does not
 
 HAS_IPEX = importlib.util.find_spec("intel_extension_for_pytorch") is not None
 HAS_NATIVE = unavailable() is None

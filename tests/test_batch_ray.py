@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import uuid
@@ -87,35 +86,35 @@ def instances(mark: str) -> dict[int, int]:
 def test_kills_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
     """kill -9 of an instance, of a Ray worker, and of the command: each id once in the end, no process left."""
     mark, out = uuid.uuid4().hex, tmp_path / "o"
-    texts = [f"the fox {i}" for i in range(600)]
+    texts = [f"the fox {i}" for i in range(300)]
     prompts = write_prompts(tmp_path / "p.jsonl", texts)
     arguments = [prompts, "-o", out, "-m", tiny, *MODEL, "--ray", cluster, "--resume"]
     process = start(REAL, *arguments, HF_TEST_MARK=mark)
-    wait_for(lambda: lines_in(out) >= 40 or process.poll() is not None, 90)
+    wait_for(lambda: lines_in(out) >= 20 or process.poll() is not None, 90)
     os.kill(next(iter(instances(mark).values())), signal.SIGKILL)
-    wait_for(lambda: lines_in(out) >= 120 or process.poll() is not None, 90)
+    wait_for(lambda: lines_in(out) >= 60 or process.poll() is not None, 90)
     worker = next(iter(instances(mark).values()))
     actor = read_processes()[worker][0]
     os.kill(actor, signal.SIGKILL)
     wait_for(lambda: gone([worker]), 5)
-    wait_for(lambda: lines_in(out) >= 200 or process.poll() is not None, 90)
+    wait_for(lambda: lines_in(out) >= 100 or process.poll() is not None, 90)
     left = instances(mark)
     assert left
     process.kill()
     process.communicate()
     wait_for(lambda: gone(instances(mark).values()), 20)
     done = lines_in(out)
-    assert 200 <= done < 600
+    assert 100 <= done < 300
     code, err = run(REAL, *arguments, "-v", seconds=120, HF_TEST_MARK=mark)
     assert code == 0, err
     assert "loaded in" in err
     found = by_id(out)
-    assert len(found) == 600
+    assert len(found) == 300
     assert {record["instance"] for record in found.values()} == {0, 1}
-    retried = [number for number in range(600) if found[f"p{number}"]["tries"] == 2]
+    retried = [number for number in range(300) if found[f"p{number}"]["tries"] == 2]
     assert 1 <= len(retried) <= 2
     model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
-    for number in (*retried, *range(0, 600, 29)):
+    for number in (*retried, *range(0, 300, 29)):
         assert found[f"p{number}"]["tokens"] == model.generate(texts[number], max_new_tokens=8).tokens
 
 
@@ -170,10 +169,11 @@ def test_an_address_without_a_cluster(address: str, code: int, message: str, tin
 
 def test_without_ray(tiny: str, tmp_path: Path) -> None:
     """The extra is named, and `local` is checked before anything is started."""
-    if importlib.util.find_spec("ray") is not None:
-        pytest.skip("Ray is installed")
+    hidden = tmp_path / "ray.py"  # stands before an installed one
+    hidden.write_text("raise ModuleNotFoundError(\"No module named 'ray'\")\n")
     prompts = write_prompts(tmp_path / "p.jsonl", ["a"])
-    code, err = run(REAL, prompts, "-o", tmp_path / "o", "-m", tiny, *MODEL, "--ray", "local")
+    arguments = [prompts, "-o", tmp_path / "o", "-m", tiny, *MODEL, "--ray", "local"]
+    code, err = run(REAL, *arguments, PYTHONPATH=str(tmp_path))
     assert code == 2
     assert "ipex-assist[ray]" in err
 
