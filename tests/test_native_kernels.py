@@ -67,6 +67,9 @@ def compile_program(folder: Path, kind: str) -> Path:
         if "-DEMULATED_AMX" in flags:
             levels = build.INSTRUCTION_SETS
             patch.setitem(levels, "amx", (*levels["avx512_bf16"], "-DIPEX_ASSIST_EMULATE_AMX"))
+        if kind == "thread":  # runs avx512 alone; the others are there to be linked
+            for name in set(build.INSTRUCTION_SETS) - {"avx512"}:
+                patch.setitem(build.INSTRUCTION_SETS, name, (*build.INSTRUCTION_SETS[name], "-O0"))
         build.build(folder / "program", flags=(*flags, *linked), program=SOURCES / "main.cpp")
     return folder / "program"
 
