@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
 from dataclasses import replace
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.one_stack
 IN_MEMORY = next((folder for folder in ["/dev/shm"] if os.access(folder, os.W_OK)), None)
 
 
-@functools.cache
 def machine(spec: MachineSpec) -> Machine:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         return read_topology(write_machine(spec, Path(folder)))
