@@ -5,10 +5,10 @@
 
 For each prompt all contenders take turns: plain decoding, the fixed lengths, adaptive. Speed is tokens after the first
 ÷ seconds after the first, so that what the draft needs to read the prompt counts against it; all contenders give the
-same tokens, which is checked. Adaptive knows what the texts before it taught, which are those of other prompts: every
-turn goes through all prompts, after one text of each that is not counted. With --cold it begins each text as if the
-pair had never been used. `--wrong` measures what an assistant costs that is always wrong: its model does its work, and
-each token that it drafts is replaced by another. --plot draws the curves.
+same tokens, which is checked. Adaptive knows what the texts before it taught, so name several prompts: every turn goes
+through all of them, after one text of each that is not counted. With --cold it begins each text as if the pair had
+never been used. `--wrong`, which does so too, measures what an assistant costs that is always wrong: its model does its
+work, and each token that it drafts is replaced by another. --plot draws the curves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import draft_prompts
 import measure
 
 import ipex_assist
-from ipex_assist.acceptance import Acceptance
 from ipex_assist.draft import DraftSource, Proposal
 from ipex_assist.schedule import Outcome, Plan, Schedule, Situation
 
@@ -121,8 +120,8 @@ def take_turn(model: Any, args: argparse.Namespace, prompt: str, forwards: bool,
     """Every contender once, on one prompt."""
     order = list(contenders(args).items())
     for name, options in order if forwards else reversed(order):
-        if args.cold:
-            model.drafting.models, model.drafting.copies = Acceptance(), Acceptance()
+        if args.cold or args.wrong:
+            model.drafting.forget()
         noted = note_rounds(model) if name == "adaptive" else []
         result = model.generate(prompt, chat=True, max_new_tokens=args.max_new_tokens, **options)
         measured.samples.setdefault(name, []).append(result.tokens_per_s or math.nan)
@@ -213,6 +212,7 @@ def main() -> None:
     if args.wrong:
         model.wrap_draft = lambda source, _: AlwaysWrong(source, model.decoder.spec.vocab_size)
     model.generate("Hello.", chat=True, max_new_tokens=8, num_assistant_tokens=3)  # warms up
+    model.drafting.forget()  # what earlier processes taught is not in the figures, nor these texts in later processes
     if not args.cold and not args.wrong:
         for name in args.prompts:
             model.generate(PROMPTS[name], chat=True, max_new_tokens=args.max_new_tokens)

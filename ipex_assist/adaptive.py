@@ -18,6 +18,7 @@ EXPECTED_TOKENS = 128
 # What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
 TRUST = 0.04
 TRUSTED_TOKENS = 16  # seen before a pair is trusted
+TRUSTED_READING = 0.1  # and what it may spend on reading a prompt, which it then need not have won before
 # Tokens of the text's end that a draft reads where reading all of it costs too much.
 CONTEXTS = (64, 32, 16, 8)
 WORTH = 1.01  # a draft must promise that much more than plain decoding
@@ -92,6 +93,7 @@ class Adaptive:
     _chosen_for: tuple[object, ...] = ()
     _since_try: float = 0.0  # seconds of plain decoding since a draft was last tried
     _tried: bool = False
+    _has_read: bool = False  # the whole text, on trust
     _shortened: bool = False  # the source has read the end of the text only
     _now: Situation = field(default_factory=lambda: Situation(0, 0, 0))
     _plan: Plan = field(default_factory=lambda: Plan(0))
@@ -105,9 +107,10 @@ class Adaptive:
     @property
     def credit(self) -> float:
         """Seconds that may be lost from here on."""
-        tokens = max(min(self.limit, EXPECTED_TOKENS), self._tokens)
-        share = STAKE + TRUST if self._trusted or self._pays() else STAKE
-        return self.balance + (share * tokens + FURTHER * self._tokens) * self._live.costs.verifying(1)
+        expected = min(self.limit, EXPECTED_TOKENS)
+        trust = TRUST * expected if self._trusted or self._pays() else 0.0
+        stake = STAKE * max(expected, self._tokens) + FURTHER * self._tokens
+        return self.balance + (trust + stake) * self._live.costs.verifying(1)
 
     def _pays(self) -> bool:
         """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
@@ -145,8 +148,9 @@ class Adaptive:
         if not drafted:
             return
         self.balance += outcome.accepted * plain - self._loss(drafted, context)
-        if self._trusted and context is None:
-            self.balance += self._reading(None)  # see _affordable
+        if self._reads_on_trust(context):
+            self.balance += self._reading(None)
+            self._has_read = True
         self._since_try, self._tried = 0.0, True
         self._drafts += 1
         if context is None:
@@ -178,24 +182,29 @@ class Adaptive:
         """The choice, with as much of the text read, and as many tokens, as the credit covers."""
         context, credit = self._context(choice), self.credit
         reading = self._reading(context)
-        if context is None and self._trusted:
-            credit += reading  # a pair that did well before may read what it needs
+        if self._reads_on_trust(context):
+            credit += reading
         k, most = choice.k, reading + SHARE * (credit - reading)
         while k and self._loss(k, context) > (credit if k == 1 else most):
             k -= 1
         return Plan(k, choice.least, context)
+
+    def _reads_on_trust(self, context: int | None) -> bool:
+        """Whether the ledger leaves this reading out: the first of the whole text, by a pair that did well before."""
+        return self._trusted and context is None and not self._has_read
 
     def _context(self, choice: Choice) -> int | None:
         """None to read the whole text: where that pays in the tokens to come, and its price may be lost."""
         now, plain = self._now, self._costs.verifying(1)
         if now.unread <= CONTEXTS[-1] and not self._shortened:
             return None
-        price, won = self._reading(None), now.remaining * (plain - 1 / choice.rate)
+        price, won = self._reading(None), min(now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
         if self._shortened:
             # It drafts as it is; knowing the whole text makes it better by an amount that only trying would tell.
             whole = price < 0.5 * self.balance and price < 0.25 * won
         else:
-            whole = price < won and (self._trusted or price < self.credit / 2)
+            trusted = self._trusted and price < TRUSTED_READING * min(self.limit, EXPECTED_TOKENS) * plain
+            whole = price < won and (trusted or price < self.credit / 2)
         return None if whole else self._end_of_text()
 
     def _end_of_text(self) -> int:

@@ -20,7 +20,7 @@ from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
 from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.executors import DRAFT_INT4_GROUP, Decoder
+from ipex_assist.executors import DRAFT_INT4_GROUP, INT4_GROUP, Decoder
 from ipex_assist.executors.choose import (
     compute_threads,
     library_executor,
@@ -29,6 +29,7 @@ from ipex_assist.executors.choose import (
     stored_precision,
 )
 from ipex_assist.generation import Identity
+from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
 from ipex_assist.pair_cache import PairCache, pair_facts
@@ -66,8 +67,9 @@ def load(
     target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none; "self" is
     the target's own int4 copy, "lookup" copies from the text so far, "lookup+MODEL" both ("auto-lookup" is
     "lookup+auto"). universal: an assistant with another vocabulary is used through its text. draft_vocabulary: the
-    assistant drafts among the first so many token ids only. calibrate: measure what passes cost (or take it from the
-    cache folder, unless recalibrate), which the adaptive schedule needs; else it does so when it is first used.
+    assistant drafts among the first so many token ids only. calibrate: measure what passes cost, or take it from the
+    cache folder, which the adaptive schedule needs; else it does so when it is first used. How often drafts were
+    accepted is kept there, too, after each text. recalibrate: forget both.
     precision: bf16, fp32, int8 or int4 (the last two need an executor that has them). None is bf16, or the 4 bits of a
     checkpoint that is quantised already (GPTQ, AWQ). assistant_precision defaults to the assistant's own such bits,
     then to the target's precision. cache_packed: keep the native core's packed weights in the cache folder, and take
@@ -149,20 +151,18 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
             table_of=None if helper else decoder,
             group=DRAFT_INT4_GROUP,
         )
-    cache = _cache(request, assistant is not None, recalibrate)
     measure = functools.partial(calibration.calibrate, decoder, assistant, request.draft_vocabulary)
     drafting = Drafting(
         decoder.spec.vocab_size,
-        lambda: cache.costs(measure),
+        measure,
         assistant,
         request.name.lookup,
         request.draft_vocabulary,
         helper_tokenizer,
         tokenizer,
-        cache.models,
-        cache.copies,
-        cache.keep_acceptance,
     )
+    if drafting.possible:
+        drafting.go_on_from(_cache(request, assistant is not None, recalibrate))
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(helper_tokenizer is not None)
     return AssistedModel(decoder, tokenizer, eos, identity, assistant, drafting=drafting)
@@ -205,22 +205,25 @@ def _other_tokenizer(
 
 
 def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
-    """What is kept of the pair on this machine; drafts: whether a model does."""
-    plan = launch.inherited_plan(os.environ)
-    facts = pair_facts(
+    """What is kept of the pair; drafts: whether a model does."""
+    pair = pair_facts(
         request.checkpoint,
         request.precision,
         request.helper or (request.checkpoint if drafts else None),
         request.assistant_precision,
-        executor=request.executor,
         draft_vocabulary=request.draft_vocabulary,
-        machine=read_isa().model,
-        cpus=sorted(plan.cpus if plan else os.sched_getaffinity(0)),
-        threads=plan.threads if plan else compute_threads(),
-        core=library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
-        torch=torch.__version__,
+        int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
     )
-    return PairCache(facts, anew=anew)
+    plan = launch.inherited_plan(os.environ)
+    machine = {
+        "executor": request.executor,
+        "machine": read_isa().model,
+        "cpus": sorted(plan.cpus if plan else MASK_AT_START),
+        "threads": plan.threads if plan else compute_threads(),
+        "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
+        "torch": torch.__version__,
+    }
+    return PairCache(pair, machine, anew=anew)
 
 
 def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Checkpoint | None:

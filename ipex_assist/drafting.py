@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.draft_universal import UniversalAssistant
 from ipex_assist.executors import Decoder
+from ipex_assist.pair_cache import PairCache
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import (
     CONSTANT_TOKENS,
@@ -52,12 +52,15 @@ class Drafting:
     keep: Callable[[Acceptance, Acceptance], None] | None = None
     _costs: Costs | None = None
 
-    def __post_init__(self) -> None:
-        self._known_at_first = copy.deepcopy((self.models, self.copies))
+    def go_on_from(self, cache: PairCache) -> None:
+        """Know what earlier processes learnt of this pair, and keep for later ones what this one learns."""
+        measure = self.measure
+        self.measure = lambda: cache.costs(measure)
+        self.models, self.copies, self.keep = cache.models, cache.copies, cache.keep_acceptance
 
     def forget(self) -> None:
-        """What the texts so far taught; the next one begins as a new process would begin it."""
-        self.models, self.copies = copy.deepcopy(self._known_at_first)
+        """The pair is unknown from here on but for its costs, and what it does is not kept for later processes."""
+        self.models, self.copies, self.keep = Acceptance(), Acceptance(), None
 
     @property
     def costs(self) -> Costs:

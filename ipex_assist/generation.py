@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -151,8 +152,12 @@ class Generation(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         if self._stop_reason is not None:
+            self._close()
             raise StopIteration
         round_ = next(self._rounds)
+        if self._stop_reason is not None:  # interrupted while the round ran
+            self._close()
+            raise StopIteration
         before, pieces = len(self._text.tokens), []
         for index, token in enumerate(round_.tokens):
             text = self._text.push(token)
@@ -166,8 +171,6 @@ class Generation(Iterator[Chunk]):
         text = "".join(piece.text for piece in pieces)
         self._pieces.append(text)
         self.statistics.count(round_, len(kept))
-        if self._stop_reason is not None:
-            self._close()
         return Chunk(text, kept, round_, pieces)
 
     def _reason(self, token: int) -> StopReason | None:
@@ -190,7 +193,8 @@ class Generation(Iterator[Chunk]):
         """No round is wanted any more: where they come from a generator, it ends here and not when it is collected."""
         close = getattr(self._rounds, "close", None)
         if close is not None:
-            close()
+            with contextlib.suppress(ValueError):  # a round is running, in another thread or under a signal's handler
+                close()
 
     def result(self) -> Result:
         """The result; before the end, that of the tokens so far."""

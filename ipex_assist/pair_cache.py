@@ -1,4 +1,4 @@
-"""What is known of a pair on this machine, in one file of the cache folder: costs of passes, acceptance so far."""
+"""What is kept of a pair in the cache folder: what passes cost on this machine, and how often drafts were accepted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import json
 import logging
 import math
 import os
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
+FORMAT = 1  # of the files
 # Seconds between two writings of a process whose texts follow each other: home folders may be slow.
 WRITE_EVERY = 5.0
 
@@ -31,9 +33,10 @@ WRITE_EVERY = 5.0
 def pair_facts(
     target: Checkpoint, precision: str, assistant: Checkpoint | None, assistant_precision: str | None, **others: Any
 ) -> dict[str, Any]:
-    """All that costs depend on: both checkpoints' files, precisions, and `others`: executor, threads, machine, …"""
+    """What a pair is: both checkpoints' files, precisions, and `others`, such as the vocabulary it drafts from."""
     return {
         "version": __version__,
+        "format": FORMAT,
         "target": _identity(target),
         "precision": precision,
         "assistant": _identity(assistant) if assistant else None,
@@ -43,31 +46,46 @@ def pair_facts(
 
 
 def _identity(checkpoint: Checkpoint) -> list[Any]:
-    files = checkpoint.weight_files()
-    return [checkpoint.source, *([str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
+    return [checkpoint.source, *(_identity_of(file) for file in checkpoint.weight_files())]
+
+
+def _identity_of(file: Path) -> list[Any]:
+    try:
+        stat = file.stat()
+    except OSError:  # deleted since it was read
+        return [str(file)]
+    return [str(file.resolve()), stat.st_size, stat.st_mtime_ns]
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/ipex-assist/calibration, by default under ~/.cache."""
+    """$XDG_CACHE_HOME/ipex-assist/calibration, by default under ~/.cache. RuntimeError where no home is known."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist" / "calibration"
 
 
 class PairCache:
-    """A pair's file. What is missing, damaged, or another pair's counts as unknown; nothing here fails.
+    """A pair's costs on this machine, and its acceptance, which is the same on all of them.
 
-    Of processes that use one pair at a time, the last one to end a text writes what the next one will read.
+    What is missing, damaged, or another pair's counts as unknown; nothing here fails. Of processes that use one pair at
+    a time, the last one to write is what the next one will read.
     """
 
     def __init__(
-        self, facts: Mapping[str, Any], *, anew: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        pair: Mapping[str, Any],
+        machine: Mapping[str, Any],
+        *,
+        anew: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """anew: forget what is there."""
-        self._facts = json.loads(json.dumps(facts))
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        self.path = cache_folder() / f"{digest}.json"
-        content = {} if anew else self._read()
-        self._costs = _costs(content.get("costs"))
-        self.models, self.copies = _acceptance(content.get("models")), _acceptance(content.get("copies"))
+        """pair, machine: facts for JSON. anew: forget what there is."""
+        self._costs_file = _KeptFile("costs", {**pair, **machine})
+        self._acceptance_file = _KeptFile("acceptance", pair)
+        if anew:
+            self._costs_file.delete()
+            self._acceptance_file.delete()
+        self._costs = _costs(self._costs_file.read())
+        counts = self._acceptance_file.read()
+        self.models, self.copies = _acceptance(counts, "models"), _acceptance(counts, "copies")
         self._clock, self._written = clock, -math.inf
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:
@@ -76,52 +94,80 @@ class PairCache:
             started = time.perf_counter()
             self._costs = measure()
             log.info("calibrated in %.2f s: %s", time.perf_counter() - started, describe(self._costs))
-            self._write()
+            self._costs_file.write(asdict(self._costs))
         return self._costs
 
     def keep_acceptance(self, models: Acceptance, copies: Acceptance) -> None:
-        """For later processes; written at most every WRITE_EVERY seconds, and not where nobody kept the costs."""
-        self.models, self.copies = models, copies
-        if self._costs is not None and self._clock() - self._written >= WRITE_EVERY:
+        """For later processes; written at most every WRITE_EVERY seconds."""
+        if self._clock() - self._written >= WRITE_EVERY:
             self._written = self._clock()
-            self._write()
+            self._acceptance_file.write({"models": models.as_counts(), "copies": copies.as_counts()})
 
-    def _read(self) -> dict[str, Any]:
+
+class _KeptFile:
+    """A file of the cache folder, by the facts it is for."""
+
+    def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self.kind, self.facts = kind, json.loads(json.dumps(facts))
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+        self.path: Path | None = None
+        with contextlib.suppress(RuntimeError):
+            self.path = cache_folder() / f"{digest}.{kind}.json"
+
+    def read(self) -> Any:
+        """What was written; None where there is nothing of these facts."""
+        if self.path is None:
+            return None
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            return content if content["facts"] == self._facts else {}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+            return content[self.kind] if content["facts"] == self.facts else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
 
-    def _write(self) -> None:
-        content = {
-            "facts": self._facts,
-            "costs": asdict(self._costs) if self._costs else None,
-            "models": self.models.as_counts(),
-            "copies": self.copies.as_counts(),
-        }
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+    def write(self, content: Any) -> None:
+        """Whole or not at all, whoever else writes."""
+        if self.path is None:
+            return
+        text = json.dumps({"facts": self.facts, self.kind: content}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            os.replace(temporary, self.path)
+            with _temporary(self.path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+                os.replace(temporary, self.path)
         except OSError as error:
+            log.info("%s of this pair are not kept: %s", self.kind, error)
+
+    def delete(self) -> None:
+        """What is there."""
+        if self.path is not None:
             with contextlib.suppress(OSError):
-                temporary.unlink()
-            log.info("nothing is kept of this pair: %s", error)
+                self.path.unlink()
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A file beside `path` with a name of its own, even among machines that share the folder; gone in the end."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _costs(content: Any) -> Costs | None:
     try:
         verify, rows = tuple(map(float, content["verify"])), tuple(map(float, content["rows"]))
         found = Costs(verify, float(content["draft"]), rows, float(content["read"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    return found if found.verify and all(0 < seconds < 1e4 for seconds in found.verify) else None
+    others = (found.draft, found.read, *rows)
+    known = verify and all(0 < seconds < 1e4 for seconds in verify) and all(0 <= seconds < 1e4 for seconds in others)
+    return found if known else None
 
 
-def _acceptance(content: Any) -> Acceptance:
+def _acceptance(content: Any, kind: str) -> Acceptance:
     try:
-        return Acceptance.from_counts(content)
-    except (ValueError, KeyError, TypeError):
+        return Acceptance.from_counts(content[kind])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return Acceptance()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 
@@ -13,6 +16,9 @@ from ipex_assist.native.library import unavailable
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What is kept of models goes into a folder of the run's own, not into the user's.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ipex-assist-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs like that, and what the tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

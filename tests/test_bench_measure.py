@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ipex_assist.acceptance import Acceptance
 from ipex_assist.bench.measure import Case, Contender, Row, Sample, forget, measure
 from ipex_assist.generation import DraftResult, Identity, Result, Times
 
@@ -147,13 +146,17 @@ def test_earlier_texts_are_forgotten() -> None:
         calls.append(1)
         return "costs"
 
+    kept: list[object] = []
     model = type("Model", (), {})()
-    model.drafting = Drafting(100, costs)
+    model.drafting = Drafting(100, costs, keep=lambda *learnt: kept.append(learnt))
     assert model.drafting.costs == "costs"
-    learnt = model.drafting.models
-    forget(model)
-    assert model.drafting.models is not learnt
-    assert isinstance(model.drafting.models, Acceptance)
+    for _ in range(2):
+        model.drafting.models.observe([0.9], 1, 1)
+        model.drafting.copies.observe([0.9], 1, 1)
+        forget(model)
+        assert model.drafting.models.seen == model.drafting.copies.seen == 0
+    assert list(model.drafting.learning(iter([]))) == []
+    assert kept == []  # nor do texts of an experiment teach what users' texts are like
     assert model.drafting.costs == "costs"
     assert calls == [1]
     forget(object())  # type: ignore[arg-type]

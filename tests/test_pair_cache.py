@@ -18,6 +18,7 @@ from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.pair_cache import PairCache, pair_facts
 from ipex_assist.schedule import Costs, Situation
 
+PAIR = {"target": "large", "assistant": "small"}
 COSTS = Costs((0.01, 0.011), 0.002, (0.002, 0.0021), 0.0005)
 
 
@@ -43,10 +44,10 @@ def test_kept_and_found_again(cache: Path) -> None:
     """The second load measures nothing, unless told to; other facts do."""
     measure = Measure()
     for _ in range(3):
-        assert PairCache({"threads": 2}).costs(measure) == COSTS
+        assert PairCache(PAIR, {"threads": 2}).costs(measure) == COSTS
     assert measure.calls == 1
-    PairCache({"threads": 4}).costs(measure)
-    PairCache({"threads": 2}, anew=True).costs(measure)
+    PairCache(PAIR, {"threads": 4}).costs(measure)
+    PairCache(PAIR, {"threads": 2}, anew=True).costs(measure)
     assert measure.calls == 3
     assert len(list(cache.iterdir())) == 2
 
@@ -57,18 +58,22 @@ def test_kept_and_found_again(cache: Path) -> None:
         lambda text: text[: len(text) // 2],
         lambda text: "[]",
         lambda text: text.replace("0.011", "-1.0"),
+        lambda text: text.replace("0.011", "1" * 400),
+        lambda text: text.replace("0.0021", "NaN"),
+        lambda text: text.replace("0.0005", "-0.1"),
+        lambda text: "[" * 100_000,
         lambda text: text.replace('"threads": 2', '"threads": 3'),
-        lambda text: json.dumps({"facts": {"threads": 2}, "costs": {"verify": []}}),
+        lambda text: json.dumps(json.loads(text) | {"costs": {"verify": [], "rows": [], "draft": 0, "read": 0}}),
     ],
 )
 def test_a_damaged_file_is_measured_again(cache: Path, damage: Callable[[str], str]) -> None:
     """Cut off, of another kind, with impossible numbers, of another pair: replaced without a word."""
     measure = Measure()
-    PairCache({"threads": 2}).costs(measure)
+    PairCache(PAIR, {"threads": 2}).costs(measure)
     (file,) = cache.iterdir()
     file.write_text(damage(file.read_text()))
-    assert PairCache({"threads": 2}).costs(measure) == COSTS
-    assert PairCache({"threads": 2}).costs(measure) == COSTS
+    assert PairCache(PAIR, {"threads": 2}).costs(measure) == COSTS
+    assert PairCache(PAIR, {"threads": 2}).costs(measure) == COSTS
     assert measure.calls == 2
 
 
@@ -76,7 +81,35 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     """What was found out is used all the same. A file stands where the folder should be, which stops root, too."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert PairCache({}).costs(Measure()) == COSTS
+    assert PairCache(PAIR, {}).costs(Measure()) == COSTS
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a number for a user: nothing is kept, and nothing fails."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    kept = PairCache(PAIR, {}, anew=True)
+    assert kept.costs(Measure()) == COSTS
+    kept.keep_acceptance(learnt(2), learnt(2))
+    assert PairCache(PAIR, {}).models.seen == 0
+
+
+def test_a_kill_leaves_no_half_written_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while it is written: what was kept before is still whole, and nothing lies beside it."""
+    PairCache(PAIR, {}).keep_acceptance(learnt(2), learnt(2))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair_cache.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        PairCache(PAIR, {}).keep_acceptance(learnt(0), learnt(0))
+    assert len(list(cache.iterdir())) == 1
+    assert PairCache(PAIR, {}).models.as_counts() == learnt(2).as_counts()
 
 
 def test_facts_change_with_the_checkpoint(tmp_path: Path) -> None:
@@ -103,28 +136,32 @@ def learnt(right: int, rounds: int = 30) -> Acceptance:
 
 
 def test_acceptance_goes_to_the_next_process(cache: Path) -> None:
-    """All counts, by confidence; a pair with other facts, and one whose costs were never kept, know nothing of it."""
-    first = PairCache({"threads": 2})
-    first.costs(Measure())
-    first.keep_acceptance(learnt(2), learnt(0))
-    second = PairCache({"threads": 2})
-    assert second.models.as_counts() == learnt(2).as_counts()
-    assert second.copies.as_counts() == learnt(0).as_counts()
-    assert second.models.seen > 16
-    assert PairCache({"threads": 4}).models.seen == 0
-    assert PairCache({"threads": 2}, anew=True).models.seen == 0
-    PairCache({"threads": 8}).keep_acceptance(learnt(2), learnt(2))
+    """All counts, by confidence, to any machine and number of threads; another pair knows nothing of it."""
+    PairCache(PAIR, {"threads": 2}).keep_acceptance(learnt(2), learnt(0))
+    for threads in (2, 4):
+        known = PairCache(PAIR, {"threads": threads})
+        assert known.models.as_counts() == learnt(2).as_counts()
+        assert known.copies.as_counts() == learnt(0).as_counts()
+    assert PairCache({**PAIR, "assistant": "other"}, {"threads": 2}).models.seen == 0
     assert len(list(cache.iterdir())) == 1
+
+
+def test_a_new_beginning_lasts(cache: Path) -> None:
+    """Whoever asked for it, later processes find nothing either, though this one measured nothing."""
+    kept = PairCache(PAIR, {"threads": 2})
+    kept.costs(Measure())
+    kept.keep_acceptance(learnt(2), learnt(2))
+    assert PairCache(PAIR, {"threads": 2}, anew=True).models.seen == 0
+    assert list(cache.iterdir()) == []
 
 
 def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
     """A batch of short texts in a home folder on the network must not wait for it a thousand times."""
     now = [0.0]
-    kept = PairCache({}, clock=lambda: now[0])
-    kept.costs(Measure())
+    kept = PairCache(PAIR, {}, clock=lambda: now[0])
     for rounds, written in ((10, 10), (20, 10), (30, 30)):
         kept.keep_acceptance(learnt(2, rounds), Acceptance())
-        assert PairCache({}).models.as_counts() == learnt(2, written).as_counts()
+        assert PairCache(PAIR, {}).models.as_counts() == learnt(2, written).as_counts()
         now[0] += 0.6 * pair_cache.WRITE_EVERY
 
 
@@ -135,20 +172,19 @@ def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
         {"first": {"drafted": [1.0], "accepted": [1.0]}},
         {key: {"drafted": [1.0] * len(EDGES), "accepted": [2.0] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": [float("nan")] * len(EDGES), "accepted": [0.0] * len(EDGES)} for key in ("first", "later")},
+        {key: {"drafted": [10**400] * len(EDGES), "accepted": [0.0] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": ["x"] * len(EDGES), "accepted": [0.0] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": [1.0, 2.0], "accepted": [1.0, 2.0]} for key in ("first", "later")},
     ],
 )
 def test_damaged_counts_are_no_counts(cache: Path, counts: Any) -> None:
-    """A file of another version, or edited by hand: the pair is unknown, its costs are not."""
-    kept = PairCache({})
-    kept.costs(Measure())
-    kept.keep_acceptance(learnt(2), learnt(2))
-    content = json.loads(kept.path.read_text())
-    kept.path.write_text(json.dumps(content | {"models": counts}))
-    again, measure = PairCache({}), Measure()
-    assert again.costs(measure) == COSTS
-    assert measure.calls == 0
+    """A file of another version, or edited by hand: what it says of models is unknown, of copies it is known."""
+    PairCache(PAIR, {}).keep_acceptance(learnt(2), learnt(2))
+    (file,) = cache.iterdir()
+    content = json.loads(file.read_text())
+    content["acceptance"]["models"] = counts
+    file.write_text(json.dumps(content))
+    again = PairCache(PAIR, {})
     assert again.models.seen == 0
     assert again.copies.seen > 16
 
@@ -181,8 +217,8 @@ def test_a_generation_hands_on_what_it_learnt(
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: cheap)
     folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "model")
 
-    def load() -> Any:
-        return ipex_assist.load(str(folder), str(folder), executor="torch", precision="fp32")
+    def load(**options: Any) -> Any:
+        return ipex_assist.load(str(folder), str(folder), executor="torch", precision="fp32", **options)
 
     model = load()
     model.generate("the cat", max_new_tokens=24, num_assistant_tokens=3)
@@ -194,6 +230,25 @@ def test_a_generation_hands_on_what_it_learnt(
             generation.interrupt()
         if number == 6 and ended == "by its reader":
             break
-    del generation
+    if ended == "by its reader":
+        del generation
     assert load().drafting.models.as_counts() == model.drafting.models.as_counts()
     assert model.drafting.models.seen > 0
+    load(calibrate=False, recalibrate=True)
+    assert load().drafting.models.seen == 0
+
+
+def test_interrupting_a_round_that_runs(tmp_path: Path) -> None:
+    """From a signal's handler, in the middle of a pass: the rounds cannot be ended there, and that is no error."""
+    folder = checkpoints.save(checkpoints.tiny_model("llama"), tmp_path / "model")
+    model: Any = ipex_assist.load(str(folder), None, executor="torch", precision="fp32")
+    generation = model.stream("the cat", max_new_tokens=24)
+    forward = model.decoder.forward
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        generation.interrupt()
+        return forward(*args, **options)
+
+    model.decoder.forward = interrupted
+    assert list(generation) == []
+    assert generation.result().stop_reason == "interrupted"

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import pytest
 
 from ipex_assist.acceptance import EDGES, Acceptance, class_of
-from ipex_assist.adaptive import Adaptive, Choice, best_choice
+from ipex_assist.adaptive import (
+    EXPECTED_TOKENS,
+    FURTHER,
+    STAKE,
+    TRUST,
+    TRUSTED_READING,
+    Adaptive,
+    Choice,
+    best_choice,
+)
 from ipex_assist.env.errors import UsageError
 from ipex_assist.schedule import (
     Constant,
@@ -52,13 +61,20 @@ class Run:
 
 
 def simulate(
-    schedule: Schedule, draft: Draft, true: Costs, *, tokens: int = 128, prompt: int = 20, seed: int = 0
+    schedule: Schedule,
+    draft: Draft,
+    true: Costs,
+    *,
+    tokens: int = 128,
+    prompt: int = 20,
+    seed: int = 0,
+    limit: int | None = None,
 ) -> Run:
-    """Decode `tokens` tokens behind a prompt; `true` are the costs of this world."""
+    """Decode `tokens` tokens behind a prompt; `true` are the costs of this world, `limit` what the text might get."""
     generator = random.Random(seed)
     run, length, read = Run(0.0, 0, 0), prompt, 0
     while run.tokens < tokens:
-        remaining = tokens - run.tokens
+        remaining = (limit or tokens) - run.tokens
         now = Situation(length, remaining, length - read)
         drafted = accepted = 0
         confidence: list[float] = []
@@ -135,6 +151,24 @@ def test_a_pair_that_was_good_and_is_wrong_now() -> None:
     known.next_text()
     run = simulate(Adaptive(true, 128, models=known), steady(0.0), true)
     assert run.seconds <= 1.08 * 128
+
+
+@pytest.mark.parametrize("prompt", [20, 120, 1000, 4000])
+@pytest.mark.parametrize("tokens", [20, 128, 1024])
+@pytest.mark.parametrize("reading", [0.02, 0.3])
+def test_what_trust_may_lose_is_bounded(prompt: int, tokens: int, reading: float) -> None:
+    """A good pair meets a text of which it knows nothing, which may be long and ends early: a share of 128 tokens.
+
+    Counting on all tokens that may come, it would read any prompt for an answer of one line.
+    """
+    true, known = costs(0.2, reading=reading), Acceptance()
+    simulate(Adaptive(true, 128, models=known), steady(0.9), true)
+    known.next_text()
+    wrong: Draft = lambda _: (False, 0.999)  # noqa: E731
+    run = simulate(Adaptive(true, 1024, models=known), wrong, true, prompt=prompt, tokens=tokens, limit=1024)
+    lost = run.seconds / true.verifying(1) - tokens
+    most = (TRUST + TRUSTED_READING) * EXPECTED_TOKENS + (STAKE + FURTHER) * max(EXPECTED_TOKENS, tokens)
+    assert lost <= most + 1
 
 
 def test_calibration_that_was_wrong_about_the_draft() -> None:

@@ -191,7 +191,7 @@ def run(
 
 
 def forget(model: TextModel) -> None:
-    """What earlier texts taught the adaptive schedule: a sample shall not depend on those before it."""
+    """What earlier texts taught the adaptive schedule, here and in earlier processes: a sample is to depend on none."""
     drafting = getattr(model, "drafting", None)
     if drafting is not None:
         drafting.forget()
