@@ -193,6 +193,8 @@ def test_from_the_command_line(tiny_pair: list[str], capsys: pytest.CaptureFixtu
     assert "known: opt-6.7b" in capsys.readouterr().err
     assert cli.main(["bench", "--precision"]) == 2
     capsys.readouterr()
+    assert cli.main(["bench", *tiny_pair, "--acceptance", "1.5"]) == 2
+    assert "--acceptance 1.5: must be a probability, between 0 and 1" in capsys.readouterr().err
     sizes = ["--prompt-tokens", "4", "--max-new-tokens", "4", "--repeats", "1", "--acceptance", "0.5"]
     assert cli.main(["bench", *tiny_pair, *HERE, *sizes, "--num-assistant-tokens", "2", "--format", "csv"]) == 0
     out, err = capsys.readouterr()

@@ -99,6 +99,24 @@ def test_broken_lines_are_told_and_left_out(tmp_path: Path) -> None:
     assert "a list, not an object" in dataset.problems[1]
 
 
+def test_line_separators_within_a_text_end_no_line(tmp_path: Path) -> None:
+    """JSON allows U+2028 and its like in strings: such a prompt would be two broken lines."""
+    file = tmp_path / "set.jsonl"
+    file.write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}\n', encoding="utf-8")
+    dataset = open_dataset(str(file))
+    assert [prompt.prompt for prompt in dataset.prompts] == ["a\u2028b\u0085c", "d"]
+    assert dataset.problems == []
+
+
+def test_a_damaged_gzip_file(tmp_path: Path) -> None:
+    """Cut off, or with other bytes inside."""
+    whole = gzip.compress(b'{"prompt": "a"}' * 100)
+    for damaged in (whole[:-10], whole[:12] + b"\xff" * 8 + whole[20:]):
+        (tmp_path / "set.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(UsageError, match="cannot read"):
+            open_dataset(str(tmp_path / "set.jsonl.gz"))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import checkpoints
 import pytest
 import quantized_files
 import tiny_models
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ipex_assist
-from ipex_assist import gptq, hub
+from ipex_assist import cli, gptq, hub
 from ipex_assist.checkpoint import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.choose import load_decoder, stored_precision
@@ -317,6 +318,17 @@ def _change(folder: Path, name: str, change: Any) -> None:
     if changed is not None:
         tensors[name] = changed.contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_the_command_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a layout we do not read: exit code 1, and one line for people."""
+    checkpoints.save(checkpoints.tiny_model("llama"), tmp_path)
+    quantized_files.declare(tmp_path, {"quant_method": "awq", "version": "gemv"})
+    capsys.readouterr()
+    assert cli.main(["-m", str(tmp_path), "--no-launch", "--no-assisted", "-p", "the fox"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "its version is gemv" in lines[0]
 
 
 Q = "model.layers.1.self_attn.q_proj."

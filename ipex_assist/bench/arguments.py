@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ipex_assist import arguments
 from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
-from ipex_assist.bench.prompts import SHIPPED
+from ipex_assist.bench.prompts import SHIPPED, open_dataset, read_text
 from ipex_assist.draft_names import SELF, parse_assistant
 from ipex_assist.env.errors import UsageError
 
@@ -119,6 +119,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         args.temperature = 0.1 if args.temperature is None else args.temperature
         args.top_p = 0.95 if args.top_p is None else args.top_p
     _read_lists(args)
+    _check_inputs(args)
     _check_models(args)
     _check_numbers(args)
     if args.output is None and args.resume:
@@ -135,8 +136,16 @@ def _check_task(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is of --task {task}, and this is --task {args.task}")
     if args.task == "dataset" and args.dataset is None:
         raise UsageError(f"--task dataset: which? Give a file, or {SHIPPED} for our own prompts")
-    if args.text is not None and not Path(args.text).is_file():
-        raise UsageError(f"--text {args.text}: there is no such file")
+
+
+def _check_inputs(args: argparse.Namespace) -> None:
+    """What prompts are made of, before models are loaded and files of records begun."""
+    if args.text is not None:
+        read_text(args.text)
+    if args.task == "dataset":
+        open_dataset(args.dataset)
+    if args.task != "benchmark" and len(args.max_new_tokens) > 1:
+        raise UsageError(f"--max-new-tokens: --task {args.task} takes one length")
 
 
 def _read_lists(args: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.bench.loading import NumberTokens
@@ -14,6 +13,7 @@ from ipex_assist.bench.prompts import (
     open_dataset,
     prompt_of_length,
     random_prompt,
+    read_text,
     shipped_prompts,
     shipped_text,
 )
@@ -53,9 +53,7 @@ def cases(args: argparse.Namespace, model: TextModel, notes: list[str]) -> Itera
             )
         prompts = dataset.sample(args.samples or None, args.seed)
         options["chat"] = args.chat
-    (limit, *others) = args.max_new_tokens
-    if others:
-        raise UsageError(f"--max-new-tokens: --task {args.task} takes one length")
+    (limit,) = args.max_new_tokens
     for number, prompt in enumerate(prompts, 1):
         example = str(number) if args.task == "decode" else prompt.id
         content = _content(args, model, prompt, number)
@@ -64,7 +62,7 @@ def cases(args: argparse.Namespace, model: TextModel, notes: list[str]) -> Itera
 
 
 def _benchmark(args: argparse.Namespace, model: TextModel, options: dict[str, Any], notes: list[str]) -> Iterator[Case]:
-    text = Path(args.text).read_text(encoding="utf-8") if args.text else shipped_text()
+    text = read_text(args.text) if args.text else shipped_text()
     number = 0
     for length in args.prompt_tokens:
         for limit in args.max_new_tokens:

@@ -6,6 +6,7 @@ import gzip
 import importlib.resources
 import json
 import random
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,10 +56,20 @@ def shipped_text() -> str:
     return (importlib.resources.files("ipex_assist") / "data" / "text.txt").read_text(encoding="utf-8")
 
 
+def read_text(path: str) -> str:
+    """Of a UTF-8 file. UsageError for anything else."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--text {path} cannot be read as UTF-8 text: {error}") from error
+
+
 def shipped_prompts() -> list[Prompt]:
     """Our own prompts: short beginnings, code, edits, summaries, translations, lists, questions, …"""
     text = (importlib.resources.files("ipex_assist") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
-    return [Prompt(entry["id"], entry["prompt"], entry["kind"]) for entry in map(json.loads, text.splitlines())]
+    return [
+        Prompt(entry["id"], entry["prompt"], entry["kind"]) for entry in map(json.loads, text.rstrip("\n").split("\n"))
+    ]
 
 
 def prompt_of_length(tokenizer: PreTrainedTokenizerBase, text: str, count: int) -> list[int]:
@@ -116,7 +127,7 @@ def _read_entries(path: Path) -> tuple[list[Prompt], list[str]]:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     prompts: dict[str, Prompt] = {}
     problems: list[str] = []
@@ -135,7 +146,7 @@ def _read_entries(path: Path) -> tuple[list[Prompt], list[str]]:
 def _parsed(path: Path, text: str) -> Iterable[tuple[str, Any]]:
     """Entries by their places: items of a JSON list, or lines, which are yet to be parsed."""
     if not text.lstrip().startswith("["):
-        return ((f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        return ((f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
     try:
         entries = json.loads(text)
     except json.JSONDecodeError as error:
