@@ -123,8 +123,8 @@ def _torch_int8(weight: torch.Tensor, precision: str) -> Run:
 def _torch_int4(weight: torch.Tensor, precision: str) -> Run:
     columns, width = weight.shape
     packed = torch.full((columns, width // 2), 0x37, dtype=torch.uint8)  # the layout of _convert_weight_to_int4pack
-    scales = torch.full((width // 128, columns, 2), 1e-3, dtype=torch.bfloat16)
-    return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, 128, scales)
+    scales = torch.full((width // INT4_GROUP, columns, 2), 1e-3, dtype=torch.bfloat16)
+    return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, INT4_GROUP, scales)
 
 
 def _ipex_bf16(weight: torch.Tensor, precision: str) -> Run:

@@ -1,4 +1,4 @@
-"""The parser of all commands: argparse without a trap of it."""
+"""The parser of ipex-assist, its subcommands and ipex-launch: argparse without a trap of it."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def run(*arguments: str, stdin: str | None = "", **environ: str) -> subprocess.C
 
 
 def run_all(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
-    """Run them to their ends, as many at a time as there are CPUs: most of a start is one thread's work."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    """Run them to their ends, a few at a time: most of a start is one thread's work."""
+    with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(lambda arguments: run(*arguments), commands))
 
 

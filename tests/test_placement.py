@@ -19,9 +19,8 @@ from ipex_assist.launch.placement import Placement, Request, place
 
 pytestmark = pytest.mark.one_stack
 
-
 # Hundreds of invented machines of a hundred files each: in memory, where there is such a folder.
-IN_MEMORY = next((folder for folder in ["/dev/shm"] if os.access(folder, os.W_OK)), None)
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def machine(spec: MachineSpec) -> Machine:

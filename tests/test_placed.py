@@ -1,0 +1,51 @@
+"""Whether a command works in this process or starts again on its cores, and which idle flags it names."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from ipex_assist import launch
+from ipex_assist.launch import add_placement_arguments
+from ipex_assist.placed import works_here
+
+pytestmark = pytest.mark.one_stack
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-v", "--verbose", action="store_true")
+    add_placement_arguments(parser)
+    return parser.parse_args(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "placed", "here"),
+    [
+        ([], False, False),
+        ([], True, True),
+        (["--no-launch"], False, True),
+        (["--no-launch"], True, True),
+        (["--cpus", "0"], True, False),
+        (["--threads", "1"], True, False),
+        (["--no-launch", "--threads", "1"], False, True),
+        (["--dry-run"], True, False),
+        (["--dry-run", "--no-launch"], False, False),
+    ],
+)
+def test_where_it_works(flags: list[str], placed: bool, here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ipex-launch outside is enough, unless a flag inside asks for another place; a dry run works nowhere."""
+    monkeypatch.setattr(launch, "inherited_plan", lambda _: object() if placed else None)
+    assert works_here(parsed(*flags)) is here
+
+
+@pytest.mark.parametrize(("placed", "said"), [(False, "--cpus, --numa-node: no effect with --no-launch"), (True, "")])
+def test_idle_flags_are_named(
+    placed: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who asks for cores and forbids to place the process is told so; the process that was placed by them is not."""
+    monkeypatch.setattr(launch, "inherited_plan", lambda _: object() if placed else None)
+    assert works_here(parsed("--no-launch", "--cpus", "0", "--numa-node", "0"))
+    err = capsys.readouterr().err
+    assert err == (f"ipex-assist: {said}\n" if said else "")
