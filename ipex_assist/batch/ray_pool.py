@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -58,7 +59,7 @@ def connect(address: str, request: InstanceRequest, settings: Mapping[str, Any],
             "include_dashboard": False,
         }
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error", **local)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except Exception as error:  # of many kinds, from ConnectionError to gRPC's own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(f"--ray {address}: no cluster to work with ({reason})") from None
