@@ -7,6 +7,8 @@ import pytest
 from ipex_assist.live_costs import LiveCosts
 from ipex_assist.schedule import Costs, Outcome
 
+pytestmark = pytest.mark.one_stack
+
 FLAT = Costs((0.1,) * 9, 0.02, tuple(0.02 + 0.001 * i for i in range(16)), 0.002)
 
 

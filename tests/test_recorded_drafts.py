@@ -16,6 +16,8 @@ from ipex_assist.acceptance import EDGES, Acceptance
 from ipex_assist.adaptive import Adaptive
 from ipex_assist.schedule import Constant, Costs, Outcome, Schedule, Situation
 
+pytestmark = pytest.mark.one_stack
+
 TEXTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "recorded_drafts.json").read_text())["texts"]
 # Milliseconds on the machine of the recording: Qwen2.5-Coder 1.5B with 0.5B in int4.
 ROWS = {

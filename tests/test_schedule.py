@@ -30,6 +30,8 @@ from ipex_assist.schedule import (
     Situation,
 )
 
+pytestmark = pytest.mark.one_stack
+
 # Whether a drafted token is right, and the confidence the draft has in it.
 Draft = Callable[[random.Random], tuple[bool, float]]
 
