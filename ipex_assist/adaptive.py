@@ -12,7 +12,7 @@ from ipex_assist.schedule import LONGEST_DRAFT, Costs, Outcome, Plan, Situation
 
 # Of the time that plain decoding takes, what drafts that turn out wrong may cost: at the beginning, for the tokens to
 # be expected, and further on as they come. The rest of the 3 % that we promise is for errors of the cost model.
-STAKE, FURTHER = 0.02, 0.005
+STAKE, FURTHER = 0.016, 0.005
 # A text ends when it likes: no more than so many tokens of it are counted on when the first drafts are paid for.
 EXPECTED_TOKENS = 128
 # What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
