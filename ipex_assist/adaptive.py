@@ -25,6 +25,7 @@ WORTH = 1.01  # a draft must promise that much more than plain decoding
 # Of the credit a round may lose no more than this share, or one drafted token: two drafts tell more about an
 # assistant than one long one.
 SHARE = 0.5
+PAUSE = 1.5  # a round's seconds ÷ those expected, beyond which they do not count
 KEPT_TOKENS = 8  # for which a choice is kept where nothing is drafted
 
 
@@ -147,7 +148,10 @@ class Adaptive:
         # A source that had nothing to propose has read nothing either.
         if not drafted:
             return
-        self.balance += outcome.accepted * plain - self._loss(drafted, context)
+        # What it took by the clock, where that is more: costs may be wrong. Far more was somebody else's work.
+        expected = plain + self._loss(drafted, context)
+        took = min(max(outcome.draft_s + outcome.target_s, expected), expected * PAUSE)
+        self.balance += (outcome.accepted + 1) * plain - took
         if self._reads_on_trust(context):
             self.balance += self._reading(None)
             self._has_read = True
