@@ -28,6 +28,7 @@ import peers_known as known
 from peers_recipes import MakingFailed, clean_environment, last_lines
 from peers_table import RATIOS, Outcome, markdown, ratio, ratio_line, row
 
+from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.plan import without_plan
@@ -143,7 +144,7 @@ def say(line: str) -> None:
 
 def default_envs() -> Path:
     """Under the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist" / "peers"
+    return cache_folder("peers")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

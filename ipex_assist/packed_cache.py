@@ -16,6 +16,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -30,18 +31,13 @@ HEADER_BYTES = 4096
 _PIECE = 64 << 20
 
 
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/ipex-assist/packed, by default under ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist" / "packed"
-
-
 def packed_path(checkpoint: Checkpoint, model: NativeModel) -> Path:
     """Where the packed copy of a checkpoint belongs: named for people, and by everything its content depends on."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.weight_files()]
     facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group))
     source = "-".join(checkpoint.source.rstrip("/").removesuffix(".gguf").split("/")[-2:])
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", source)[-60:].strip("-.")
-    return cache_folder() / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
+    return cache_folder("packed") / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
 
 
 def load_packed(model: NativeModel, path: Path, *, copy: bool) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.acceptance import Acceptance
 from ipex_assist.calibration import describe
+from ipex_assist.env.cache import cache_folder
 from ipex_assist.schedule import Costs
 from ipex_assist.version import __version__
 
@@ -55,11 +56,6 @@ def _identity_of(file: Path) -> list[Any]:
     except OSError:  # deleted since it was read
         return [str(file)]
     return [str(file.resolve()), stat.st_size, stat.st_mtime_ns]
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/ipex-assist/calibration, by default under ~/.cache. RuntimeError where no home is known."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipex-assist" / "calibration"
 
 
 class PairCache:
@@ -112,7 +108,7 @@ class _KeptFile:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
         self.path: Path | None = None
         with contextlib.suppress(RuntimeError):
-            self.path = cache_folder() / f"{digest}.{kind}.json"
+            self.path = cache_folder("calibration") / f"{digest}.{kind}.json"
 
     def read(self) -> Any:
         """What was written; None where there is nothing of these facts."""

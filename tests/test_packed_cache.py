@@ -18,11 +18,12 @@ from conftest import HAS_NATIVE
 
 from ipex_assist import packed_cache
 from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors.choose import load_decoder
 from ipex_assist.executors.native import NativeDecoder, NativeModel
 from ipex_assist.models import find
 from ipex_assist.native.library import Pool, unavailable
-from ipex_assist.packed_cache import HEADER_BYTES, LAYOUT_VERSION, cache_folder, load_packed, packed_path, save_packed
+from ipex_assist.packed_cache import HEADER_BYTES, LAYOUT_VERSION, load_packed, packed_path, save_packed
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
@@ -33,8 +34,8 @@ PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 1
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of this test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache_folder() == tmp_path / "cache" / "ipex-assist" / "packed"
-    return cache_folder()
+    assert cache_folder("packed") == tmp_path / "cache" / "ipex-assist" / "packed"
+    return cache_folder("packed")
 
 
 @pytest.fixture
@@ -280,7 +281,7 @@ def test_a_full_file_system(
         expected = logits(load(source))
         (warning,) = warnings(caplog)
         assert "No space left on device" in warning
-        assert files(cache_folder()) == []
+        assert files(cache_folder("packed")) == []
         monkeypatch.undo()
         assert torch.equal(logits(tiny_models.decoder(source, "native", "int4")), expected)
     finally:
