@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist import arguments
 from ipex_assist.arguments import PRECISIONS
+from ipex_assist.bench.prompts import read_text
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
@@ -186,11 +187,7 @@ def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple
 
 
 def _tokens(tokenizer: Any, path: Path, most: int | None) -> list[int]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--text {path} cannot be read as UTF-8 text: {error}") from error
-    tokens = list(tokenizer(text)["input_ids"])[:most]
+    tokens = list(tokenizer(read_text(path))["input_ids"])[:most]
     if len(tokens) < 2:
         raise UsageError(f"--text {path} has {len(tokens)} tokens; at least 2 are needed")
     return tokens

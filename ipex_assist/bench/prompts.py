@@ -56,8 +56,8 @@ def shipped_text() -> str:
     return (importlib.resources.files("ipex_assist") / "data" / "text.txt").read_text(encoding="utf-8")
 
 
-def read_text(path: str) -> str:
-    """Of a UTF-8 file. UsageError for anything else."""
+def read_text(path: str | Path) -> str:
+    """What --text names, a UTF-8 file. UsageError for anything else."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -67,9 +67,7 @@ def read_text(path: str) -> str:
 def shipped_prompts() -> list[Prompt]:
     """Our own prompts: short beginnings, code, edits, summaries, translations, lists, questions, …"""
     text = (importlib.resources.files("ipex_assist") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
-    return [
-        Prompt(entry["id"], entry["prompt"], entry["kind"]) for entry in map(json.loads, text.rstrip("\n").split("\n"))
-    ]
+    return [Prompt(entry["id"], entry["prompt"], entry["kind"]) for entry in map(json.loads, text.splitlines())]
 
 
 def prompt_of_length(tokenizer: PreTrainedTokenizerBase, text: str, count: int) -> list[int]:
