@@ -108,10 +108,14 @@ class Adaptive:
     @property
     def credit(self) -> float:
         """Seconds that may be lost from here on."""
-        expected = min(self.limit, EXPECTED_TOKENS)
-        trust = TRUST * expected if self._trusted or self._pays() else 0.0
-        stake = STAKE * max(expected, self._tokens) + FURTHER * self._tokens
+        trust = TRUST * self._expected_tokens if self._trusted or self._pays() else 0.0
+        stake = STAKE * max(self._expected_tokens, self._tokens) + FURTHER * self._tokens
         return self.balance + (trust + stake) * self._live.costs.verifying(1)
+
+    @property
+    def _expected_tokens(self) -> int:
+        """Of the text, before it is seen how long it is."""
+        return min(self.limit, EXPECTED_TOKENS)
 
     def _pays(self) -> bool:
         """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
@@ -207,7 +211,7 @@ class Adaptive:
             # It drafts as it is; knowing the whole text makes it better by an amount that only trying would tell.
             whole = price < 0.5 * self.balance and price < 0.25 * won
         else:
-            trusted = self._trusted and price < TRUSTED_READING * min(self.limit, EXPECTED_TOKENS) * plain
+            trusted = self._trusted and price < TRUSTED_READING * self._expected_tokens * plain
             whole = price < won and (trusted or price < self.credit / 2)
         return None if whole else self._end_of_text()
 

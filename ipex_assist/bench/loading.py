@@ -14,6 +14,7 @@ from ipex_assist.arguments import assistant_of
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.draft_names import SELF
+from ipex_assist.executors import DRAFT_INT4_GROUP
 from ipex_assist.memory import PROMPT_TOKENS, Need, check_memory, estimate_need, release_free_memory
 from ipex_assist.models import find
 from ipex_assist.spec import DecoderSpec
@@ -121,7 +122,6 @@ def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None
 
 def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
-    from ipex_assist.executors import DRAFT_INT4_GROUP
     from ipex_assist.executors.choose import load_decoder, resolve_executor
 
     for precision in args.precision:
