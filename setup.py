@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 here = Path(__file__).parent
@@ -45,22 +45,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    # The folders a newcomer sees are not nested; the import names are.
-    package_dir={
-        "ipex_assist": "ipex_assist",
-        "ipex_assist.env": "env",
-        "ipex_assist.launch": "launch",
-    },
-    packages=[
-        "ipex_assist",
-        "ipex_assist.batch",
-        "ipex_assist.bench",
-        "ipex_assist.env",
-        "ipex_assist.executors",
-        "ipex_assist.launch",
-        "ipex_assist.models",
-        "ipex_assist.native",
-    ],
+    # env/ and launch/ lie at the top, where a newcomer sees them; links of these names lead to them from ipex_assist/,
+    # so that a checkout, an installation and an editable one are the same package.
+    packages=find_packages(include=["ipex_assist", "ipex_assist.*"]),
     package_data={
         "ipex_assist": ["py.typed", "data/*"],
         "ipex_assist.launch": ["templates/*"],
