@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,3 +44,12 @@ def _meminfo(tree: Tree) -> tuple[int, int]:
         if number.isdecimal():
             kib[key] = int(number)
     return kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", kib.get("MemFree", 0)) * 1024
+
+
+def release_free_memory() -> None:
+    """Give back what the allocator keeps of freed tensors: after loading, that is as much as the largest of them."""
+    process = ctypes.CDLL(None)
+    # tcmalloc's and glibc's; what is not loaded is not found.
+    for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
+        if hasattr(process, name):
+            getattr(process, name)(*arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.assistants import default_assistant
@@ -91,15 +90,6 @@ def check_memory(need: Need) -> None:
         f"too little memory: {gib(need.total)} are needed ({', '.join(parts)}) and {gib(available)} are available. "
         "Use a smaller --precision or model, fewer --max-new-tokens, or --no-assisted"
     )
-
-
-def release_free_memory() -> None:
-    """Give back what the allocator keeps of freed tensors: after loading, that is as much as the largest of them."""
-    process = ctypes.CDLL(None)
-    # tcmalloc's and glibc's; what is not loaded is not found.
-    for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
-        if hasattr(process, name):
-            getattr(process, name)(*arguments)
 
 
 def gib(size: int) -> str:

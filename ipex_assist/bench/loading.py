@@ -14,8 +14,9 @@ from ipex_assist.arguments import assistant_of
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.draft_names import SELF
+from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors import DRAFT_INT4_GROUP
-from ipex_assist.memory import PROMPT_TOKENS, Need, check_memory, estimate_need, release_free_memory
+from ipex_assist.memory import PROMPT_TOKENS, Need, check_memory, estimate_need
 from ipex_assist.models import find
 from ipex_assist.spec import DecoderSpec
 from ipex_assist.traffic import linear_bytes, table_bytes

@@ -183,9 +183,9 @@ def _load_native(
 ) -> Decoder:
     import torch
 
+    from ipex_assist.env.memory import release_free_memory
     from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
     from ipex_assist.executors.quantised import int4_model, pack_stored
-    from ipex_assist.memory import release_free_memory
     from ipex_assist.native.library import instruction_set
     from ipex_assist.packed_cache import load_packed, packed_path, save_packed
     from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
