@@ -11,7 +11,7 @@ from pathlib import Path
 
 import measure
 
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.choose import load_decoder, resolve_executor
 
 

@@ -32,7 +32,7 @@ from multi_socket_figures import Case, close_lines, memory_table, speed_table
 
 from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.pool import Answered, Ended, Ready, Said
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.demo_model import demo_model_path
 from ipex_assist.draft_names import AUTO, SELF, parse_assistant
 from ipex_assist.env.errors import IpexAssistError, UsageError

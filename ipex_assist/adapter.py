@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.decode import Round
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation import Identity

@@ -13,7 +13,8 @@ import torch
 
 from ipex_assist import calibration, launch
 from ipex_assist.assistants import default_assistant
-from ipex_assist.checkpoint import Checkpoint, open_checkpoint
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.decode import Round, decode
 from ipex_assist.draft import DraftSource
 from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant

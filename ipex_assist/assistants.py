@@ -65,12 +65,6 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
     return None
 
 
-def canonical_id(source: str) -> str:
-    """The hub id that resolves today: TinyLlama's checkpoints moved from PY007/ to TinyLlama/."""
-    owner, slash, name = source.partition("/")
-    return f"TinyLlama/{name}" if slash and owner == "PY007" and name.startswith("TinyLlama") else source
-
-
 def _size(config: Mapping[str, Any]) -> int:
     """Layers × width², to which the parameters of the layers are proportional within a family."""
     width = config.get("hidden_size") or config.get("n_embd") or 0

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.tokenizer import load_tokenizer
 

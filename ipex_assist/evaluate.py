@@ -20,7 +20,7 @@ from ipex_assist.launch import add_placement_arguments
 from ipex_assist.placed import run_placed
 
 if TYPE_CHECKING:
-    from ipex_assist.checkpoint import Checkpoint
+    from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors import Decoder
     from ipex_assist.perplexity import Comparison, Score, Window
 
@@ -110,7 +110,7 @@ def _reference_need(args: argparse.Namespace) -> int | None:
 
 def _run(args: argparse.Namespace) -> int:
     from ipex_assist import perplexity
-    from ipex_assist.checkpoint import open_checkpoint
+    from ipex_assist.checkpoints.open import open_checkpoint
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.quiet import quiet_stderr
     from ipex_assist.tokenizer import load_tokenizer

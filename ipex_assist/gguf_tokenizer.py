@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints.gguf_file import GgufHeader
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.gguf_file import GgufHeader
 
 if TYPE_CHECKING:
     import tokenizers

@@ -20,7 +20,7 @@ from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
-    from ipex_assist.checkpoint import Checkpoint
+    from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors.native import NativeModel
 
 log = logging.getLogger("ipex_assist")

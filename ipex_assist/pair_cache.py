@@ -22,7 +22,7 @@ from ipex_assist.schedule import Costs
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
-    from ipex_assist.checkpoint import Checkpoint
+    from ipex_assist.checkpoints.base import Checkpoint
 
 log = logging.getLogger("ipex_assist")
 

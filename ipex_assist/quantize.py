@@ -90,9 +90,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ipex_assist.checkpoint import open_checkpoint
+    from ipex_assist.checkpoints.open import open_checkpoint
+    from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
     from ipex_assist.models import ARCHITECTURES, find
-    from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
 
     checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
     if isinstance(checkpoint, QuantizedCheckpoint):

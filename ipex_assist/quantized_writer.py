@@ -6,23 +6,22 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ipex_assist import gptq
-from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.packed_size import packed_bytes
+from ipex_assist.checkpoints.writer import _Shards
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.weights import resolve
-from ipex_assist.memory_estimate import packed_bytes
 from ipex_assist.models import Architecture
 from ipex_assist.rtn import quantise, relative_error
 from ipex_assist.version import __version__
 
-SHARD_BYTES = 2 << 30  # of a safetensors file; one shard is held in memory
 # Weights in other formats, and what is written anew.
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _WRITTEN = ("config.json", "quantize_config.json", "quant_config.json")
@@ -37,44 +36,6 @@ class Written:
     bytes: int = 0
     squared_error: float = 0.0
     squared_norm: float = 0.0
-
-
-@dataclass
-class _Shards:
-    """Tensors gathered into files of SHARD_BYTES; their final names follow when their number is known."""
-
-    folder: Path
-    pending: dict[str, torch.Tensor] = field(default_factory=dict)
-    size: int = 0
-    files: list[list[str]] = field(default_factory=list)
-    total: int = 0
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        if self.pending and self.size + tensor.nbytes > SHARD_BYTES:
-            self._write()
-        self.pending[name] = tensor.contiguous()
-        self.size += tensor.nbytes
-        self.total += tensor.nbytes
-
-    def _write(self) -> None:
-        save_file(self.pending, self.folder / f"part-{len(self.files)}", metadata={"format": "pt"})
-        self.files.append(list(self.pending))
-        self.pending, self.size = {}, 0
-
-    def close(self) -> None:
-        """Write the rest, and the index where there are several files."""
-        self._write()
-        count = len(self.files)
-        if count == 1:
-            os.replace(self.folder / "part-0", self.folder / "model.safetensors")
-            return
-        weight_map: dict[str, str] = {}
-        for part, names in enumerate(self.files):
-            file = f"model-{part + 1:05}-of-{count:05}.safetensors"
-            os.replace(self.folder / f"part-{part}", self.folder / file)
-            weight_map |= dict.fromkeys(names, file)
-        index = {"metadata": {"total_size": self.total}, "weight_map": weight_map}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def write_rtn(

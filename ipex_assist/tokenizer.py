@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoint import Checkpoint, GgufCheckpoint, read_json
+from ipex_assist.checkpoints.base import Checkpoint, read_json
+from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:

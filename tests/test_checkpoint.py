@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ipex_assist import hub as hub_module
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints import hub as hub_module
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.packed_size import estimate_bytes, packed_bytes
+from ipex_assist.checkpoints.safetensors_file import DTYPES
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.memory_estimate import estimate_bytes, packed_bytes
-from ipex_assist.safetensors_file import DTYPES
 
 FORMATS = [("safetensors", 1), ("safetensors", 3), ("bin", 1), ("bin", 3)]
 
@@ -93,7 +93,7 @@ def test_legacy_bin_files_are_read(model, tmp_path):
 
 _MEASURE = """
 import re, sys, torch
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
@@ -125,8 +125,8 @@ def test_reading_does_not_keep_pages_resident(tmp_path, kind):
 def test_opening_needs_no_torch(folder):
     """The launcher opens checkpoints before torch is worth its second; would catch an import that crept in."""
     code = (
-        "import sys\nfrom ipex_assist.checkpoint import open_checkpoint\n"
-        "from ipex_assist.memory_estimate import estimate_bytes\n"
+        "import sys\nfrom ipex_assist.checkpoints.open import open_checkpoint\n"
+        "from ipex_assist.checkpoints.packed_size import estimate_bytes\n"
         "c = open_checkpoint(sys.argv[1]); c.parameter_bytes, c.num_parameters, c.architecture, c.shapes()\n"
         "estimate_bytes(sys.argv[1], 'int4')\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'huggingface_hub') if m in sys.modules])"

@@ -12,9 +12,9 @@ import checkpoints
 import gguf
 import pytest
 
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.memory_estimate import estimate_bytes
 from ipex_assist.tokenizer import load_tokenizer
 
 CASES = 120

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import ipex_assist
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.draft import AssistantModel, Proposal
 from ipex_assist.draft_lookup import LONGEST, NGRAM, PLACES, LookupFirst, PromptLookup
 from ipex_assist.draft_names import AssistantName, parse_assistant

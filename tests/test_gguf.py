@@ -16,10 +16,10 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ipex_assist import gguf_file
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints import gguf_file
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.memory_estimate import estimate_bytes
 
 MODEL_TYPES = ["llama", "mistral", "qwen2", "qwen3", "gpt_bigcode"]
 

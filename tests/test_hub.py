@@ -11,10 +11,10 @@ import checkpoints
 import pytest
 import torch
 
-from ipex_assist import hub as hub_module
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints import hub as hub_module
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.memory_estimate import estimate_bytes
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def test_an_incomplete_cached_copy_says_so(model, cache):
 
 _OPEN = """
 import sys
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.memory_estimate import estimate_bytes
+from ipex_assist.checkpoints.packed_size import estimate_bytes
 try:
     print("estimate", estimate_bytes(sys.argv[1], "bf16"))
     checkpoint = open_checkpoint(sys.argv[1])

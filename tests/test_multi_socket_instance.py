@@ -9,7 +9,7 @@ import multi_socket_instance as instance
 import pytest
 from conftest import HAS_NATIVE
 
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.decode import Round
 from ipex_assist.executors.choose import load_decoder
 from ipex_assist.traffic import Traffic, traffic_of

@@ -268,7 +268,7 @@ _COUNTS_THREADS = """
 import json, os, sys
 from pathlib import Path
 import torch
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors import choose, native
 from ipex_assist.native.library import shared_pool
 

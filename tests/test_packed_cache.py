@@ -17,7 +17,7 @@ import torch
 from conftest import HAS_NATIVE
 
 from ipex_assist import packed_cache
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors.choose import load_decoder
 from ipex_assist.executors.native import NativeDecoder, NativeModel

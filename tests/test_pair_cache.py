@@ -14,7 +14,7 @@ import ipex_assist
 from ipex_assist import calibration, pair_cache
 from ipex_assist.acceptance import EDGES, Acceptance
 from ipex_assist.adaptive import Adaptive
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.pair_cache import PairCache, pair_facts
 from ipex_assist.schedule import Costs, Situation
 

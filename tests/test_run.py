@@ -18,7 +18,8 @@ from pathlib import Path
 import checkpoints
 import pytest
 
-from ipex_assist import hub, memory, run
+from ipex_assist import memory, run
+from ipex_assist.checkpoints import hub
 from ipex_assist.env.memory import Memory
 
 OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12"]

@@ -9,7 +9,7 @@ import tiny_models
 from conftest import HAS_NATIVE
 
 from ipex_assist import traffic
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.decode import Round
 from ipex_assist.env.memory import Memory
 from ipex_assist.executors.choose import load_decoder

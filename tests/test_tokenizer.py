@@ -14,7 +14,7 @@ import checkpoints
 import pytest
 from tokenizers import pre_tokenizers
 
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.tokenizer import _plain_tokenizer, encode_prompt, eos_token_ids, load_tokenizer
 

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ipex_assist.checkpoint import open_checkpoint
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors import Decoder
 from ipex_assist.executors.choose import load_decoder
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoint import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Source, find
 

@@ -14,7 +14,7 @@ from ipex_assist.models import Source, find
 from ipex_assist.spec import DecoderSpec
 
 if TYPE_CHECKING:
-    from ipex_assist.checkpoint import Checkpoint
+    from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors.kernels import Kernels
 
 log = logging.getLogger("ipex_assist")
@@ -57,7 +57,7 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
 
 def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     """The precision of a checkpoint that is quantised already, where its executor has that; None for any other."""
-    from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
+    from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
     if not isinstance(checkpoint, QuantizedCheckpoint) or find(checkpoint.architecture) is None:
         return None
@@ -183,12 +183,12 @@ def _load_native(
 ) -> Decoder:
     import torch
 
+    from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
     from ipex_assist.env.memory import release_free_memory
     from ipex_assist.executors.native import NativeDecoder, NativeModel, pack_weights, planned_pool, spans_nodes
     from ipex_assist.executors.quantised import int4_model, pack_stored
     from ipex_assist.native.library import instruction_set
     from ipex_assist.packed_cache import load_packed, packed_path, save_packed
-    from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
 
     started = time.perf_counter()
     pool = planned_pool()

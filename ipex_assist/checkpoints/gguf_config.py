@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints.gguf_file import GgufHeader, GgufTensor, read_tensors
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.gguf_file import GgufHeader, GgufTensor, read_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from ipex_assist import gguf_file, hub
-from ipex_assist.assistants import canonical_id
-from ipex_assist.checkpoint import Checkpoint, FolderCheckpoint, open_folder
+from ipex_assist.checkpoints import gguf_file, hub
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.folder import FolderCheckpoint
+from ipex_assist.checkpoints.hub import canonical_id
+from ipex_assist.checkpoints.open import open_folder
+from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import INT4_GROUP
-from ipex_assist.quantized_checkpoint import QuantizedCheckpoint
 
 # Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
 # and one bf16 zero point per group. Embeddings and norms are not quantised.

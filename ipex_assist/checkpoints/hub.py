@@ -179,3 +179,9 @@ def _root(error: BaseException) -> BaseException:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
+
+
+def canonical_id(source: str) -> str:
+    """The hub id that resolves today: TinyLlama's checkpoints moved from PY007/ to TinyLlama/."""
+    owner, slash, name = source.partition("/")
+    return f"TinyLlama/{name}" if slash and owner == "PY007" and name.startswith("TinyLlama") else source

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ipex_assist.checkpoint import Checkpoint, FolderCheckpoint, read_json
+from ipex_assist.checkpoints.base import Checkpoint, read_json
+from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:

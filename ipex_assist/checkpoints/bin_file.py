@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ipex_assist.checkpoints.safetensors_file import refuse_lfs_pointer
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.safetensors_file import refuse_lfs_pointer
 
 if TYPE_CHECKING:
     import torch

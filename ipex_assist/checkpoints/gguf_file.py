@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints.safetensors_file import read_into, refuse_lfs_pointer
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.safetensors_file import read_into, refuse_lfs_pointer
 
 if TYPE_CHECKING:
     import numpy

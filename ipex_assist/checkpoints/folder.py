@@ -1,0 +1,131 @@
+"""Hugging Face folders: config.json beside safetensors or .bin files, single or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.checkpoints import safetensors_file
+from ipex_assist.checkpoints.base import Checkpoint, dtype_bytes, read_json
+from ipex_assist.env.errors import IpexAssistError
+
+if TYPE_CHECKING:
+    import torch
+
+
+# The single file wins over shards, and safetensors over .bin, as in transformers.
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+class FolderCheckpoint(Checkpoint):
+    """A Hugging Face folder: config.json, and safetensors or .bin files, single or sharded."""
+
+    def __init__(self, source: str, path: Path, hint: str = "") -> None:
+        self.source, self.path, self._hint = source, path, hint
+        self.config = self._read_config()
+        self.generation_config = read_json(path / "generation_config.json") or {}
+        self.files = self._find_files()
+        self._safetensors: dict[str, safetensors_file.StoredTensor] = {}
+        if self.files[0].suffix == ".safetensors":
+            for file in self.files:
+                self._safetensors.update(safetensors_file.read_header(file))
+        self._bin_names: dict[str, Path] = {}
+        self._bin_shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        if self._safetensors:
+            return super().num_parameters
+        return self.parameter_bytes // dtype_bytes(self.config)
+
+    @property
+    def parameter_bytes(self) -> int:
+        if self._safetensors:
+            return sum(tensor.nbytes for tensor in self._safetensors.values())
+        return sum(file.stat().st_size for file in self.files)
+
+    def weight_files(self) -> list[Path]:
+        return list(self.files)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        if self._safetensors:
+            return {name: tensor.shape for name, tensor in self._safetensors.items()}
+        if not self._bin_shapes:
+            from ipex_assist.checkpoints import bin_file
+
+            for file in self.files:
+                for name, tensor in bin_file.read_shapes(file).items():
+                    self._bin_shapes[name], self._bin_names[name] = tuple(tensor.shape), file
+        return dict(self._bin_shapes)
+
+    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._safetensors:
+            wanted = self._safetensors if names is None else self._existing(names)
+            yield from safetensors_file.read_tensors((name, self._safetensors[name]) for name in wanted)
+            return
+        from ipex_assist.checkpoints import bin_file
+
+        if names is None:
+            for file in self.files:
+                yield from bin_file.read_tensors(file)
+            return
+        self.shapes()
+        run: list[str] = []
+        for name in self._existing(names):
+            if run and self._bin_names[run[0]] != self._bin_names[name]:
+                yield from bin_file.read_tensors(self._bin_names[run[0]], run)
+                run = []
+            run.append(name)
+        if run:
+            yield from bin_file.read_tensors(self._bin_names[run[0]], run)
+
+    def _existing(self, names: Iterable[str]) -> list[str]:
+        wanted, known = list(names), self.shapes()
+        missing = [name for name in wanted if name not in known]
+        if missing:
+            raise IpexAssistError(
+                f"{self.path} lacks {len(missing)} of {len(wanted)} tensors this architecture needs, "
+                f"the first is {missing[0]}. Is it a complete {self.architecture or 'causal LM'}?"
+            )
+        return wanted
+
+    def _read_config(self) -> dict[str, Any]:
+        config = read_json(self.path / "config.json")
+        if config is not None:
+            return config
+        content = sorted(entry.name for entry in self.path.iterdir())
+        shown = ", ".join(content[:12]) + (f" and {len(content) - 12} more" if len(content) > 12 else "")
+        files = [name for name in content if name.endswith(".gguf")]
+        advice = self._hint or (
+            f"Pass the file itself: {self.path / files[0]}" if files else "Pass the folder save_pretrained() wrote."
+        )
+        raise IpexAssistError(f"{self.path} has no config.json; it holds {shown or 'nothing'}. {advice}")
+
+    def _find_files(self) -> list[Path]:
+        first = next((self.path / name for name in _WEIGHT_FILES if (self.path / name).exists()), None)
+        if first is None:
+            content = ", ".join(sorted(entry.name for entry in self.path.iterdir())[:12])
+            raise IpexAssistError(
+                f"{self.path} has no weights: none of {', '.join(_WEIGHT_FILES)}; it holds {content}. "
+                f"{self._hint or 'Save the model with save_pretrained().'}"
+            )
+        if first.suffix != ".json":
+            return [first]
+        index = read_json(first) or {}
+        if not isinstance(index.get("weight_map"), dict) or not index["weight_map"]:
+            raise IpexAssistError(f"{first} has no weight_map. Download it again.")
+        shards = sorted(set(index["weight_map"].values()))
+        missing = [shard for shard in shards if not (self.path / shard).exists()]
+        if missing:
+            shown = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")
+            raise IpexAssistError(
+                f"{self.path} lacks {len(missing)} of {len(shards)} shards that {first.name} names: {shown}. "
+                f"{self._hint or 'Download them again.'}"
+            )
+        return [self.path / shard for shard in shards]

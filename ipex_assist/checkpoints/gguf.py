@@ -1,0 +1,57 @@
+"""GGUF files, single or split, under Hugging Face's names."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ipex_assist.checkpoints import gguf_config, gguf_file
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.env.errors import IpexAssistError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file (or all parts of a split one), dequantised tensor by tensor."""
+
+    def __init__(self, source: str, path: Path) -> None:
+        self.source, self.path = source, path
+        self._cpus = os.sched_getaffinity(0)
+        if path.suffix in (".safetensors", ".bin", ".json"):
+            raise IpexAssistError(f"{path} is one file of a checkpoint. Pass its folder: {path.absolute().parent}")
+        self.header = gguf_file.read_header(path)
+        try:
+            self.config = gguf_config.config_from(self.header)
+            self.generation_config = gguf_config.generation_config_from(self.header)
+            self._tensors = gguf_config.hf_tensors(self.header)
+        except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+            # Metadata of a damaged file may have any type and value; what they break is of no use to the reader.
+            raise IpexAssistError(
+                f"{path} is corrupt: its metadata contradict each other ({type(error).__name__}: {error}). "
+                "Download or convert it again."
+            ) from error
+        gguf_file.check_sizes(self.header)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(math.prod(t.shape) * (4 if t.type == 0 else 2) for t in self._tensors.values())
+
+    def weight_files(self) -> list[Path]:
+        return sorted({tensor.path for tensor in self._tensors.values()})
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        wanted = list(self._tensors if names is None else names)
+        missing = [name for name in wanted if name not in self._tensors]
+        if missing:
+            raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
+        for name, tensor in gguf_file.read_tensors(((name, self._tensors[name]) for name in wanted), self._cpus):
+            yield name, gguf_config.undo_permutation(name, tensor, self.config)
+            del tensor  # not held while the next one is read

@@ -1,0 +1,38 @@
+"""Checkpoints: a hub id, a folder or a GGUF file as one config and named tensors, read one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ipex_assist.checkpoints import hub
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.folder import FolderCheckpoint
+from ipex_assist.checkpoints.gguf import GgufCheckpoint
+from ipex_assist.checkpoints.hub import canonical_id
+from ipex_assist.env.errors import IpexAssistError
+
+
+def open_checkpoint(source: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
+    """Open a hub id (fetched into the hub cache if need be), a folder, or a .gguf file. Reads no weights.
+
+    Raises:
+        IpexAssistError: nothing there, unreadable, incomplete, truncated or corrupt.
+    """
+    source = canonical_id(source)
+    path = Path(source).expanduser()
+    if path.is_file():
+        return GgufCheckpoint(source, path)
+    if path.is_dir():
+        return open_folder(FolderCheckpoint(source, path))
+    if not hub.is_hub_id(source):
+        raise IpexAssistError(f"{source}: no such file or folder (looked for {path.absolute()}).")
+    folder = hub.fetch(source, revision=revision, offline=offline)
+    hint = f"The cached copy of {source} is incomplete; run once without --offline to complete it."
+    return open_folder(FolderCheckpoint(source, folder, hint))
+
+
+def open_folder(stored: FolderCheckpoint) -> Checkpoint:
+    """The checkpoint, or, where its linears are quantised (GPTQ, AWQ), its view as one of plain weights."""
+    from ipex_assist.checkpoints.quantized import quantised
+
+    return quantised(stored)

@@ -1,0 +1,51 @@
+"""Writes tensors as a Hugging Face folder's safetensors files, shard by shard."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+SHARD_BYTES = 2 << 30  # of a safetensors file; one shard is held in memory
+
+
+@dataclass
+class _Shards:
+    """Tensors gathered into files of SHARD_BYTES; their final names follow when their number is known."""
+
+    folder: Path
+    pending: dict[str, torch.Tensor] = field(default_factory=dict)
+    size: int = 0
+    files: list[list[str]] = field(default_factory=list)
+    total: int = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        if self.pending and self.size + tensor.nbytes > SHARD_BYTES:
+            self._write()
+        self.pending[name] = tensor.contiguous()
+        self.size += tensor.nbytes
+        self.total += tensor.nbytes
+
+    def _write(self) -> None:
+        save_file(self.pending, self.folder / f"part-{len(self.files)}", metadata={"format": "pt"})
+        self.files.append(list(self.pending))
+        self.pending, self.size = {}, 0
+
+    def close(self) -> None:
+        """Write the rest, and the index where there are several files."""
+        self._write()
+        count = len(self.files)
+        if count == 1:
+            os.replace(self.folder / "part-0", self.folder / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for part, names in enumerate(self.files):
+            file = f"model-{part + 1:05}-of-{count:05}.safetensors"
+            os.replace(self.folder / f"part-{part}", self.folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self.total}, "weight_map": weight_map}
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
