@@ -6,10 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from ipex_assist.arguments import assistant_of, parse
+from ipex_assist.commands.arguments import assistant_of, parse
+from ipex_assist.commands.relaunch import start_placed, works_here
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import reader_has_gone
-from ipex_assist.placed import start_placed, works_here
 
 if TYPE_CHECKING:
     from ipex_assist.launch.job_command import Parsers
@@ -52,11 +52,11 @@ def _dispatch(argv: list[str]) -> int:
 
         return submit.main(argv[1:], _parsers())
     if argv[:1] == ["quantize"]:
-        from ipex_assist import quantize
+        from ipex_assist.commands import quantize
 
         return quantize.main(argv[1:])
     if argv[:1] == ["eval"]:
-        from ipex_assist import evaluate
+        from ipex_assist.commands import eval as evaluate
 
         return evaluate.main(argv[1:])
     try:
@@ -68,17 +68,18 @@ def _dispatch(argv: list[str]) -> int:
 
 def _generate(args: argparse.Namespace, argv: list[str]) -> int:
     if works_here(args):
-        from ipex_assist import run
+        from ipex_assist.commands import generate
 
-        return run.main(argv)
+        return generate.main(argv)
     return start_placed([], argv, args, lambda: _model_bytes(args))
 
 
 def _parsers() -> Parsers:
     """How each subcommand reads its arguments."""
-    from ipex_assist import evaluate, quantize
     from ipex_assist.batch import arguments as batch
     from ipex_assist.bench import arguments as bench
+    from ipex_assist.commands import eval as evaluate
+    from ipex_assist.commands import quantize
 
     return {
         "": parse,
@@ -93,7 +94,7 @@ def _parsers() -> Parsers:
 def _model_bytes(args: argparse.Namespace) -> int | None:
     if args.model is None:
         return None
-    from ipex_assist.memory import estimate_need
+    from ipex_assist.commands.memory_need import estimate_need
 
     need = estimate_need(
         args.model, assistant_of(args), args.precision, args.assistant_precision, args.max_new_tokens, args.revision

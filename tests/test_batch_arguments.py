@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ipex_assist import arguments
 from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, instance_request, parse, worker_settings
+from ipex_assist.commands import arguments
 from ipex_assist.env.errors import UsageError
 
 pytestmark = pytest.mark.one_stack

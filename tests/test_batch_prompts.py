@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ipex_assist import arguments
 from ipex_assist.batch.options import OPTIONS, LineError, check_options
 from ipex_assist.batch.prompts import Defaults, PromptFile, parse_line
+from ipex_assist.commands import arguments
 from ipex_assist.env.errors import UsageError
 
 pytestmark = pytest.mark.one_stack

@@ -187,7 +187,8 @@ def _maps_torch(pid: int) -> bool:
 
 def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Ctrl-C exactly after three tokens, in process: text so far, statistics, exit 130."""
-    from ipex_assist import generation, run
+    from ipex_assist import generation
+    from ipex_assist.commands import generate
 
     counted = 0
     original = generation.Generation.__next__
@@ -202,7 +203,7 @@ def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pyte
     monkeypatch.setattr(generation.Generation, "__next__", interrupted)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     try:
-        code = run.main(["-m", pair[0], *PROMPT, "--assistant-model", "none", "--json"])
+        code = generate.main(["-m", pair[0], *PROMPT, "--assistant-model", "none", "--json"])
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
@@ -379,13 +380,13 @@ def test_too_little_memory_is_said_before_loading(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the numbers, and what to do."""
-    from ipex_assist import memory, run
+    from ipex_assist.commands import generate, memory_need
     from ipex_assist.env.memory import Memory
 
-    monkeypatch.setattr(memory, "read_memory", lambda: Memory(2 << 30, 100 << 20))
+    monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(2 << 30, 100 << 20))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        code = run.main(["-m", pair[0], *PROMPT])
+        code = generate.main(["-m", pair[0], *PROMPT])
     finally:
         signal.signal(signal.SIGTERM, before)
     message = capsys.readouterr().err

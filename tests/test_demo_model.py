@@ -10,10 +10,10 @@ import numpy
 import pytest
 import torch
 
-from ipex_assist import demo_model
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.demo_model import demo_model_path
+from ipex_assist.commands import demo_model
+from ipex_assist.commands.demo_model import demo_model_path
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
 

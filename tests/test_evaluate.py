@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ipex_assist import cli
-from ipex_assist.evaluate import TEXT
-from ipex_assist.perplexity import compare, perplexity, windows
+from ipex_assist.commands.eval import TEXT
+from ipex_assist.commands.perplexity import compare, perplexity, windows
 
 TOKENS = [(7 * i * i + 3 * i) % tiny_models.VOCAB for i in range(75)]
 

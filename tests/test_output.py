@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from ipex_assist.commands.environment import environment_facts
+from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.generation import DraftResult, Piece, Result, Times
 from ipex_assist.launch import Plan
-from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line, statistics_text
 
 
 def result(**changes: Any) -> Result:

@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from ipex_assist import launch
+from ipex_assist.commands.relaunch import works_here
 from ipex_assist.launch import add_placement_arguments
-from ipex_assist.placed import works_here
 
 pytestmark = pytest.mark.one_stack
 

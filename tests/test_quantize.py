@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from test_quantized_checkpoint import PROMPT, reference_logits, relative
 
-from ipex_assist import cli, quantized_writer
+from ipex_assist import cli
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands import quantized_writer
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
 from ipex_assist.rtn import quantise, relative_error

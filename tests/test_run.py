@@ -18,8 +18,8 @@ from pathlib import Path
 import checkpoints
 import pytest
 
-from ipex_assist import memory, run
 from ipex_assist.checkpoints import hub
+from ipex_assist.commands import generate, memory_need
 from ipex_assist.env.memory import Memory
 
 OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12"]
@@ -92,7 +92,8 @@ def test_progress_on_a_terminal_only(target: str, piped: subprocess.CompletedPro
 def test_characters_the_locale_lacks_are_replaced_one_by_one() -> None:
     """In an ASCII locale whole pieces of text were left out, without a word."""
     code = (
-        "from ipex_assist.run import _configure; from ipex_assist.output import TextPrinter; _configure(False);"
+        "from ipex_assist.commands.generate import _configure; _configure(False);"
+        "from ipex_assist.commands.output import TextPrinter;"
         "printer = TextPrinter(enabled=True); printer.write('one na\u00efve'); printer.write(' two'); printer.close()"
     )
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -169,7 +170,7 @@ def test_prompt_file_that_is_no_text(target: str, tmp_path: Path, capsys: pytest
     """Usage error, not UnicodeDecodeError."""
     file = tmp_path / "prompt"
     file.write_bytes(b"\xff\xfe\x00")
-    assert run.main(["-m", target, "--prompt-file", str(file), *OPTIONS]) == 2
+    assert generate.main(["-m", target, "--prompt-file", str(file), *OPTIONS]) == 2
     assert "not UTF-8" in capsys.readouterr().err
 
 
@@ -179,10 +180,10 @@ def test_memory_is_checked_before_a_download(
     """Only models on this machine were checked: one far too large was downloaded first, and never checked."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(memory, "read_memory", lambda: Memory(32 << 30, 32 << 30))
+    monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(32 << 30, 32 << 30))
     monkeypatch.setattr(hub, "parameters_on_hub", lambda source, revision: 66_000_000_000)
     monkeypatch.setattr(hub, "_download", lambda source, revision: pytest.fail("it was downloaded"))
-    assert run.main(["-m", "someone/far-too-large", "-p", "fox", "--no-assisted"]) == 1
+    assert generate.main(["-m", "someone/far-too-large", "-p", "fox", "--no-assisted"]) == 1
     message = capsys.readouterr().err
     assert "too little memory: 123.6 GiB are needed" in message
     assert "32.0 GiB are available" in message
@@ -193,7 +194,7 @@ def test_the_launcher_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "parameters_on_hub", lambda source, revision: pytest.fail("it was asked"))
-    assert memory.estimate_need("someone/model", None, "bf16", None, 128).total is None
+    assert memory_need.estimate_need("someone/model", None, "bf16", None, 128).total is None
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_out_of_memory_says_what_to_do(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(run, "_load", fail)
-    assert run.main(["-m", target, *PROMPT]) == 1
+    monkeypatch.setattr(generate, "_load", fail)
+    assert generate.main(["-m", target, *PROMPT]) == 1
     assert "out of memory; use a smaller --precision" in capsys.readouterr().err
 
 
@@ -220,12 +221,12 @@ def test_unexpected_errors_hide_their_traceback_unless_asked(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(run, "_load", fail)
-    assert run.main(["-m", target, *PROMPT]) == 1
+    monkeypatch.setattr(generate, "_load", fail)
+    assert generate.main(["-m", target, *PROMPT]) == 1
     short = capsys.readouterr().err
     assert "ZeroDivisionError: a bug of ours" in short
     assert "Traceback" not in short
-    assert run.main(["-m", target, *PROMPT, "-v"]) == 1
+    assert generate.main(["-m", target, *PROMPT, "-v"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, cast, get_args
 
-from ipex_assist import arguments
 from ipex_assist.batch.options import OPTIONS, LineError, check_options
 from ipex_assist.batch.prompts import Defaults
+from ipex_assist.commands import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import InstanceRequest, request_from
 from ipex_assist.launch.instances import Unit

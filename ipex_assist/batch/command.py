@@ -16,9 +16,9 @@ from ipex_assist.batch.pool import Pool
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
+from ipex_assist.commands.memory_need import estimate_need
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import read_memory
-from ipex_assist.memory import estimate_need
 
 SHOWN_PROBLEMS = 20
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 def use_demo_model(args: argparse.Namespace) -> None:
     """Without -m the embedded model, as `ipex-assist` takes it: fp32, no assistant."""
     if args.model is None:
-        from ipex_assist.demo_model import demo_model_path
+        from ipex_assist.commands.demo_model import demo_model_path
 
         args.model = str(demo_model_path())
         args.precision = args.precision or "fp32"
@@ -129,7 +129,7 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.arguments import assistant_of
+    from ipex_assist.commands.arguments import assistant_of
 
     need = estimate_need(
         args.model,

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from ipex_assist.batch.arguments import instance_request
 from ipex_assist.batch.worker import worker_program
+from ipex_assist.commands.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.machine import Machine
 from ipex_assist.launch import Command, InstanceRequest, Placement, place_instances
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import prepare_instances
-from ipex_assist.memory import gib
 
 
 def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from ipex_assist.commands.messages import configure_messages
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.quiet import configure_messages
 
 if TYPE_CHECKING:
     from ipex_assist.text_model import TextModel
@@ -86,9 +86,9 @@ def _load(settings: Mapping[str, Any]) -> TextModel:
     """Both models, with the flags of the command in `settings`."""
     args = argparse.Namespace(**settings["args"])
     configure_messages(args.verbose, "%(message)s", progress=False)
-    from ipex_assist import run
+    from ipex_assist.commands import generate
 
-    model, _ = run._load(args, settings["assistant"])
+    model, _ = generate._load(args, settings["assistant"])
     return model
 
 

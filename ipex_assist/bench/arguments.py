@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ipex_assist import arguments
 from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
-from ipex_assist.bench.prompts import SHIPPED, open_dataset, read_text
+from ipex_assist.bench.prompts import SHIPPED, open_dataset
+from ipex_assist.commands import arguments
+from ipex_assist.commands.arguments import read_text
 from ipex_assist.draft_names import SELF, parse_assistant
 from ipex_assist.env.errors import UsageError
 

@@ -13,10 +13,10 @@ from ipex_assist.bench.prompts import (
     open_dataset,
     prompt_of_length,
     random_prompt,
-    read_text,
     shipped_prompts,
     shipped_text,
 )
+from ipex_assist.commands.arguments import read_text
 from ipex_assist.env.errors import UsageError
 
 if TYPE_CHECKING:

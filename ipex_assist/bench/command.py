@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.bench.arguments import parse
-from ipex_assist.placed import run_placed
+from ipex_assist.commands.relaunch import run_placed
 
 if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records

@@ -10,13 +10,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
-from ipex_assist.arguments import assistant_of
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
+from ipex_assist.commands.arguments import assistant_of
+from ipex_assist.commands.memory_need import PROMPT_TOKENS, Need, check_memory, estimate_need
 from ipex_assist.draft_names import SELF
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors import DRAFT_INT4_GROUP
-from ipex_assist.memory import PROMPT_TOKENS, Need, check_memory, estimate_need
 from ipex_assist.models import find
 from ipex_assist.spec import DecoderSpec
 from ipex_assist.traffic import linear_bytes, table_bytes
@@ -55,7 +55,7 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     if args.random_weights:
         yield from _random_models(args)
         return
-    from ipex_assist import run
+    from ipex_assist.commands import generate
 
     # Of several draft lengths, one that depends on measured costs is enough for measuring them.
     adaptive = "adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule)
@@ -70,7 +70,7 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
                 "num_assistant_tokens_schedule": None if adaptive else "constant",
             }
         )
-        model, notes = run._load(one, assistant_of(one))
+        model, notes = generate._load(one, assistant_of(one))
         yield model, notes
         del model
         _release()

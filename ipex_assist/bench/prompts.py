@@ -56,14 +56,6 @@ def shipped_text() -> str:
     return (importlib.resources.files("ipex_assist") / "data" / "text.txt").read_text(encoding="utf-8")
 
 
-def read_text(path: str | Path) -> str:
-    """What --text names, a UTF-8 file. UsageError for anything else."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--text {path} cannot be read as UTF-8 text: {error}") from error
-
-
 def shipped_prompts() -> list[Prompt]:
     """Our own prompts: short beginnings, code, edits, summaries, translations, lists, questions, …"""
     text = (importlib.resources.files("ipex_assist") / "data" / "prompts.jsonl").read_text(encoding="utf-8")

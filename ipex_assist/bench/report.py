@@ -17,7 +17,7 @@ from typing import Any
 from ipex_assist import launch
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
-from ipex_assist.output import environment_facts
+from ipex_assist.commands.environment import environment_facts
 from ipex_assist.text_model import TextModel
 from ipex_assist.traffic import machine_gb_per_s
 

@@ -12,20 +12,19 @@ import os
 import select
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
-from ipex_assist.arguments import assistant_of, parse
+from ipex_assist.commands.arguments import assistant_of, parse
+from ipex_assist.commands.environment import environment_facts
+from ipex_assist.commands.load import _load
+from ipex_assist.commands.messages import configure_messages
+from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.pipes import reader_has_gone
-from ipex_assist.memory import check_memory, estimate_need
-from ipex_assist.output import TextPrinter, environment_facts, json_line, statistics_line, statistics_text
-from ipex_assist.quiet import configure_messages, quiet_stderr
-from ipex_assist.schedule import DraftOptions
 from ipex_assist.traffic import machine_gb_per_s
 
 # Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
@@ -89,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
     prompt, chat = _prompt(args)
     assistant = assistant_of(args)
     if args.model is None:
-        from ipex_assist.demo_model import demo_model_path
+        from ipex_assist.commands.demo_model import demo_model_path
 
         args.model = str(demo_model_path())
         # 8 significant bits are too few for the close calls of so small a model, and fp32 is fast enough for it.
@@ -133,57 +132,6 @@ def _input_waits() -> bool:
         return True
     log.warning("nothing came from standard input in 0.5 s: taking the built-in prompt (-p TEXT gives another)")
     return False
-
-
-def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
-    """Both models, and what is not as the launcher planned it."""
-    precision = args.precision
-    from ipex_assist.executors.choose import compute_threads, resolve_executor
-
-    executor = resolve_executor(args.executor, precision, args.assistant_precision if assistant else None)
-    # Before the download, too: hours of it are a high price for learning that the model does not fit.
-    need = estimate_need(
-        args.model,
-        assistant,
-        precision or (None if executor == "native" else "bf16"),
-        args.assistant_precision,
-        args.max_new_tokens,
-        args.revision,
-        offline=args.offline,
-    )
-    check_memory(need)
-    with quiet_stderr(not args.verbose):
-        import torch
-
-        if executor == "ipex":
-            import intel_extension_for_pytorch  # noqa: F401
-    plan = launch.inherited_plan(os.environ)
-    if plan is not None or args.threads is not None:
-        torch.set_num_threads(plan.threads if plan is not None else args.threads)
-
-    import ipex_assist
-
-    started = time.perf_counter()
-    model = ipex_assist.load(
-        args.model,
-        assistant,
-        precision=precision,
-        assistant_precision=args.assistant_precision,
-        executor=executor,
-        revision=args.revision,
-        offline=args.offline,
-        progress=sys.stderr.isatty(),
-        cache_packed=args.cache_packed,
-        universal=args.universal,
-        draft_vocabulary=args.draft_vocabulary,
-        calibrate=DraftOptions(args.assisted, args.num_assistant_tokens, args.num_assistant_tokens_schedule).adapts,
-        recalibrate=args.recalibrate,
-    )
-    log.info("loaded in %.1f s", time.perf_counter() - started)
-    found = launch.check_start(plan, compute_threads()) if plan else []
-    for line in found:
-        log.warning(line)
-    return model, found
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

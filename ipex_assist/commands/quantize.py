@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipex_assist import arguments
+from ipex_assist.commands import arguments
+from ipex_assist.commands.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.executors import INT4_GROUP
 from ipex_assist.launch import add_placement_arguments
-from ipex_assist.placed import run_placed
 
 EPILOG = """\
 What is written is a GPTQ checkpoint, which ipex-assist, transformers (with gptqmodel) and vLLM read. The matrices of
@@ -105,12 +105,12 @@ def _run(args: argparse.Namespace) -> int:
         )
     output = Path(args.output)
     if args.method == "auto-round":
-        from ipex_assist.auto_round import quantise_checkpoint
+        from ipex_assist.commands.auto_round import quantise_checkpoint
 
         quantise_checkpoint(checkpoint, output, args)
         print(f"ipex-assist: {output} written by auto-round", file=sys.stderr)
         return 0
-    from ipex_assist.quantized_writer import write_rtn
+    from ipex_assist.commands.quantized_writer import write_rtn
 
     done = write_rtn(checkpoint, architecture, output, args.group_size, sym=args.sym, progress=sys.stderr.isatty())
     error = math.sqrt(done.squared_error / done.squared_norm) if done.squared_norm else 0.0

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ipex_assist import launch
+from ipex_assist.commands.messages import configure_messages
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.quiet import configure_messages
 
 
 def run_placed(

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
-import os
-import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-from ipex_assist.launch import Plan
-from ipex_assist.launch.plan import without_plan
 
 if TYPE_CHECKING:
     from ipex_assist.generation import Piece, Result
-
-PACKAGES = ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch", "optimum-intel")
-KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
 
 
 # Select Graphic Rendition: drafted and accepted text is green, the target's own is bold.
@@ -130,27 +120,3 @@ def _speed_line(what: str, tokens: int, seconds: float) -> str:
 def json_line(result: Result, environment: dict[str, Any]) -> str:
     """One object on one line; every key of Result is there, null where it does not apply."""
     return json.dumps({**result.as_dict(), "environment": environment})
-
-
-def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, Any]:
-    """Where and on what this process runs."""
-    from ipex_assist.env.cpulist import format_cpulist
-    from ipex_assist.env.isa import read_isa
-    from ipex_assist.executors.choose import compute_threads
-
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "cpus": format_cpulist(os.sched_getaffinity(0)),
-        "threads": compute_threads(),
-        "plan": asdict(plan) if plan else None,
-        "kept": {name: value for name, value in without_plan(os.environ).items() if name.startswith(KEPT_VARIABLES)},
-        "isa": read_isa().as_dict(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "warnings": list(warnings),
-    }

@@ -182,3 +182,11 @@ def assistant_of(args: argparse.Namespace) -> str | None:
         # The embedded model is the smallest of its family.
         return "auto" if args.model is not None else None
     return None if name.lower() == "none" else name
+
+
+def read_text(path: str | Path) -> str:
+    """What --text names, a UTF-8 file. UsageError for anything else."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--text {path} cannot be read as UTF-8 text: {error}") from error

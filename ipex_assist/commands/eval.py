@@ -11,18 +11,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist import arguments
-from ipex_assist.arguments import PRECISIONS
-from ipex_assist.bench.prompts import read_text
+from ipex_assist.commands import arguments
+from ipex_assist.commands.arguments import PRECISIONS, read_text
+from ipex_assist.commands.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
-from ipex_assist.placed import run_placed
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
+    from ipex_assist.commands.perplexity import Comparison, Score, Window
     from ipex_assist.executors import Decoder
-    from ipex_assist.perplexity import Comparison, Score, Window
 
 TEXT = Path(__file__).parent / "data" / "evaluation.txt"
 WINDOW = 1024
@@ -90,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _bytes(args: argparse.Namespace) -> int | None:
     """Memory of the model, and of what it is compared with."""
-    from ipex_assist.memory import estimate_need
+    from ipex_assist.commands.memory_need import estimate_need
 
     needs = [estimate_need(args.model, None, args.precision, None, WINDOW, args.revision).total]
     if args.against or args.against_model:
@@ -100,7 +99,7 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 
 def _reference_need(args: argparse.Namespace) -> int | None:
-    from ipex_assist.memory import RUNTIME_BYTES, estimate_need
+    from ipex_assist.commands.memory_need import RUNTIME_BYTES, estimate_need
 
     source = args.against_model or args.model
     revision = None if args.against_model else args.revision
@@ -109,10 +108,10 @@ def _reference_need(args: argparse.Namespace) -> int | None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ipex_assist import perplexity
     from ipex_assist.checkpoints.open import open_checkpoint
+    from ipex_assist.commands import perplexity
+    from ipex_assist.commands.messages import quiet_stderr
     from ipex_assist.executors.choose import resolve_executor
-    from ipex_assist.quiet import quiet_stderr
     from ipex_assist.tokenizer import load_tokenizer
 
     executor = resolve_executor(args.executor, args.precision, args.against)
@@ -155,8 +154,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_memory(args: argparse.Namespace) -> None:
+    from ipex_assist.commands.memory_need import gib
     from ipex_assist.env.memory import read_memory
-    from ipex_assist.memory import gib
 
     need, available = _bytes(args), read_memory().available
     if need is not None and available and need > available:

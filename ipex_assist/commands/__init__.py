@@ -1,0 +1,1 @@
+"""The subcommands of `ipex-assist`: options in, exit code out."""
