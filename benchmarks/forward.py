@@ -17,7 +17,8 @@ from typing import Any
 import measure
 import torch
 
-from ipex_assist.executors.native import NativeDecoder, NativeModel, planned_pool
+from ipex_assist.executors.native import NativeDecoder, NativeModel
+from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models import find
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.spec import DecoderSpec

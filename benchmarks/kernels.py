@@ -18,7 +18,8 @@ import measure
 import torch
 
 from ipex_assist.executors import INT4_GROUP
-from ipex_assist.executors.native import NativeModel, planned_pool
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.spec import DecoderSpec, Rope
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import measure
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.executors.choose import load_decoder, resolve_executor
+from ipex_assist.executors.choose import resolve_executor
+from ipex_assist.executors.load import load_decoder
 
 
 def peak_bytes() -> int:

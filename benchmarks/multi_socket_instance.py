@@ -19,7 +19,7 @@ from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     from ipex_assist.decode import Round
-    from ipex_assist.traffic import Traffic
+    from ipex_assist.executors.traffic import Traffic
 
 
 def bytes_of(round_: Round, length: int, target: Traffic, assistant: Traffic | None) -> int:
@@ -55,8 +55,8 @@ class Instance:
 
         import ipex_assist
         from ipex_assist.draft_names import parse_assistant
+        from ipex_assist.executors.traffic import traffic_of
         from ipex_assist.tokenizer import encode_prompt
-        from ipex_assist.traffic import traffic_of
 
         started = time.monotonic()
         plan = launch.inherited_plan(os.environ)
@@ -116,7 +116,7 @@ class Instance:
 
     def read(self, size: int) -> dict[str, Any]:
         """The speed at which this instance's threads read `size` bytes of their memory, in GB/s."""
-        from ipex_assist.executors.native import planned_pool
+        from ipex_assist.executors.native_loading import planned_pool
         from ipex_assist.native.library import read_bandwidth, unavailable
 
         return {"GB_per_s": None if unavailable() else read_bandwidth(planned_pool(), size, repeats=3)}

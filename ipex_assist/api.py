@@ -21,14 +21,11 @@ from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
 from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.executors import DRAFT_INT4_GROUP, INT4_GROUP, Decoder
-from ipex_assist.executors.choose import (
-    compute_threads,
-    library_executor,
-    load_decoder,
-    resolve_executor,
-    stored_precision,
-)
+from ipex_assist.executors import DRAFT_INT4_GROUP, INT4_GROUP
+from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
+from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation import Identity
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
@@ -38,7 +35,6 @@ from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import DraftOptions, Schedule
 from ipex_assist.text_model import TextModel
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
-from ipex_assist.traffic import Traffic, traffic_of
 from ipex_assist.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:

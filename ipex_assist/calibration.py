@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ipex_assist.draft import NarrowDecoder
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder, NarrowDecoder
 from ipex_assist.schedule import Costs
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder, NarrowDecoder
 from ipex_assist.sampling import Sampling, draw
 
 
@@ -23,24 +23,6 @@ class Proposal:
     tokens: list[int]
     probabilities: torch.Tensor | None = None
     confidence: list[float] = field(default_factory=list)
-
-
-@runtime_checkable
-class NarrowDecoder(Protocol):
-    """A decoder that computes logits of the vocabulary's first tokens alone, and drafts in one call (native.py)."""
-
-    def forward(self, tokens: Sequence[int], last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
-        """Append `tokens`; logits (last, vocabulary) of the last `last`."""
-        ...
-
-    def draft(
-        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, least: float = 0.0
-    ) -> tuple[list[int], list[float]]:
-        """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities.
-
-        Ends behind a token whose probability is below `least`.
-        """
-        ...
 
 
 class DraftSource(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ipex_assist.draft import AssistantModel, Proposal
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder
 from ipex_assist.sampling import Sampling
 from ipex_assist.text import REPLACEMENT
 

@@ -14,7 +14,7 @@ from ipex_assist.decode import Round
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.draft_universal import UniversalAssistant
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder
 from ipex_assist.pair_cache import PairCache
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import (

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ipex_assist.decode import Round
+from ipex_assist.executors.traffic import Traffic
 from ipex_assist.stats import Statistics
 from ipex_assist.text import Detokenizer, TextStream
-from ipex_assist.traffic import Traffic
 
 StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from ipex_assist.decode import Round
-from ipex_assist.traffic import Traffic
+from ipex_assist.executors.traffic import Traffic
 
 
 @dataclass

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.decode import Round
 from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation import Generation, Identity, Result
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import DraftOptions
 from ipex_assist.tokenizer import encode_prompt
-from ipex_assist.traffic import Traffic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ipex_assist.bench.pairs import CONFIGS, PAIRS, find_pair, published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.choose import load_decoder
+from ipex_assist.executors.load import load_decoder
 
 # By the models' cards and the sizes of their files on the hub.
 PARAMETERS = {

@@ -18,7 +18,7 @@ from ipex_assist.calibration import calibrate
 from ipex_assist.decode import Round, decode
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.draft_lookup import LookupFirst, PromptLookup
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import Constant, Costs, Heuristic, Schedule
 

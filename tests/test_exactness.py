@@ -64,7 +64,7 @@ class FeelsPlace(TorchKernels):
 
 
 def decoder_with(kernels: TorchKernels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr("ipex_assist.executors.choose.make_kernels", lambda *_: kernels)
+    monkeypatch.setattr("ipex_assist.executors.load.make_kernels", lambda *_: kernels)
     return tiny_models.decoder(folder)
 
 

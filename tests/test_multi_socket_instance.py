@@ -11,8 +11,8 @@ from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.decode import Round
-from ipex_assist.executors.choose import load_decoder
-from ipex_assist.traffic import Traffic, traffic_of
+from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.traffic import Traffic, traffic_of
 
 pytestmark = pytest.mark.one_stack
 

@@ -59,7 +59,7 @@ _folders: list[object] = []
 @functools.cache
 def decoder(variant: str, precision: str, threads: int = 1) -> NativeDecoder:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ipex_assist.executors.native.planned_pool", lambda: pool(threads))
+        patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
         made = tiny_models.decoder(folder(variant), "native", precision, tokens=700)
     assert isinstance(made, NativeDecoder)
     assert made.model.pool.threads == threads

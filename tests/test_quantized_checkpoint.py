@@ -26,7 +26,8 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, group_size, read_scheme
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.choose import load_decoder, stored_precision
+from ipex_assist.executors.choose import stored_precision
+from ipex_assist.executors.load import load_decoder
 from ipex_assist.int4_weight import Int4Weight
 
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX-512")

@@ -24,7 +24,7 @@ from ipex_assist.decode import decode
 from ipex_assist.draft import AssistantModel, DraftSource
 from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.draft_universal import UniversalAssistant
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import Constant, Outcome, Plan, Situation
 

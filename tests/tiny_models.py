@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.executors import Decoder
-from ipex_assist.executors.choose import load_decoder
+from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.load import load_decoder
 
 VOCAB = 160
 

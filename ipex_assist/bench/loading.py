@@ -17,12 +17,12 @@ from ipex_assist.commands.memory_need import PROMPT_TOKENS, Need, check_memory, 
 from ipex_assist.draft_names import SELF
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors import DRAFT_INT4_GROUP
+from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import find
 from ipex_assist.spec import DecoderSpec
-from ipex_assist.traffic import linear_bytes, table_bytes
 
 if TYPE_CHECKING:
-    from ipex_assist.executors import Decoder
+    from ipex_assist.executors.interface import Decoder
     from ipex_assist.text_model import TextModel
 
 RANDOM = " (random weights)"
@@ -123,7 +123,8 @@ def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None
 
 def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
-    from ipex_assist.executors.choose import load_decoder, resolve_executor
+    from ipex_assist.executors.choose import resolve_executor
+    from ipex_assist.executors.load import load_decoder
 
     for precision in args.precision:
         precision = precision or "bf16"

@@ -21,9 +21,9 @@ from ipex_assist.launch import add_placement_arguments
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.commands.perplexity import Comparison, Score, Window
-    from ipex_assist.executors import Decoder
+    from ipex_assist.executors.interface import Decoder
 
-TEXT = Path(__file__).parent / "data" / "evaluation.txt"
+TEXT = Path(__file__).parents[1] / "data" / "evaluation.txt"
 WINDOW = 1024
 EPILOG = """\
 The text is one sequence of tokens, as the tokenizer gives it, with its special tokens. Windows of --window tokens pass
@@ -178,7 +178,8 @@ def _refuse_unknown(*checkpoints: Checkpoint) -> None:
 
 
 def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Decoder, str]:
-    from ipex_assist.executors.choose import load_decoder, stored_precision
+    from ipex_assist.executors.choose import stored_precision
+    from ipex_assist.executors.load import load_decoder
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     decoder = load_decoder(checkpoint, precision, executor, progress=sys.stderr.isatty(), exact=False)

@@ -25,18 +25,19 @@ from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.pipes import reader_has_gone
-from ipex_assist.traffic import machine_gb_per_s
+from ipex_assist.executors.traffic import machine_gb_per_s
 
 # Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
 if TYPE_CHECKING:
     from ipex_assist.generation import Generation
     from ipex_assist.text_model import TextModel
 
+log = logging.getLogger("ipex_assist")
+
+
 DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
 DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
 INTERRUPT_EXIT, TERMINATE_EXIT = 130, 143  # 128 + the signal's number, as shells report them
-
-log = logging.getLogger("ipex_assist")
 
 
 class Terminated(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ipex_assist.executors import Decoder
+from ipex_assist.executors.interface import Decoder
 
 _ROWS = 64  # of logits that are turned into probabilities at once: bounds the memory
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ipex_assist.cache import KVCache
 from ipex_assist.executors.attention import attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.kv_cache import KVCache
+from ipex_assist.executors.rope import RotaryTable, rotate
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.weights import Layer, Weights
-from ipex_assist.rope import RotaryTable, rotate
 from ipex_assist.spec import DecoderSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed

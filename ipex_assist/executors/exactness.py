@@ -13,12 +13,12 @@ from functools import partial
 
 import torch
 
-from ipex_assist.cache import KVCache
 from ipex_assist.executors.decoder import TorchDecoder
 from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.kv_cache import KVCache
+from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.weights import Weights
-from ipex_assist.rope import RotaryTable
 from ipex_assist.spec import DecoderSpec
 
 ROWS = 24

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import INT4_GROUP
-from ipex_assist.executors.weights import part_of, resolve
-from ipex_assist.launch.plan import MASK_AT_START
-from ipex_assist.models import Source
-from ipex_assist.native.library import Pool, kernels, last_error, library, shared_pool
+from ipex_assist.executors.rope import RotaryTable
+from ipex_assist.native.library import Pool, kernels, last_error, library
 from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, Batch, native_spec
-from ipex_assist.rope import RotaryTable
 from ipex_assist.spec import DecoderSpec
-
-log = logging.getLogger("ipex_assist")
 
 FEW_ROWS = 16  # kernels.h: FEW. Rows of one decode step: a row's bits do not depend on how many of these there are.
 PROMPT_ROWS = 256  # rows of a prompt that pass at once
-
-
-@functools.cache
-def planned_pool(threads: int | None = None) -> Pool:
-    """The pool the launcher planned: its CPUs in order, or as many as torch would use of those we were started on.
-
-    What the first call found holds for the process: by then torch is told to keep to one thread.
-    """
-    plan = launch.inherited_plan(os.environ)
-    cpus = tuple(plan.cpus) if plan is not None else tuple(sorted(MASK_AT_START))
-    count = threads or (plan.threads if plan is not None else min(torch.get_num_threads(), len(cpus)))
-    return shared_pool(count, cpus[:count] if count <= len(cpus) else None)
-
-
-def spans_nodes() -> bool:
-    """Whether memory of several NUMA nodes was planned, so that weights belong near the thread that reads them."""
-    plan = launch.inherited_plan(os.environ)
-    return plan is not None and len(plan.nodes) > 1
 
 
 class NativeModel:
@@ -163,24 +136,6 @@ class NativeModel:
         """Raise IpexAssistError where a call of the core failed."""
         if status < 0:
             raise IpexAssistError(f"the native core failed: {last_error()}")
-
-
-def pack_weights(
-    model: NativeModel,
-    sources: dict[str, Source],
-    names: Iterable[str],
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> None:
-    """Fill a model's image from a checkpoint's stream, one tensor at a time."""
-    wanted = resolve(sources, names)
-    model.allocate()
-    for name, tensor in tensors:
-        for ours in wanted.get(name, ()):
-            weight = part_of(tensor, sources[ours], model.spec.head_dim)
-            check_shape(model.spec, ours, tuple(weight.shape))
-            model.pack(ours, weight)
-            del weight
-        del tensor
 
 
 def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
