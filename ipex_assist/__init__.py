@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
-    from ipex_assist.api import AssistedModel, load
-    from ipex_assist.generation import Chunk, Generation, Result
+    from ipex_assist.api import load
+    from ipex_assist.generation.assisted_model import AssistedModel
+    from ipex_assist.generation.result import Chunk, Result
+    from ipex_assist.generation.stream import Generation
 
 __all__ = ["AssistedModel", "Chunk", "Generation", "Result", "__version__", "load"]
 
 _HOMES = {
-    "AssistedModel": "api",
+    "AssistedModel": "generation.assisted_model",
     "load": "api",
-    "Chunk": "generation",
-    "Generation": "generation",
-    "Result": "generation",
+    "Chunk": "generation.result",
+    "Generation": "generation.stream",
+    "Result": "generation.result",
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,25 +14,20 @@ from ipex_assist import calibration, launch
 from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.decode import Round, decode
-from ipex_assist.draft import DraftSource
 from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
 from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
-from ipex_assist.executors.interface import Decoder
 from ipex_assist.executors.load import load_decoder
-from ipex_assist.executors.traffic import Traffic, traffic_of
-from ipex_assist.generation import Identity
+from ipex_assist.generation.assisted_model import AssistedModel
+from ipex_assist.generation.result import Identity
+from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
 from ipex_assist.pair_cache import PairCache, pair_facts
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import DraftOptions, Schedule
-from ipex_assist.text_model import TextModel
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 
@@ -167,7 +161,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
 
 def _by_transformers(request: _Request, progress: bool) -> TextModel:
     """An architecture without a spec of ours: transformers has no sources but an assistant of the same vocabulary."""
-    from ipex_assist.adapter import TransformersModel
+    from ipex_assist.generation.transformers_model import TransformersModel
 
     if request.name.lookup or request.name.model == SELF:
         raise UsageError(
@@ -243,73 +237,3 @@ def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Che
 
 def _check_same_vocabulary(target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint) -> None:
     check_vocabulary(tokenizer, load_tokenizer(assistant), target.config["vocab_size"], assistant.config["vocab_size"])
-
-
-class AssistedModel(TextModel):
-    """Our own decoders and decode loop."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        tokenizer: PreTrainedTokenizerBase,
-        eos: frozenset[int],
-        identity: Identity,
-        assistant: Decoder | None = None,
-        *,
-        drafting: Drafting | None = None,
-    ) -> None:
-        """drafting: what drafts, where that is more than an assistant of the same vocabulary."""
-        self.decoder, self.tokenizer, self.eos, self.identity = decoder, tokenizer, eos, identity
-        self.assistant = assistant
-        self.drafting = drafting or Drafting(
-            decoder.spec.vocab_size, lambda: calibration.calibrate(decoder, assistant), assistant
-        )
-        # For experiments: what `draft_source` returns passes through here, with the prompt's token ids. A wrapper
-        # forwards `propose` and `accept`; tokens that are not the source's own choice come without confidence.
-        self.wrap_draft: Callable[[DraftSource, Sequence[int]], DraftSource] | None = None
-
-    @property
-    def context_length(self) -> int:
-        """Tokens a sequence can hold."""
-        return self.decoder.spec.context_length
-
-    @property
-    def traffic(self) -> Traffic:
-        """What a pass of the target reads from memory."""
-        return traffic_of(self.decoder, self.identity.precision)
-
-    def draft_source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
-        """What drafts for one text of at most `length` tokens; None where there is no assistant."""
-        return self.drafting.source(sampling, generator, length)
-
-    def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, options: DraftOptions
-    ) -> tuple[Iterator[Round], bool]:
-        generator = sampling.generator()
-        length = len(tokens) + limit
-        schedule: Schedule | None = None
-        draft: DraftSource | None = None
-        if options.wanted and self.drafting.possible:
-            schedule = self.drafting.schedule(options, limit)  # first: calibration empties the caches
-            draft = self.draft_source(sampling, generator, length)
-        if draft is not None:
-            if self.wrap_draft is not None:
-                draft = self.wrap_draft(draft, tokens)
-            if self.decoder.exact_rows == 1:
-                log.warning(
-                    "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
-                    "a token, so that assisted generation is no faster than plain (--no-assisted)"
-                )
-        self.decoder.reserve(length)
-        rounds = decode(
-            self.decoder,
-            tokens,
-            max_new_tokens=limit,
-            sampling=sampling,
-            generator=generator,
-            draft=draft,
-            schedule=schedule,
-        )
-        if draft is not None and options.adapts and self.wrap_draft is None:
-            rounds = self.drafting.learning(rounds)
-        return rounds, draft is not None

@@ -14,9 +14,9 @@ from conftest import HAS_IPEX
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
-from ipex_assist import adapter
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.choose import library_executor
+from ipex_assist.generation import transformers_model
 
 PROMPT = "the quick brown fox"
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 64}
@@ -90,7 +90,7 @@ def test_counts_do_not_depend_on_when_they_are_read(tmp_path: Path, monkeypatch:
     save(tmp_path)
     ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor="torch")
     prompt_reader = ours.generate(PROMPT, max_new_tokens=16).draft
-    monkeypatch.setattr(adapter.queue, "Queue", Late)
+    monkeypatch.setattr(transformers_model.queue, "Queue", Late)
     late = ours.generate(PROMPT, max_new_tokens=16).draft
     assert late == prompt_reader
     assert late.drafted is not None
@@ -102,7 +102,7 @@ def test_number_of_drafted_tokens_is_of_one_generation_only(tmp_path: Path) -> N
     """transformers keeps it in the model; the next generation without the option must draft as the first did."""
     save(tmp_path)
     ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor="torch")
-    assert isinstance(ours, adapter.TransformersModel)
+    assert isinstance(ours, transformers_model.TransformersModel)
     assert ours.assistant is not None
     config = ours.assistant.generation_config
     before = config.num_assistant_tokens, config.num_assistant_tokens_schedule

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ipex_assist.bench.measure import Case, Contender, Row, Sample, forget, measure
-from ipex_assist.generation import DraftResult, Identity, Result, Times
+from ipex_assist.generation.result import DraftResult, Identity, Result, Times
 
 pytestmark = pytest.mark.one_stack
 

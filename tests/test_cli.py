@@ -187,20 +187,20 @@ def _maps_torch(pid: int) -> bool:
 
 def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Ctrl-C exactly after three tokens, in process: text so far, statistics, exit 130."""
-    from ipex_assist import generation
     from ipex_assist.commands import generate
+    from ipex_assist.generation import stream
 
     counted = 0
-    original = generation.Generation.__next__
+    original = stream.Generation.__next__
 
-    def interrupted(self: generation.Generation) -> generation.Chunk:
+    def interrupted(self: stream.Generation) -> stream.Chunk:
         nonlocal counted
         counted += 1
         if counted > 3:
             raise KeyboardInterrupt
         return original(self)
 
-    monkeypatch.setattr(generation.Generation, "__next__", interrupted)
+    monkeypatch.setattr(stream.Generation, "__next__", interrupted)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     try:
         code = generate.main(["-m", pair[0], *PROMPT, "--assistant-model", "none", "--json"])

@@ -10,7 +10,8 @@ import pytest
 import ipex_assist
 from ipex_assist.decode import Round
 from ipex_assist.env.errors import UsageError
-from ipex_assist.generation import Generation, Identity
+from ipex_assist.generation.result import Identity
+from ipex_assist.generation.stream import Generation
 
 IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")
 

@@ -9,7 +9,7 @@ import pytest
 
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
-from ipex_assist.generation import DraftResult, Piece, Result, Times
+from ipex_assist.generation.result import DraftResult, Piece, Result, Times
 from ipex_assist.launch import Plan
 
 

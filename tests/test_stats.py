@@ -14,7 +14,7 @@ from ipex_assist.env.memory import Memory
 from ipex_assist.executors import traffic
 from ipex_assist.executors.load import load_decoder
 from ipex_assist.executors.traffic import Traffic, linear_bytes, machine_gb_per_s, table_bytes, traffic_of
-from ipex_assist.stats import Statistics
+from ipex_assist.generation.stats import Statistics
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("ipex_assist.stats.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("ipex_assist.generation.stats.time.perf_counter", lambda: self.now)
 
 
 ROUNDS = [

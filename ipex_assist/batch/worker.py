@@ -16,7 +16,7 @@ from ipex_assist.commands.messages import configure_messages
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:
-    from ipex_assist.text_model import TextModel
+    from ipex_assist.generation.text_model import TextModel
 
 log = logging.getLogger("ipex_assist")
 

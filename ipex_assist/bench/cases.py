@@ -20,7 +20,7 @@ from ipex_assist.commands.arguments import read_text
 from ipex_assist.env.errors import UsageError
 
 if TYPE_CHECKING:
-    from ipex_assist.text_model import TextModel
+    from ipex_assist.generation.text_model import TextModel
 
 SHORT = "short"  # the kind of the ten prompts of --task decode
 

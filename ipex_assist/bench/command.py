@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records
     from ipex_assist.bench.measure import Row
     from ipex_assist.bench.report import Report
-    from ipex_assist.text_model import TextModel
+    from ipex_assist.generation.text_model import TextModel
 
 log = logging.getLogger("ipex_assist")
 

@@ -23,7 +23,7 @@ from ipex_assist.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Decoder
-    from ipex_assist.text_model import TextModel
+    from ipex_assist.generation.text_model import TextModel
 
 RANDOM = " (random weights)"
 
@@ -158,8 +158,8 @@ def _assembled(
     draft: str | None,
     executor: str,
 ) -> TextModel:
-    from ipex_assist.api import AssistedModel
-    from ipex_assist.generation import Identity
+    from ipex_assist.generation.assisted_model import AssistedModel
+    from ipex_assist.generation.result import Identity
 
     assistant = args.assistant_model + RANDOM if helper is not None else None
     identity = Identity(args.model + RANDOM, assistant, precision, draft, executor)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ipex_assist.api import AssistedModel
 from ipex_assist.bench.simulated import SimulatedDraft
 from ipex_assist.draft import DraftSource
-from ipex_assist.generation import Result
-from ipex_assist.text_model import TextModel
+from ipex_assist.generation.assisted_model import AssistedModel
+from ipex_assist.generation.result import Result
+from ipex_assist.generation.text_model import TextModel
 
 Draft = int | str  # drafted tokens a round, or a schedule's name
 

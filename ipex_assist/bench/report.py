@@ -19,7 +19,7 @@ from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.executors.traffic import machine_gb_per_s
-from ipex_assist.text_model import TextModel
+from ipex_assist.generation.text_model import TextModel
 
 # The columns of published tables, then ours.
 COLUMNS = (

@@ -29,8 +29,8 @@ from ipex_assist.executors.traffic import machine_gb_per_s
 
 # Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
 if TYPE_CHECKING:
-    from ipex_assist.generation import Generation
-    from ipex_assist.text_model import TextModel
+    from ipex_assist.generation.stream import Generation
+    from ipex_assist.generation.text_model import TextModel
 
 log = logging.getLogger("ipex_assist")
 
@@ -158,7 +158,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _generate(model: TextModel, generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:
-    from ipex_assist.generation import Piece
+    from ipex_assist.generation.result import Piece
 
     if args.show_accepted and args.json:
         log.warning("--show-accepted: no effect with --json")

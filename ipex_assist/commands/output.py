@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ipex_assist.generation import Piece, Result
+    from ipex_assist.generation.result import Piece, Result
 
 
 # Select Graphic Rendition: drafted and accepted text is green, the target's own is bold.

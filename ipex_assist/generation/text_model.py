@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.decode import Round
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.traffic import Traffic
-from ipex_assist.generation import Generation, Identity, Result
+from ipex_assist.generation.result import Identity, Result
+from ipex_assist.generation.stream import Generation
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import DraftOptions
 from ipex_assist.tokenizer import encode_prompt

@@ -1,0 +1,1 @@
+"""Texts: streams of them, results, statistics, and what transformers runs for us."""
