@@ -20,8 +20,8 @@ import torch
 from ipex_assist.executors.native import NativeDecoder, NativeModel
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models import find
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
-from ipex_assist.spec import DecoderSpec
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-1.5b": (
@@ -101,7 +101,7 @@ class RandomWeights:
 
 def load(name: str, precision: str) -> NativeDecoder:
     """A decoder of the named shapes."""
-    from ipex_assist.executors.native import weight_shape
+    from ipex_assist.models.weights import weight_shape
 
     architecture_name, config = CONFIGS[name]
     architecture = find(architecture_name)

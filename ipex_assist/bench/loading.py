@@ -19,7 +19,7 @@ from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors import DRAFT_INT4_GROUP
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import find
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Decoder

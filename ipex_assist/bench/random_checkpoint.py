@@ -15,7 +15,7 @@ from ipex_assist.models import Source, find
 if TYPE_CHECKING:
     import torch
 
-    from ipex_assist.spec import DecoderSpec
+    from ipex_assist.models.spec import DecoderSpec
 
 
 class RandomCheckpoint(Checkpoint):
@@ -52,7 +52,7 @@ class RandomCheckpoint(Checkpoint):
 
 def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, tuple[int, ...]]:
     """Shapes by the checkpoint's names; parts that share a tensor are stacked in it."""
-    from ipex_assist.executors.native import weight_shape
+    from ipex_assist.models.weights import weight_shape
 
     shapes: dict[str, tuple[int, ...]] = {}
     for ours, source in sources.items():

@@ -17,8 +17,8 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.packed_size import packed_bytes
 from ipex_assist.checkpoints.writer import _Shards
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.weights import resolve
 from ipex_assist.models import Architecture
+from ipex_assist.models.weights import resolve
 from ipex_assist.rtn import quantise, relative_error
 from ipex_assist.version import __version__
 

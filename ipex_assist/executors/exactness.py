@@ -19,7 +19,7 @@ from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.weights import Weights
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 ROWS = 24
 OFFSETS = (0, 1, 3, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 
 class KVCache:

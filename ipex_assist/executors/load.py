@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.interface import Decoder
 from ipex_assist.models import Source, find
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -149,7 +149,7 @@ def _stream(
     read: Callable[[Iterable[str]], Iterator[tuple[str, Any]]] | None = None,
 ) -> tuple[list[str], Iterator[tuple[str, Any]]]:
     """All names of a checkpoint, and the tensors that `sources` needs of it (or what `read` gives by their names)."""
-    from ipex_assist.executors.weights import resolve
+    from ipex_assist.models.weights import resolve
 
     names = list(checkpoint.names())
     wanted = resolve(sources, names)

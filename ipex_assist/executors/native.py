@@ -11,9 +11,9 @@ import torch
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.rope import RotaryTable
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import Pool, kernels, last_error, library
 from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, Batch, native_spec
-from ipex_assist.spec import DecoderSpec
 
 FEW_ROWS = 16  # kernels.h: FEW. Rows of one decode step: a row's bits do not depend on how many of these there are.
 PROMPT_ROWS = 256  # rows of a prompt that pass at once
@@ -136,46 +136,6 @@ class NativeModel:
         """Raise IpexAssistError where a call of the core failed."""
         if status < 0:
             raise IpexAssistError(f"the native core failed: {last_error()}")
-
-
-def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
-    """Raise IpexAssistError where one of our weights has another shape than the config asks for."""
-    expected = weight_shape(spec, name)
-    if shape != expected:
-        raise IpexAssistError(
-            f"{name} has the shape {shape} in the checkpoint and {expected} by config.json: they do not belong together"
-        )
-
-
-def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
-    """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
-    shape = _shapes(spec)[name.split(".")[-2]]
-    return shape[:1] if name.endswith(".bias") else shape
-
-
-def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    embedding = spec.embedding_size or hidden
-    head, norm = (spec.head_dim,), (hidden,)
-    return {
-        "embed_tokens": (spec.vocab_size, embedding),
-        "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
-        "project_in": (hidden, embedding),
-        "project_out": (embedding, hidden),
-        "lm_head": (spec.vocab_size, embedding),
-        "final_norm": norm,
-        "attention_norm": norm,
-        "mlp_norm": norm,
-        "q_norm": head,
-        "k_norm": head,
-        "q_proj": (spec.query_size, hidden),
-        "k_proj": (spec.key_value_size, hidden),
-        "v_proj": (spec.key_value_size, hidden),
-        "o_proj": (hidden, spec.query_size),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
 
 
 class NativeSequence:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 
 class RotaryTable:

@@ -9,7 +9,7 @@ from ipex_assist.checkpoints.packed_size import LINEAR_BYTES
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Decoder
-    from ipex_assist.spec import DecoderSpec
+    from ipex_assist.models.spec import DecoderSpec
 
 BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 

@@ -10,7 +10,8 @@ import torch
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kernels import Kernels, Linear
 from ipex_assist.models import Source
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
 
@@ -66,36 +67,6 @@ def load_weights(
             packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
         del tensor  # or it would live on while the next one is read
     return packer.weights()
-
-
-def resolve(sources: dict[str, Source], names: Iterable[str]) -> dict[str, list[str]]:
-    """Our weight names by the checkpoint tensor that holds them; IpexAssistError names what is missing."""
-    present = set(names)
-    wanted: dict[str, list[str]] = {}
-    missing = []
-    for ours, source in sources.items():
-        name = next((name for name in (source.name, *source.alternatives) if name in present), None)
-        if name is None:
-            missing.append(source.name)
-        else:
-            wanted.setdefault(name, []).append(ours)
-    if missing:
-        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise IpexAssistError(
-            f"the checkpoint lacks {len(missing)} of {len(sources)} weights that its config asks for ({shown}). "
-            "Is the download complete, and does config.json belong to these files?"
-        )
-    return wanted
-
-
-def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
-    if source.rows is not None:
-        return tensor[slice(*source.rows)]
-    if source.interleaved is not None:
-        index, parts = source.interleaved
-        per_head = tensor.view(-1, parts, head_dim, *tensor.shape[1:])
-        return per_head[:, index].reshape(-1, *tensor.shape[1:])
-    return tensor
 
 
 @dataclass

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.models import gpt_bigcode, llama, mistral, opt, qwen2, qwen3
-from ipex_assist.models.common import Source
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
 
-__all__ = ["ARCHITECTURES", "Architecture", "Source", "find"]
+__all__ = ["ARCHITECTURES", "Architecture", "find"]
 
 
 @dataclass(frozen=True)

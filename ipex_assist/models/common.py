@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.spec import ACTIVATIONS, Activation, DecoderSpec, Rope
+from ipex_assist.models.spec import ACTIVATIONS, Activation, DecoderSpec, Rope
+from ipex_assist.models.weights import Source
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a weight lies: a checkpoint tensor's name and, where that tensor holds several weights, which rows.
-
-    `alternatives` are other names the same tensor goes by (older checkpoints leave out a prefix).
-    """
-
-    name: str
-    rows: tuple[int, int] | None = None
-    # Per-head interleaving (GPTBigCode with multi_query=False): this part of `parts` inside each group of rows.
-    interleaved: tuple[int, int] | None = None
-    alternatives: tuple[str, ...] = ()
 
 
 def activation(name: str) -> Activation:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ipex_assist.models.common import Source, activation
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.common import activation
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "OPTForCausalLM"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ipex_assist.models.common import llama_like, sliding_windows
 from ipex_assist.models.common import llama_weights as weights
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 __all__ = ["ARCHITECTURE", "spec", "weights"]
 

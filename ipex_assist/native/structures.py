@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from ipex_assist.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec
 
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}

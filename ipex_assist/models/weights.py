@@ -1,0 +1,95 @@
+"""Our names of a decoder's weights: their shapes, and where a checkpoint keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models.spec import DecoderSpec
+
+
+def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
+    """Raise IpexAssistError where one of our weights has another shape than the config asks for."""
+    expected = weight_shape(spec, name)
+    if shape != expected:
+        raise IpexAssistError(
+            f"{name} has the shape {shape} in the checkpoint and {expected} by config.json: they do not belong together"
+        )
+
+
+def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
+    """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
+    shape = _shapes(spec)[name.split(".")[-2]]
+    return shape[:1] if name.endswith(".bias") else shape
+
+
+def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    embedding = spec.embedding_size or hidden
+    head, norm = (spec.head_dim,), (hidden,)
+    return {
+        "embed_tokens": (spec.vocab_size, embedding),
+        "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
+        "project_in": (hidden, embedding),
+        "project_out": (embedding, hidden),
+        "lm_head": (spec.vocab_size, embedding),
+        "final_norm": norm,
+        "attention_norm": norm,
+        "mlp_norm": norm,
+        "q_norm": head,
+        "k_norm": head,
+        "q_proj": (spec.query_size, hidden),
+        "k_proj": (spec.key_value_size, hidden),
+        "v_proj": (spec.key_value_size, hidden),
+        "o_proj": (hidden, spec.query_size),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+
+
+def resolve(sources: dict[str, Source], names: Iterable[str]) -> dict[str, list[str]]:
+    """Our weight names by the checkpoint tensor that holds them; IpexAssistError names what is missing."""
+    present = set(names)
+    wanted: dict[str, list[str]] = {}
+    missing = []
+    for ours, source in sources.items():
+        name = next((name for name in (source.name, *source.alternatives) if name in present), None)
+        if name is None:
+            missing.append(source.name)
+        else:
+            wanted.setdefault(name, []).append(ours)
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise IpexAssistError(
+            f"the checkpoint lacks {len(missing)} of {len(sources)} weights that its config asks for ({shown}). "
+            "Is the download complete, and does config.json belong to these files?"
+        )
+    return wanted
+
+
+def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
+    if source.rows is not None:
+        return tensor[slice(*source.rows)]
+    if source.interleaved is not None:
+        index, parts = source.interleaved
+        per_head = tensor.view(-1, parts, head_dim, *tensor.shape[1:])
+        return per_head[:, index].reshape(-1, *tensor.shape[1:])
+    return tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a weight lies: a checkpoint tensor's name and, where that tensor holds several weights, which rows.
+
+    `alternatives` are other names the same tensor goes by (older checkpoints leave out a prefix).
+    """
+
+    name: str
+    rows: tuple[int, int] | None = None
+    # Per-head interleaving (GPTBigCode with multi_query=False): this part of `parts` inside each group of rows.
+    interleaved: tuple[int, int] | None = None
+    alternatives: tuple[str, ...] = ()
