@@ -17,11 +17,12 @@ from typing import Any
 import measure
 import torch
 
-from ipex_assist.executors.native import NativeDecoder, NativeModel
+from ipex_assist.executors.native import NativeDecoder
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
+from ipex_assist.native.model import NativeModel
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-1.5b": (

@@ -20,10 +20,11 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors import packed_cache
 from ipex_assist.executors.load import load_decoder
-from ipex_assist.executors.native import NativeDecoder, NativeModel
+from ipex_assist.executors.native import NativeDecoder
 from ipex_assist.executors.packed_cache import HEADER_BYTES, LAYOUT_VERSION, load_packed, packed_path, save_packed
 from ipex_assist.models import find
 from ipex_assist.native.library import Pool, unavailable
+from ipex_assist.native.model import NativeModel
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 

@@ -102,11 +102,12 @@ def _load_native(
 
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
     from ipex_assist.env.memory import release_free_memory
-    from ipex_assist.executors.native import NativeDecoder, NativeModel
+    from ipex_assist.executors.native import NativeDecoder
     from ipex_assist.executors.native_int4 import int4_model, pack_stored
     from ipex_assist.executors.native_loading import pack_weights, planned_pool, spans_nodes
     from ipex_assist.executors.packed_cache import load_packed, packed_path, save_packed
     from ipex_assist.native.library import instruction_set
+    from ipex_assist.native.model import NativeModel
 
     started = time.perf_counter()
     pool = planned_pool()

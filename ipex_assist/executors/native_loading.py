@@ -9,11 +9,11 @@ from collections.abc import Iterable
 import torch
 
 from ipex_assist import launch
-from ipex_assist.executors.native import NativeModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
 from ipex_assist.models.weights import check_shape, part_of, resolve
 from ipex_assist.native.library import Pool, shared_pool
+from ipex_assist.native.model import NativeModel
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
-    from ipex_assist.executors.native import NativeModel
+    from ipex_assist.native.model import NativeModel
 
 log = logging.getLogger("ipex_assist")
 

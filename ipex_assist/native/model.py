@@ -1,0 +1,132 @@
+"""A model's packed weights in the native core."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors import INT4_GROUP
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.library import Pool, kernels, last_error, library
+from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, native_spec
+
+
+class NativeModel:
+    """Packed weights of one model in the core. Freed with the object."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        precision: str,
+        pool: Pool,
+        group: int = INT4_GROUP,
+        *,
+        outer_precision: str | None = None,
+        ordered: bool = False,
+    ) -> None:
+        """outer_precision: of the head and the embedding's projections, `precision` where None.
+
+        ordered: linears have an order of input columns of their own (executors/quantised.py).
+        """
+        self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
+        self.library = library()
+        windows = [spec.window(layer) or 0 for layer in range(spec.num_hidden_layers)]
+        self._spec = native_spec(spec, precision, group, outer_precision, ordered)
+        self.handle = self.library.ia_model_new(
+            kernels(), ctypes.byref(self._spec), (ctypes.c_int32 * len(windows))(*windows)
+        )
+        self.check(0 if self.handle else -1)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.library.ia_model_delete(self.handle)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed image."""
+        return int(self.library.ia_model_bytes(self.handle))
+
+    def image(self) -> ctypes.Array[ctypes.c_char]:
+        """The packed image, as it lies in memory."""
+        return (ctypes.c_char * self.nbytes).from_address(self.library.ia_model_image(self.handle))
+
+    def checksum(self) -> int:
+        """Of the image; 64 bits, not cryptographic."""
+        return int(self.library.ia_checksum(self.pool.handle, self.library.ia_model_image(self.handle), self.nbytes))
+
+    def allocate(self) -> None:
+        """Empty memory for `pack`."""
+        self.check(self.library.ia_model_allocate(self.handle))
+
+    def adopt(self, file: int, offset: int, copy: bool) -> None:
+        """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node."""
+        self.check(self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, copy))
+
+    def share_table(self, other: NativeModel) -> None:
+        """Look tokens up in the table of `other`, a model of the same checkpoint; before `pack`, which then skips it.
+
+        The rows of this model's own table stay untouched, so that they take no memory.
+        """
+        self.check(self.library.ia_model_share_table(self.handle, other.handle))
+        self._table_owner = other
+
+    def pack(self, name: str, tensor: torch.Tensor) -> None:
+        """One of our weights (executors/weights.py) in the checkpoint's own type."""
+        *prefix, leaf, kind = name.split(".")
+        if str(tensor.dtype).removeprefix("torch.") not in SOURCE_TYPES:
+            tensor = tensor.float()
+        tensor = tensor.contiguous()
+        rows, columns = (tensor.shape[0], 1) if tensor.dim() == 1 else tensor.shape
+        status = self.library.ia_model_pack(
+            self.handle,
+            self.pool.handle,
+            SLOTS[leaf],
+            int(prefix[1]) if prefix else 0,
+            kind == "bias",
+            SOURCE_TYPES[str(tensor.dtype).removeprefix("torch.")],
+            tensor.data_ptr(),
+            rows,
+            columns,
+        )
+        self.check(status)
+        assert status == 0, f"{name} {tuple(tensor.shape)} has no place in the packed image"
+
+    def linears(self, which: str, x: torch.Tensor) -> torch.Tensor:
+        """One linear of every layer in turn on rows x (rows, width), outside a pass; the last one's (rows, columns).
+
+        which: qkv (parts begin at multiples of 16 columns), output, up (gate and up by turns of 16 columns) or down.
+        """
+        spec = self.spec
+        columns = {
+            "qkv": spec.query_size + 2 * spec.key_value_size + 3 * 16,
+            "output": spec.hidden_size,
+            "up": (spec.intermediate_size + 16) * (2 if spec.gated else 1),
+            "down": spec.hidden_size,
+        }
+        out = torch.zeros(x.shape[0], -(-columns[which] // 16) * 16)
+        x = x.float().contiguous()
+        self.check(
+            self.library.ia_linears(
+                self.handle,
+                self.pool.handle,
+                list(columns).index(which),
+                x.data_ptr(),
+                x.shape[0],
+                out.data_ptr(),
+                out.shape[1],
+            )
+        )
+        return out
+
+    def cycles(self) -> tuple[int, int, int]:
+        """Processor cycles of linears, of attention, and of whole passes since the last call."""
+        values = (ctypes.c_uint64 * 3)()
+        self.library.ia_timing(self.handle, values)
+        return tuple(values)  # type: ignore[return-value]
+
+    def check(self, status: int) -> None:
+        """Raise IpexAssistError where a call of the core failed."""
+        if status < 0:
+            raise IpexAssistError(f"the native core failed: {last_error()}")
