@@ -17,11 +17,11 @@ from typing import Any
 import measure
 import torch
 
-from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models.spec import DecoderSpec, Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.native.model import NativeModel
+from ipex_assist.quantization.precision import INT4_GROUP
 
 # 4096×4096 stands for the output projection, 4096×11008 and back for Llama-2-7B's MLP, 4096×16384 for OPT-6.7B's.
 SHAPES = ("4096x4096", "4096x11008", "11008x4096", "4096x16384", "16384x4096")

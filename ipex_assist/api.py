@@ -18,7 +18,6 @@ from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
 from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.executors import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
 from ipex_assist.executors.load import load_decoder
 from ipex_assist.generation.assisted_model import AssistedModel
@@ -28,6 +27,7 @@ from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
 from ipex_assist.pair_cache import PairCache, pair_facts
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 

@@ -22,9 +22,9 @@ from ipex_assist.draft_lookup import LONGEST, NGRAM, PLACES, LookupFirst, Prompt
 from ipex_assist.draft_names import AssistantName, parse_assistant
 from ipex_assist.draft_universal import Pieces, UniversalAssistant
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors import DRAFT_INT4_GROUP
 from ipex_assist.executors.load import load_decoder
 from ipex_assist.pair_cache import PairCache
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.sampling import Sampling
 from ipex_assist.schedule import Costs
 

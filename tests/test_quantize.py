@@ -23,7 +23,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands import quantized_writer
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
-from ipex_assist.rtn import quantise, relative_error
+from ipex_assist.quantization.rtn import quantise, relative_error
 
 SIZES: dict[str, Any] = {
     "hidden_size": 192,

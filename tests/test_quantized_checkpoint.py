@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ipex_assist
-from ipex_assist import cli, gptq
+from ipex_assist import cli
 from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
@@ -28,7 +28,8 @@ from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, group_size, r
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.choose import stored_precision
 from ipex_assist.executors.load import load_decoder
-from ipex_assist.int4_weight import Int4Weight
+from ipex_assist.quantization import gptq
+from ipex_assist.quantization.int4_weight import Int4Weight
 
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX-512")
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19, 7, 1, 69, 39]

@@ -16,10 +16,10 @@ from ipex_assist.commands.arguments import assistant_of
 from ipex_assist.commands.memory_need import PROMPT_TOKENS, Need, check_memory, estimate_need
 from ipex_assist.draft_names import SELF
 from ipex_assist.env.memory import release_free_memory
-from ipex_assist.executors import DRAFT_INT4_GROUP
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Decoder

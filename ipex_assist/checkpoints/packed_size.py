@@ -13,11 +13,7 @@ from ipex_assist.checkpoints.hub import canonical_id
 from ipex_assist.checkpoints.open import open_folder
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors import INT4_GROUP
-
-# Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
-# and one bf16 zero point per group. Embeddings and norms are not quantised.
-LINEAR_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}
+from ipex_assist.quantization.precision import LINEAR_BYTES
 
 
 def estimate_bytes(

@@ -20,7 +20,7 @@ from ipex_assist.env.errors import IpexAssistError
 if TYPE_CHECKING:
     import torch
 
-    from ipex_assist.int4_weight import Int4Weight
+    from ipex_assist.quantization.int4_weight import Int4Weight
 
 Layout = Literal["gptq", "gptq_v2", "awq"]
 KNOWN = "GPTQ (formats gptq and gptq_v2), AWQ (version gemm) and auto-round in either layout, all with 4 bits"
@@ -140,7 +140,7 @@ class QuantizedCheckpoint(Checkpoint):
         """Of matrices whose groups are not consecutive columns: the group of each column, int64 (width,)."""
         import torch
 
-        from ipex_assist.int4_weight import plain_groups
+        from ipex_assist.quantization.int4_weight import plain_groups
 
         named = {f"{name.removesuffix('weight')}g_idx": name for name in self.modules}
         indices = {}
@@ -191,7 +191,7 @@ class QuantizedCheckpoint(Checkpoint):
     def _unpack(self, name: str, module: Module, tensors: dict[str, torch.Tensor]) -> Int4Weight:
         import torch
 
-        from ipex_assist import awq, gptq
+        from ipex_assist.quantization import awq, gptq
 
         kinds = [tensors[part].dtype for part in _PARTS]
         if kinds[:2] != [torch.int32, torch.int32] or not kinds[2].is_floating_point:

@@ -12,8 +12,8 @@ from ipex_assist.commands import arguments
 from ipex_assist.commands.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.executors import INT4_GROUP
 from ipex_assist.launch import add_placement_arguments
+from ipex_assist.quantization.precision import INT4_GROUP
 
 EPILOG = """\
 What is written is a GPTQ checkpoint, which ipex-assist, transformers (with gptqmodel) and vLLM read. The matrices of

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from ipex_assist import gptq
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.packed_size import packed_bytes
 from ipex_assist.checkpoints.writer import _Shards
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Architecture
 from ipex_assist.models.weights import resolve
-from ipex_assist.rtn import quantise, relative_error
+from ipex_assist.quantization import gptq
+from ipex_assist.quantization.rtn import quantise, relative_error
 from ipex_assist.version import __version__
 
 # Weights in other formats, and what is written anew.

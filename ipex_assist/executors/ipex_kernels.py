@@ -13,8 +13,8 @@ from intel_extension_for_pytorch.quantization import (
     prepare,
 )
 
-from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.kernels import Linear, TorchKernels
+from ipex_assist.quantization.precision import INT4_GROUP
 
 
 class _Wrapped(torch.nn.Module):

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.executors import INT4_GROUP
 from ipex_assist.executors.interface import Decoder
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint

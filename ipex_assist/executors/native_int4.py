@@ -16,13 +16,13 @@ from collections.abc import Iterable
 import torch
 
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
-from ipex_assist.int4_weight import Int4Weight
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import check_shape, part_of, resolve
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import NativeModel
 from ipex_assist.native.structures import SLOTS
+from ipex_assist.quantization.int4_weight import Int4Weight
 
 log = logging.getLogger("ipex_assist")
 

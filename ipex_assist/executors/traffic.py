@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints.packed_size import LINEAR_BYTES
+from ipex_assist.quantization.precision import LINEAR_BYTES
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Decoder

@@ -7,10 +7,10 @@ import ctypes
 import torch
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors import INT4_GROUP
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import Pool, kernels, last_error, library
 from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, native_spec
+from ipex_assist.quantization.precision import INT4_GROUP
 
 
 class NativeModel:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ipex_assist.int4_weight import Int4Weight
+from ipex_assist.quantization.int4_weight import Int4Weight
 
 CLIPS = tuple(1.0 - 0.04 * step for step in range(10))  # of the range from smallest to largest
 # Weights that are compared with their candidates in the cache. Torch starts no threads for so few; ours take chunks.

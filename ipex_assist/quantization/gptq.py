@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ipex_assist.int4_weight import Int4Weight, nibbles, plain_groups, words
+from ipex_assist.quantization.int4_weight import Int4Weight, nibbles, plain_groups, words
 
 # One in each of a word's eight 4-bit fields. Zeros are taken down and up by whole words: GPTQModel writes v1 so, and
 # where a zero is 0, its borrow from the next field is undone by the carry.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ipex_assist.int4_weight import Int4Weight, nibbles
+from ipex_assist.quantization.int4_weight import Int4Weight, nibbles
 
 # Which of a word's 8 output columns each of its 4-bit fields holds: even ones first, so that a GPU gets two
 # neighbours with one mask.

@@ -1,0 +1,1 @@
+"""Number formats: groups of int4, GPTQ, AWQ, round to nearest."""
