@@ -26,8 +26,8 @@ import draft_prompts
 import measure
 
 import ipex_assist
-from ipex_assist.draft import DraftSource, Proposal
-from ipex_assist.schedule import Outcome, Plan, Schedule, Situation
+from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.schedule import Outcome, Plan, Schedule, Situation
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 

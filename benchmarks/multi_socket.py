@@ -35,7 +35,6 @@ from ipex_assist.batch.pool import Answered, Ended, Ready, Said
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.demo_model import demo_model_path
 from ipex_assist.commands.memory_need import estimate_need, gib
-from ipex_assist.draft_names import AUTO, SELF, parse_assistant
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
@@ -43,6 +42,7 @@ from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
+from ipex_assist.speculative.assistant_name import AUTO, SELF, parse_assistant
 
 PROMPT = "Write a quick-sort implementation in Python."
 PRECISIONS = ("bf16", "fp32", "int8", "int4")

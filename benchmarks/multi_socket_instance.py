@@ -18,8 +18,8 @@ from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
-    from ipex_assist.decode import Round
     from ipex_assist.executors.traffic import Traffic
+    from ipex_assist.speculative.decode import Round
 
 
 def bytes_of(round_: Round, length: int, target: Traffic, assistant: Traffic | None) -> int:
@@ -54,8 +54,8 @@ class Instance:
         import torch
 
         import ipex_assist
-        from ipex_assist.draft_names import parse_assistant
         from ipex_assist.executors.traffic import traffic_of
+        from ipex_assist.speculative.assistant_name import parse_assistant
         from ipex_assist.tokenizer import encode_prompt
 
         started = time.monotonic()
@@ -91,7 +91,7 @@ class Instance:
 
         It is not kept: for a process alone on the same cores it is less.
         """
-        from ipex_assist import calibration
+        from ipex_assist.speculative import calibration
 
         drafting = getattr(self.model, "drafting", None)
         if drafting is not None:

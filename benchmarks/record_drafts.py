@@ -19,10 +19,10 @@ import measure
 import torch
 
 import ipex_assist
-from ipex_assist.acceptance import class_of
-from ipex_assist.draft import AssistantModel
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import LONGEST_DRAFT
+from ipex_assist.speculative.acceptance import class_of
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import LONGEST_DRAFT
 from ipex_assist.tokenizer import encode_prompt
 
 

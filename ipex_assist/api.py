@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist import calibration, launch
-from ipex_assist.assistants import default_assistant
+from ipex_assist import launch
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.draft_names import AUTO, SELF, AssistantName, parse_assistant
-from ipex_assist.drafting import Drafting
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
@@ -26,8 +23,12 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
-from ipex_assist.pair_cache import PairCache, pair_facts
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
+from ipex_assist.speculative import calibration
+from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, parse_assistant
+from ipex_assist.speculative.default_assistants import default_assistant
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.pair_cache import PairCache, pair_facts
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 

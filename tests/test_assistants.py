@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_assist.assistants import DEFAULT_ASSISTANTS, default_assistant
 from ipex_assist.checkpoints.hub import canonical_id
+from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS, default_assistant
 
 
 def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -> dict[str, object]:

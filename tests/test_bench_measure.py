@@ -138,7 +138,7 @@ def test_labels(contender: Contender, label: str) -> None:
 
 def test_earlier_texts_are_forgotten() -> None:
     """What the schedule learnt must not carry over, measured costs must."""
-    from ipex_assist.drafting import Drafting
+    from ipex_assist.speculative.drafting import Drafting
 
     calls: list[int] = []
 

@@ -10,8 +10,8 @@ import pytest
 import ipex_assist
 from ipex_assist.bench.measure import Case, Contender, measure, run
 from ipex_assist.bench.simulated import SimulatedDraft
-from ipex_assist.draft import Proposal
 from ipex_assist.env.errors import UsageError
+from ipex_assist.speculative.draft import Proposal
 
 VOCAB = 50
 

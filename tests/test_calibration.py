@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ipex_assist import calibration
+from ipex_assist.speculative import calibration
 
 
 class Clock:

@@ -12,15 +12,17 @@ import torch
 from conftest import PRECISIONS
 from drafts import SCRIPTS, ScriptedDraft
 
-from ipex_assist import decode as decode_module
-from ipex_assist.adaptive import Adaptive
-from ipex_assist.calibration import calibrate
-from ipex_assist.decode import Round, decode
-from ipex_assist.draft import AssistantModel, DraftSource
-from ipex_assist.draft_lookup import LookupFirst, PromptLookup
 from ipex_assist.executors.interface import Decoder
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Constant, Costs, Heuristic, Schedule
+from ipex_assist.speculative import decode as decode_module
+from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.calibration import calibrate
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.decode import Round, decode
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import Constant, Heuristic, Schedule
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
 GREEDY = Sampling()

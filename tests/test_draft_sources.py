@@ -17,16 +17,17 @@ from transformers import PreTrainedTokenizerFast
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.draft import AssistantModel, Proposal
-from ipex_assist.draft_lookup import LONGEST, NGRAM, PLACES, LookupFirst, PromptLookup
-from ipex_assist.draft_names import AssistantName, parse_assistant
-from ipex_assist.draft_universal import Pieces, UniversalAssistant
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.load import load_decoder
-from ipex_assist.pair_cache import PairCache
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Costs
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.pair_cache import PairCache
+from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupFirst, PromptLookup
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.universal import Pieces, UniversalAssistant
 
 GREEDY = Sampling()
 PROMPT = "def add(a, b):\n    return a + b\n"

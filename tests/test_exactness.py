@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_decode import PROMPT, run, tokens_of
 
-from ipex_assist.draft import AssistantModel
 from ipex_assist.executors.exactness import ROW_BY_ROW, find_plan
 from ipex_assist.executors.kernels import Linear, TorchKernels
 from ipex_assist.executors.rows import RowPlan
-from ipex_assist.sampling import Sampling
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.sampling import Sampling
 
 
 @given(st.sets(st.integers(1, 16), min_size=1), st.integers(1, 70), st.sampled_from([128, 512]))

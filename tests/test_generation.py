@@ -8,10 +8,10 @@ import checkpoints
 import pytest
 
 import ipex_assist
-from ipex_assist.decode import Round
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation
+from ipex_assist.speculative.decode import Round
 
 IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_assist.live_costs import LiveCosts
-from ipex_assist.schedule import Costs, Outcome
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.live_costs import LiveCosts
+from ipex_assist.speculative.schedule import Outcome
 
 pytestmark = pytest.mark.one_stack
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.decode import Round
 from ipex_assist.executors.load import load_decoder
 from ipex_assist.executors.traffic import Traffic, traffic_of
+from ipex_assist.speculative.decode import Round
 
 pytestmark = pytest.mark.one_stack
 

@@ -11,12 +11,13 @@ import checkpoints
 import pytest
 
 import ipex_assist
-from ipex_assist import calibration, pair_cache
-from ipex_assist.acceptance import EDGES, Acceptance
-from ipex_assist.adaptive import Adaptive
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.pair_cache import PairCache, pair_facts
-from ipex_assist.schedule import Costs, Situation
+from ipex_assist.speculative import calibration, pair_cache
+from ipex_assist.speculative.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.pair_cache import PairCache, pair_facts
+from ipex_assist.speculative.schedule import Situation
 
 PAIR = {"target": "large", "assistant": "small"}
 COSTS = Costs((0.01, 0.011), 0.002, (0.002, 0.0021), 0.0005)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from ipex_assist.acceptance import EDGES, Acceptance
-from ipex_assist.adaptive import Adaptive
-from ipex_assist.schedule import Constant, Costs, Outcome, Schedule, Situation
+from ipex_assist.speculative.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.schedule import Constant, Outcome, Schedule, Situation
 
 pytestmark = pytest.mark.one_stack
 

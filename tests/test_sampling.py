@@ -20,13 +20,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ipex_assist.decode import decode
-from ipex_assist.draft import AssistantModel, DraftSource
-from ipex_assist.draft_lookup import LookupFirst, PromptLookup
-from ipex_assist.draft_universal import UniversalAssistant
 from ipex_assist.executors.interface import Decoder
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Constant, Outcome, Plan, Situation
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.decode import decode
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import Constant, Outcome, Plan, Situation
+from ipex_assist.speculative.universal import UniversalAssistant
 
 VOCAB = 50
 

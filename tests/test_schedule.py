@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from ipex_assist.acceptance import EDGES, Acceptance, class_of
-from ipex_assist.adaptive import (
+from ipex_assist.env.errors import UsageError
+from ipex_assist.speculative.acceptance import EDGES, Acceptance, class_of
+from ipex_assist.speculative.adaptive import (
     EXPECTED_TOKENS,
     FURTHER,
     STAKE,
@@ -19,16 +20,8 @@ from ipex_assist.adaptive import (
     Choice,
     best_choice,
 )
-from ipex_assist.env.errors import UsageError
-from ipex_assist.schedule import (
-    Constant,
-    Costs,
-    DraftOptions,
-    Heuristic,
-    Outcome,
-    Schedule,
-    Situation,
-)
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.schedule import Constant, DraftOptions, Heuristic, Outcome, Schedule, Situation
 
 pytestmark = pytest.mark.one_stack
 

@@ -9,12 +9,12 @@ import tiny_models
 from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.decode import Round
 from ipex_assist.env.memory import Memory
 from ipex_assist.executors import traffic
 from ipex_assist.executors.load import load_decoder
 from ipex_assist.executors.traffic import Traffic, linear_bytes, machine_gb_per_s, table_bytes, traffic_of
 from ipex_assist.generation.stats import Statistics
+from ipex_assist.speculative.decode import Round
 
 
 class Clock:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from ipex_assist.sampling import Sampling, draw
-from ipex_assist.verify import verify_greedy, verify_sampled
+from ipex_assist.speculative.sampling import Sampling, draw
+from ipex_assist.speculative.verify import verify_greedy, verify_sampled
 
 VOCAB, DRAWS = 8, 20000
 # A correct sampler fails a test at this level once in ten thousand seeds; the seeds are fixed.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipex_assist.schedule import SCHEDULES
+from ipex_assist.speculative.schedule import SCHEDULES
 
 Check = Callable[[Any], str | None]
 ROLES_NEED = "messages must be a list of objects with the texts role and content"

@@ -13,8 +13,8 @@ from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
 from ipex_assist.bench.prompts import SHIPPED, open_dataset
 from ipex_assist.commands import arguments
 from ipex_assist.commands.arguments import read_text
-from ipex_assist.draft_names import SELF, parse_assistant
 from ipex_assist.env.errors import UsageError
+from ipex_assist.speculative.assistant_name import SELF, parse_assistant
 
 TASKS = ("benchmark", "decode", "dataset")
 FORMATS = ("markdown", "csv", "json")

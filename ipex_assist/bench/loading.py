@@ -14,12 +14,12 @@ from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.commands.arguments import assistant_of
 from ipex_assist.commands.memory_need import PROMPT_TOKENS, Need, check_memory, estimate_need
-from ipex_assist.draft_names import SELF
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
+from ipex_assist.speculative.assistant_name import SELF
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Decoder

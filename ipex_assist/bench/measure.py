@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ipex_assist.bench.simulated import SimulatedDraft
-from ipex_assist.draft import DraftSource
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.speculative.draft import DraftSource
 
 Draft = int | str  # drafted tokens a round, or a schedule's name
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.draft_names import parse_assistant
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
+from ipex_assist.speculative.assistant_name import parse_assistant
 from ipex_assist.version import __version__
 
 PRECISIONS = ("bf16", "fp32", "int8", "int4")

@@ -12,7 +12,7 @@ from typing import Any
 from ipex_assist import launch
 from ipex_assist.commands.memory_need import check_memory, estimate_need
 from ipex_assist.commands.messages import quiet_stderr
-from ipex_assist.schedule import DraftOptions
+from ipex_assist.speculative.schedule import DraftOptions
 
 log = logging.getLogger("ipex_assist")
 

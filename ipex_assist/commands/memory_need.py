@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipex_assist.assistants import default_assistant
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
-from ipex_assist.draft_names import SELF, parse_assistant
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
 from ipex_assist.models import find
+from ipex_assist.speculative.assistant_name import SELF, parse_assistant
+from ipex_assist.speculative.default_assistants import default_assistant
 
 RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
 PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist import calibration
-from ipex_assist.decode import Round, decode
-from ipex_assist.draft import DraftSource
-from ipex_assist.drafting import Drafting
 from ipex_assist.executors.interface import Decoder
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import DraftOptions, Schedule
+from ipex_assist.speculative import calibration
+from ipex_assist.speculative.decode import Round, decode
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import DraftOptions, Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ipex_assist.decode import Round
 from ipex_assist.generation.stats import Statistics
+from ipex_assist.speculative.decode import Round
 
 StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
 

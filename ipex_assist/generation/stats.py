@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from ipex_assist.decode import Round
 from ipex_assist.executors.traffic import Traffic
+from ipex_assist.speculative.decode import Round
 
 
 @dataclass

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from ipex_assist.decode import Round
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
 from ipex_assist.generation.stats import Statistics
+from ipex_assist.speculative.decode import Round
 from ipex_assist.text import Detokenizer, TextStream
 
 

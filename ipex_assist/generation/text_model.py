@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.decode import Round
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stream import Generation
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import DraftOptions
+from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import DraftOptions
 from ipex_assist.tokenizer import encode_prompt
 
 if TYPE_CHECKING:

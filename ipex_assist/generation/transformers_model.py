@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
-from ipex_assist.decode import Round
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import DraftOptions
+from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import DraftOptions
 from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.vocabulary import check_vocabulary
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipex_assist.draft import DraftSource, Proposal
+from ipex_assist.speculative.draft import DraftSource, Proposal
 
 NGRAM = 2  # tokens that must agree; one alone is followed by too many others
 PLACES = 8  # latest places of an n-gram among which the longest match is sought

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist.acceptance import Acceptance
-from ipex_assist.adaptive import Adaptive
-from ipex_assist.decode import Round
-from ipex_assist.draft import AssistantModel, DraftSource
-from ipex_assist.draft_lookup import LookupFirst, PromptLookup
-from ipex_assist.draft_universal import UniversalAssistant
 from ipex_assist.executors.interface import Decoder
-from ipex_assist.pair_cache import PairCache
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import (
+from ipex_assist.speculative.acceptance import Acceptance
+from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.pair_cache import PairCache
+from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import (
     CONSTANT_TOKENS,
     HEURISTIC_TOKENS,
     LONGEST_DRAFT,
     Constant,
-    Costs,
     DraftOptions,
     Heuristic,
     Schedule,
 )
+from ipex_assist.speculative.universal import UniversalAssistant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.acceptance import Acceptance
-from ipex_assist.calibration import describe
 from ipex_assist.env.cache import cache_folder
-from ipex_assist.schedule import Costs
+from ipex_assist.speculative.acceptance import Acceptance
+from ipex_assist.speculative.calibration import describe
+from ipex_assist.speculative.costs import Costs
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ipex_assist.draft import DraftSource, Proposal
 from ipex_assist.executors.interface import Decoder
-from ipex_assist.sampling import Sampling
-from ipex_assist.schedule import Constant, Outcome, Schedule, Situation
-from ipex_assist.verify import verify_greedy, verify_sampled
+from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import Constant, Outcome, Schedule, Situation
+from ipex_assist.speculative.verify import verify_greedy, verify_sampled
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ipex_assist.acceptance import EDGES, Acceptance, Array
-from ipex_assist.live_costs import LiveCosts
-from ipex_assist.schedule import LONGEST_DRAFT, Costs, Outcome, Plan, Situation
+from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.live_costs import LiveCosts
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, Outcome, Plan, Situation
 
 # Of the time that plain decoding takes, what drafts that turn out wrong may cost: at the beginning, for the tokens to
 # be expected, and further on as they come. The rest of the 3 % that we promise is for errors of the cost model.

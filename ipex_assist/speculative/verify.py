@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ipex_assist.sampling import draw
+from ipex_assist.speculative.sampling import draw
 
 
 def verify_greedy(logits: torch.Tensor, drafted: Sequence[int]) -> tuple[list[int], int]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ipex_assist.executors.interface import Decoder, NarrowDecoder
-from ipex_assist.schedule import Costs
+from ipex_assist.speculative.costs import Costs
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
 TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 0.9, 0.25, 0.06

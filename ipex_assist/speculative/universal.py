@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist.draft import AssistantModel, Proposal
 from ipex_assist.executors.interface import Decoder
-from ipex_assist.sampling import Sampling
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.text import REPLACEMENT
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from ipex_assist.schedule import Costs, Outcome
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.schedule import Outcome
 
 # Variances of logarithms, so that 0.01 is an error of about 10 %. The machine's speed is unknown at first, and drifts
 # with every round. Calibration errs for several rows against one, for neighbours, for each number alone, for the draft.

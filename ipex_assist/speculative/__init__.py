@@ -1,0 +1,1 @@
+"""Drafting and verification: sources, acceptance, schedules, and what a draft costs."""
