@@ -56,7 +56,7 @@ class Instance:
         import ipex_assist
         from ipex_assist.executors.traffic import traffic_of
         from ipex_assist.speculative.assistant_name import parse_assistant
-        from ipex_assist.tokenizer import encode_prompt
+        from ipex_assist.tokenization.tokenizer import encode_prompt
 
         started = time.monotonic()
         plan = launch.inherited_plan(os.environ)

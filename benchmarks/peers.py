@@ -182,7 +182,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def prompt_of(target: str, prompt: str) -> dict[str, Any]:
     """The prompt in the target's chat template, as text and as the token ids that every peer gets."""
     from ipex_assist.checkpoints.open import open_checkpoint
-    from ipex_assist.tokenizer import encode_prompt, load_tokenizer
+    from ipex_assist.tokenization.tokenizer import encode_prompt, load_tokenizer
 
     tokenizer = load_tokenizer(open_checkpoint(target, offline=True))
     tokens = encode_prompt(tokenizer, prompt, chat=bool(tokenizer.chat_template))

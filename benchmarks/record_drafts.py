@@ -23,7 +23,7 @@ from ipex_assist.speculative.acceptance import class_of
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
-from ipex_assist.tokenizer import encode_prompt
+from ipex_assist.tokenization.tokenizer import encode_prompt
 
 
 def record(model: Any, prompt: str, new_tokens: int) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, pa
 from ipex_assist.speculative.default_assistants import default_assistant
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
-from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
-from ipex_assist.vocabulary import check_vocabulary
+from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
+from ipex_assist.tokenization.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ import pytest
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.tokenizer import load_tokenizer
+from ipex_assist.tokenization.tokenizer import load_tokenizer
 
 CASES = 120
 

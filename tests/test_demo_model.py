@@ -15,7 +15,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands import demo_model
 from ipex_assist.commands.demo_model import demo_model_path
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec(demo_model.PACKAGE) is None, reason="the extra [demo] is not installed"

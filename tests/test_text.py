@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_assist.text import TextStream
+from ipex_assist.tokenization.detokenizer import TextStream
 
 pytestmark = pytest.mark.one_stack
 

@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenizer import _plain_tokenizer, encode_prompt, eos_token_ids, load_tokenizer
+from ipex_assist.tokenization.tokenizer import _plain_tokenizer, encode_prompt, eos_token_ids, load_tokenizer
 
 TEXTS = [
     "Hello, world",

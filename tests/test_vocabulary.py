@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.vocabulary import check_vocabulary
+from ipex_assist.tokenization.vocabulary import check_vocabulary
 
 
 class Tokenizer:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenizer import load_tokenizer
+from ipex_assist.tokenization.tokenizer import load_tokenizer
 
 ITERS, SAMPLES, LENGTH = 200, 128, 2048  # auto-round's own defaults
 

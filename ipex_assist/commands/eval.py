@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.messages import quiet_stderr
     from ipex_assist.executors.choose import resolve_executor
-    from ipex_assist.tokenizer import load_tokenizer
+    from ipex_assist.tokenization.tokenizer import load_tokenizer
 
     executor = resolve_executor(args.executor, args.precision, args.against)
     _check_memory(args)
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
     _refuse_unknown(checkpoint, other)
     tokenizer = load_tokenizer(checkpoint)
     if args.against_model:
-        from ipex_assist.vocabulary import check_vocabulary
+        from ipex_assist.tokenization.vocabulary import check_vocabulary
 
         check_vocabulary(tokenizer, load_tokenizer(other), checkpoint.config["vocab_size"], other.config["vocab_size"])
     tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)

@@ -122,7 +122,7 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, group: int, sym: bool) 
             if file.is_file() and not weights and file.stat().st_size <= _LARGEST_COPY:
                 shutil.copy(file, folder / file.name)
         return
-    from ipex_assist.tokenizer import load_tokenizer
+    from ipex_assist.tokenization.tokenizer import load_tokenizer
 
     load_tokenizer(checkpoint).save_pretrained(folder)
     if checkpoint.generation_config:

@@ -10,7 +10,7 @@ from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
 from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative.decode import Round
-from ipex_assist.text import Detokenizer, TextStream
+from ipex_assist.tokenization.detokenizer import Detokenizer, TextStream
 
 
 class Generation(Iterator[Chunk]):

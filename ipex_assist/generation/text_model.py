@@ -13,7 +13,7 @@ from ipex_assist.generation.stream import Generation
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import DraftOptions
-from ipex_assist.tokenizer import encode_prompt
+from ipex_assist.tokenization.tokenizer import encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,8 +25,8 @@ from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import DraftOptions
-from ipex_assist.tokenizer import eos_token_ids, load_tokenizer
-from ipex_assist.vocabulary import check_vocabulary
+from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
+from ipex_assist.tokenization.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from ipex_assist.executors.interface import Decoder
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.text import REPLACEMENT
+from ipex_assist.tokenization.detokenizer import REPLACEMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,7 +25,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         IpexAssistError: there is none, or transformers cannot load it.
     """
     if isinstance(checkpoint, GgufCheckpoint):
-        from ipex_assist.gguf_tokenizer import tokenizer_from
+        from ipex_assist.tokenization.gguf_tokenizer import tokenizer_from
 
         return tokenizer_from(checkpoint.header)
     if (plain := _plain_tokenizer(checkpoint.path)) is not None:
