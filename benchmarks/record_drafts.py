@@ -1,6 +1,7 @@
 """Writes down what a draft says at every place of some texts: draft lengths can then be compared without a clock.
 
-    python benchmarks/record_drafts.py --target FOLDER --assistant FOLDER|self --output tests/recorded_drafts.json
+    python benchmarks/record_drafts.py --target FOLDER --assistant FOLDER|self \
+        --output tests/speculative/recorded_drafts.json
 
 Greedy text is the same whatever is drafted, and a draft depends on the text before it alone: with the number of right
 tokens and the draft's confidence at each place, every schedule's rounds follow, and with the costs of passes its time.

@@ -6,9 +6,14 @@ what a correct reader must find, computed from the description and not from the 
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from ipex_assist.env.machine import Machine
+from ipex_assist.env.topology import read_topology
 
 GIB = 2**30
 CPU = "sys/devices/system/cpu"
@@ -240,3 +245,19 @@ def _write_cgroup(group: Cgroup, root: Path) -> None:
         write(root, f"{folder}/{'memory.current' if v2 else 'memory.usage_in_bytes'}", group.memory_used)
         cached = group.memory_used // 2
         write(root, f"{folder}/memory.stat", f"anon 1\n{'inactive_file' if v2 else 'total_inactive_file'} {cached}")
+
+
+# Hundreds of invented machines of a hundred files each: in memory, where there is such a folder.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def machine(spec: MachineSpec) -> Machine:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        return read_topology(write_machine(spec, Path(folder)))
+
+
+# A dual-socket Xeon with SNC-2 and SMT, split numbering: cores 0-7 and 8-15, siblings +16; nodes of 4 cores, 64 GiB.
+XEON = machine(MachineSpec(sockets=2, cores_per_socket=8, threads_per_core=2, nodes_per_socket=2))
+
+
+PLAIN = machine(MachineSpec(sockets=2, cores_per_socket=8, threads_per_core=2))

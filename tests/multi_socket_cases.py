@@ -6,8 +6,7 @@ from typing import Any
 
 import multi_socket_figures as figures
 import multi_socket_layouts as layouts
-from machines import MachineSpec
-from test_placement import machine
+from machines import MachineSpec, machine
 
 
 def small(cores: int) -> Any:

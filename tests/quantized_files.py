@@ -157,3 +157,15 @@ def _order_seed(name: str) -> int:
     shared = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("o_proj",), ("down_proj",)
     layer = int(name.split("layers.")[1].split(".")[0])
     return layer * 10 + next(i for i, names in enumerate(shared) if any(part in name for part in names))
+
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19, 7, 1, 69, 39]
+
+
+def relative(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float((x - y).norm() / y.norm())
+
+
+def reference_logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits[0].float()

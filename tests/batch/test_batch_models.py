@@ -1,0 +1,168 @@
+"""Batches with real models: the same texts as one by one, and a thousand prompts through random kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import pytest
+from batch_runs import REAL, by_id, children, lines_in, records, run, start, wait_for, write_prompts
+
+import ipex_assist
+from ipex_assist.batch.worker import answer, encode_messages
+
+KILLS = 8
+MODEL = ["--executor", "torch", "--precision", "fp32", "--offline"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Llama with a chat template."""
+    return str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path_factory.mktemp("batch") / "tiny"))
+
+
+def request(**fields: object) -> dict[str, object]:
+    return {"prompt": None, "messages": None, "chat": False, "options": {"max_new_tokens": 8}} | fields
+
+
+def test_answers_are_those_of_the_api(tiny: str) -> None:
+    """Text, chat and conversation; a one-turn conversation is what --chat makes of the prompt."""
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+    plain = answer(model, request(prompt="the fox"))["result"]
+    assert plain["tokens"] == model.generate("the fox", max_new_tokens=8).tokens
+    chat = answer(model, request(prompt="the fox", chat=True))["result"]
+    turn = answer(model, request(messages=[{"role": "user", "content": "the fox"}]))["result"]
+    assert chat["tokens"] == turn["tokens"]
+    assert chat["prompt_tokens"] == turn["prompt_tokens"] > plain["prompt_tokens"]
+    longer = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    text = model.tokenizer.decode(encode_messages(model.tokenizer, longer))
+    assert text.count("<|im_start|>") == 4  # the three, and the answer that is open
+    json.dumps([plain, chat, turn])
+
+
+def test_errors_of_a_prompt_stay_its_own(tiny: str) -> None:
+    """Too long a prompt fails for good; a broken model may be another's luck; the next prompt runs."""
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+    long = answer(model, request(prompt="fox " * 500))
+    assert (long["result"], "again" in long) == (None, False)
+    assert "shorten the prompt" in long["error"]
+    broken = answer(model, request(prompt="fox", options={"no_such_option": 1}))
+    assert broken["again"]
+    for template, message in ((None, "no chat template"), ("{{ raise_exception('odd roles') }}", "odd roles")):
+        model.tokenizer.chat_template = template
+        refused = answer(model, request(messages=[{"role": "user", "content": "a"}]))
+        assert message in refused["error"]
+        assert "again" not in refused
+    assert answer(model, request(prompt="fox"))["result"]["new_tokens"] == 8
+
+
+def test_a_batch_gives_what_single_runs_give(tiny: str, tmp_path: Path) -> None:
+    """Through files, placement and pipes, with an assistant and without: greedy texts are equal to the API's."""
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+    texts = [f"the quick brown fox number {i}" for i in range(6)]
+    prompts = write_prompts(
+        tmp_path / "p.jsonl", [{"prompt": text, "assisted": i % 2 == 0} for i, text in enumerate(texts)]
+    )
+    # A fixed number, because with an assistant of the target's size the adaptive one is, rightly, none.
+    drafting = ["--assistant-model", tiny, "--num-assistant-tokens", 3]
+    code, err = run(REAL, prompts, "-o", tmp_path / "o", "-m", tiny, *drafting, *MODEL, "--max-new-tokens", 12)
+    assert code == 0, err
+    found = by_id(tmp_path / "o")
+    for number, text in enumerate(texts, start=1):
+        record = found[number]
+        assert record["tokens"] == model.generate(text, max_new_tokens=12).tokens
+        assert record["assisted"] == (number % 2 == 1)
+        assert record["target"] == tiny
+    assert found[1]["draft"]["accepted"] > 0
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    """One message, once, exit code 1, and no file of results that would have to be removed."""
+    prompts = write_prompts(tmp_path / "p.jsonl", ["a", "b"])
+    code, err = run(REAL, prompts, "-o", tmp_path / "o", "-m", "nobody/no-such-model", *MODEL, "--instances", 1)
+    assert code == 1
+    assert "error: " in err
+    assert "nobody/no-such-model" in err
+    assert not (tmp_path / "o").exists() or not records(tmp_path / "o")
+
+
+def test_dry_run(tiny: str, tmp_path: Path) -> None:
+    """Instances, places and variables; no file of results, no torch."""
+    prompts = write_prompts(tmp_path / "p.jsonl", ["a", "b"])
+    done = subprocess.run(
+        [*REAL, str(prompts), "-o", str(tmp_path / "o"), "-m", tiny, "--dry-run", "--instances", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# 2 prompts")
+    assert "OMP_NUM_THREADS" in done.stdout
+    assert not (tmp_path / "o").exists()
+
+
+def test_help_is_quick_and_without_torch() -> None:
+    """The subcommand's own help; `ipex-assist --help` names it."""
+    code = "import sys, ipex_assist.cli as c; c.main(sys.argv[1:]); print('torch' in sys.modules)"
+    for arguments, word in ((["batch", "--help"], "--retry-failed"), (["--help"], "ipex-assist batch")):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert word in done.stdout
+        assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.one_stack  # what it kills is ours; that texts are the API's is asked of both stacks above
+def test_thousand_prompts_through_random_kills(tiny: str, tmp_path: Path) -> None:
+    """kill -9 of real instances at random moments, while they generate and while they load: 1,000 results, each once,
+    and each the text that an undisturbed run gives."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    print("seed", seed)  # shown by pytest if it fails
+    dice = random.Random(seed)
+    out = tmp_path / "o"
+    texts = [f"the fox {i}" for i in range(1000)]
+    options = [*MODEL, "-m", tiny, "--assistant-model", "none", "--max-new-tokens", 8, "--instances", 2]
+    process = start(REAL, write_prompts(tmp_path / "p.jsonl", texts), "-o", out, *options)
+    # Some prompts apart, so that none is killed twice, which it would not survive, and the last well before the end.
+    for kill_at in (50 + 90 * number + dice.randrange(60) for number in range(KILLS)):
+        wait_for(lambda at=kill_at: lines_in(out) >= at or process.poll() is not None, 300)
+        pids = instances(process.pid)
+        # Mostly the one that wrote last, which is generating; now and then any, which may be loading.
+        busy = last_record(out)["instance"]
+        chosen = busy if dice.random() < 0.7 and busy in pids else dice.choice(list(pids))
+        os.kill(pids[chosen], signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    found = by_id(out)
+    assert len(found) == 1000
+    assert err.count("was killed by SIGKILL") == KILLS
+    retried = [number for number in range(1000) if found[f"p{number}"]["tries"] == 2]
+    assert retried
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+    for number in (*retried, *dice.sample(range(1000), 40)):
+        assert found[f"p{number}"]["tokens"] == model.generate(texts[number], max_new_tokens=8).tokens
+
+
+def instances(coordinator: int) -> dict[int, int]:
+    """The running processes by the number of their instance."""
+    found = {}
+    for pid in children(coordinator):
+        with suppress(OSError):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found.update({int(entry[14:]): pid for entry in environ if entry.startswith(b"IPEX_INSTANCE=")})
+    return found
+
+
+def last_record(path: Path) -> dict[str, Any]:
+    """The last whole line, while somebody writes."""
+    return json.loads(path.read_bytes().rpartition(b"\n")[0].splitlines()[-1])

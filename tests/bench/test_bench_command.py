@@ -1,0 +1,218 @@
+"""`ipex-assist bench` from its flags to its report, on tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import pytest
+from test_bench_random import TINY_LLAMA
+
+from ipex_assist import cli
+from ipex_assist.bench import command, loading, pairs
+from ipex_assist.bench.arguments import parse
+from ipex_assist.bench.measure import Row
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.memory import Memory
+
+HERE = ["--no-launch", "--executor", "torch", "--precision", "fp32"]
+SHORT = ["--prompt-tokens", "8,12", "--max-new-tokens", "6", "--repeats", "2", "--num-assistant-tokens", "2,3"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags of a target and an assistant with a tokenizer."""
+    folder = tmp_path_factory.mktemp("bench")
+    target = checkpoint_files.save(checkpoint_files.tiny_model("llama"), folder / "target")
+    helper = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
+    return ["-m", str(target), "--assistant-model", str(helper)]
+
+
+@pytest.fixture
+def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Flags of a pair of random weights small enough for tests."""
+    monkeypatch.setitem(pairs.CONFIGS, "tiny/target", TINY_LLAMA)
+    monkeypatch.setitem(pairs.CONFIGS, "tiny/assistant", TINY_LLAMA | {"num_hidden_layers": 1})
+    monkeypatch.setitem(pairs.PAIRS, "tiny", pairs.Pair("tiny/target", "tiny/assistant"))
+    return ["--pair", "tiny", "--random-weights"]
+
+
+def bench(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    """The report, as JSON."""
+    capsys.readouterr()
+    assert command.main([*argv, "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_a_table_of_a_real_pair(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain and two draft lengths on each case, equal texts, and lengths exactly as asked."""
+    content = bench(capsys, *pair, *HERE, *SHORT)
+    found = [(row["label"], row["prompt_tokens"], len(row["samples"])) for row in content["rows"]]
+    labels = ["plain", "assisted, k = 2", "assisted, k = 3"]
+    assert found == [(label, prompt, 2) for prompt in (8, 12) for label in labels]
+    assert all(sample["new_tokens"] == 6 for row in content["rows"] for sample in row["samples"])
+    assert [row["equals_plain"] for row in content["rows"]] == [None, True, True] * 2
+    assert [len(row["speedup"]) for row in content["rows"]] == [0, 2, 2] * 2
+    assert (content["simulated"], content["random_weights"]) == (False, False)
+    assert content["command"].startswith("ipex-assist bench -m")
+    assert "--no-launch" not in content["command"]
+
+
+def test_lengths_beyond_the_context_are_left_out(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its context has 128 tokens: said in the report, and no reason to lose the other cases."""
+    content = bench(
+        capsys, *pair, *HERE, "--prompt-tokens", "8,100", "--max-new-tokens", "30", "--repeats", "1", "--no-assisted"
+    )
+    assert [row["prompt_tokens"] for row in content["rows"]] == [8]
+    assert "100 + 30 tokens are left out: the context holds 128" in content["warnings"]
+
+
+def test_the_decode_task(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten short prompts, 30 new tokens, drawn, six drafted tokens every round."""
+    content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1")
+    assert [row["label"] for row in content["rows"]] == ["plain", "assisted, k = 6"] * 10
+    assert {row["equals_plain"] for row in content["rows"]} == {None}
+    assert {sample["new_tokens"] for row in content["rows"] for sample in row["samples"]} == {30}
+
+
+def test_random_weights_with_simulated_acceptance(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every acceptance with every precision of the draft; the extremes are exact, and the text is the plain one."""
+    flags = ["--no-launch", "--executor", "torch", "--precision", "fp32", "--assistant-precision", "fp32,bf16"]
+    sizes = ["--prompt-tokens", "8", "--max-new-tokens", "13", "--num-assistant-tokens", "3", "--repeats", "2"]
+    content = bench(capsys, *tiny_pair, *flags, *sizes, "--acceptance", "0,1")
+    labels = [(row["label"], row["assistant_precision"]) for row in content["rows"]]
+    simulated = [f"assisted, k = 3, simulated acceptance {a}" for a in (0, 1)]
+    assert labels == [(label, p) for p in ("fp32", "bf16") for label in ("plain", *simulated)]
+    assert [row["acceptance_rate"] for row in content["rows"]] == [None, 0.0, 1.0] * 2
+    assert [row["equals_plain"] for row in content["rows"]] == [None, True, True] * 2
+    assert content["target"] == "tiny/target (random weights)"
+    assert content["simulated"] is content["random_weights"] is True
+
+
+def test_the_decode_task_of_random_weights_is_greedy_and_says_so(
+    tiny_pair: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A simulation cannot follow draws; the reader must know that the task was changed."""
+    content = bench(
+        capsys, *tiny_pair, *HERE, "--task", "decode", "--repeats", "1", "--max-new-tokens", "4", "--acceptance", "1"
+    )
+    assert any("greedy, though this task draws" in warning for warning in content["warnings"])
+    assert {row["equals_plain"] for row in content["rows"] if row["speedup"]} == {True}
+
+
+def test_self_as_the_draft_of_random_weights(tiny_pair: list[str]) -> None:
+    """The target's own copy, in int4 unless another precision is asked for."""
+    args = parse([*tiny_pair, "--assistant-model", "self", "--acceptance", "1", "--max-new-tokens", "4"])
+    need = loading._need(args, "bf16", None)
+    assert need.assistant is not None
+    assert need.target is not None
+    assert 0.2 * need.target < need.assistant < 0.8 * need.target
+
+
+def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is built: 13 billion weights of 2 bytes into 20 GiB."""
+    monkeypatch.setattr("ipex_assist.commands.memory_need.read_memory", lambda: Memory(24 << 30, 20 << 30))
+    flags = ["--pair", "opt-13b", "--random-weights", "--acceptance", "0.8", "--executor", "torch"]
+    with pytest.raises(IpexAssistError, match=r"2\d\.\d GiB are needed .* and 20\.0 GiB are available"):
+        next(loading.models(parse(flags)))
+    needed = {
+        precision: loading.needed_bytes(parse([*flags, "--precision", precision])) for precision in ("int4", "bf16")
+    }
+    assert (needed["int4"] or 0) < 10 << 30
+    assert (needed["bf16"] or 0) > 24 << 30
+    assert loading.needed_bytes(parse([*flags, "--precision", "int4,bf16"])) == needed["bf16"]
+
+
+def dataset(folder: Path, count: int = 6) -> str:
+    """A file of short instructions, with a line that is none."""
+    lines = [json.dumps({"instruction": f"say the number {n}", "id": f"p{n}"}) for n in range(count)]
+    path = folder / "set.jsonl"
+    path.write_text("\n".join([*lines, "broken"]) + "\n")
+    return str(path)
+
+
+def test_a_dataset_is_resumed(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after two prompts, it goes on with the third; the summary is of all, nothing is measured twice."""
+    records = str(tmp_path / "r.jsonl")
+    flags = [*pair, *HERE, "--task", "dataset", dataset(tmp_path), "--samples", "4", "--max-new-tokens", "5"]
+    flags += ["--num-assistant-tokens", "2", "-o", records]
+    measure, asked = __import__("ipex_assist.bench.measure", fromlist=["measure"]).measure, []
+
+    def interrupted(model: Any, case: Any, *rest: Any) -> list[Row]:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(case.example)
+        return list(measure(model, case, *rest))
+
+    monkeypatch.setattr("ipex_assist.bench.measure.measure", interrupted)
+    assert command.main([*flags, "--json"]) == 130
+    partial = json.loads(capsys.readouterr().out)
+    assert partial["summaries"][0]["prompts"] == 2
+    assert any("interrupted" in warning for warning in partial["warnings"])
+    before = Path(records).read_bytes()
+
+    monkeypatch.setattr("ipex_assist.bench.measure.measure", measure)
+    whole = bench(capsys, *flags, "--resume")
+    assert Path(records).read_bytes().startswith(before)
+    assert [row["example"] for row in whole["rows"]][::2][:2] == asked
+    assert len({row["example"] for row in whole["rows"]}) == 4
+    assert whole["summaries"][0]["prompts"] == 4
+    assert len(Path(records).read_text().splitlines()) == 5
+    assert any("1 entries are left out, the first: line 7: no JSON" in warning for warning in whole["warnings"])
+    with pytest.raises(UsageError, match="other settings"):
+        command.main([*flags[:-2], "-o", records, "--resume", "--seed", "1"])
+
+
+def test_a_difference_fails_the_command(
+    pair: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assisted text that is not the plain one is a bug of ours: a script must notice."""
+
+    def differing(*_: Any) -> list[Row]:
+        rows = list(measure(*_))
+        rows[-1].equals_plain = False
+        return rows
+
+    measure = __import__("ipex_assist.bench.measure", fromlist=["measure"]).measure
+    monkeypatch.setattr("ipex_assist.bench.measure.measure", differing)
+    sizes = ["--prompt-tokens", "8", "--max-new-tokens", "4", "--repeats", "1", "--num-assistant-tokens", "2"]
+    assert command.main([*pair, *HERE, *sizes]) == 1
+    assert "NO |" in capsys.readouterr().out
+
+
+def test_from_the_command_line(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`ipex-assist bench`: help, errors with exit code 2, and a table on standard output alone."""
+    assert cli.main(["bench", "--help"]) == 0
+    assert "--acceptance" in capsys.readouterr().out
+    assert cli.main(["bench", "--pair", "opt-7b"]) == 2
+    assert "known: opt-6.7b" in capsys.readouterr().err
+    assert cli.main(["bench", "--precision"]) == 2
+    capsys.readouterr()
+    assert cli.main(["bench", *tiny_pair, "--acceptance", "1.5"]) == 2
+    assert "--acceptance 1.5: must be a probability, between 0 and 1" in capsys.readouterr().err
+    sizes = ["--prompt-tokens", "4", "--max-new-tokens", "4", "--repeats", "1", "--acceptance", "0.5"]
+    assert cli.main(["bench", *tiny_pair, *HERE, *sizes, "--num-assistant-tokens", "2", "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Example#,Prompt Length (tokens)")
+    assert "simulated acceptance 0.5" in err
+
+
+def test_a_dry_run_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it would run; nothing is loaded, not even for 33 billion weights."""
+    flags = ["--pair", "guanaco-33b", "--random-weights", "--acceptance", "0.8", "--precision", "int4", "--dry-run"]
+    assert command.main(flags) == 0
+    assert "bench --no-launch --pair guanaco-33b" in capsys.readouterr().out
+
+
+def test_help_and_refusals_do_not_import_torch() -> None:
+    """A wrong flag must not take seconds to be told."""
+    code = (
+        "import sys; from ipex_assist import cli; cli.main(['bench', '--help']); cli.main(['bench', '--pair', 'x']);"
+        "print({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules))"
+    )
+    assert checkpoint_files.run_python(code).strip().endswith("set()")

@@ -1,0 +1,406 @@
+"""GPTQ and AWQ checkpoints: the very numbers that are stored reach the core, and what cannot be read is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import checkpoint_files
+import pytest
+import quantized_files
+import tiny_models
+import torch
+from checkpoint_files import VOCAB_SIZE, tiny_tokenizer
+from conftest import HAS_NATIVE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quantized_files import PROMPT, reference_logits, relative
+from safetensors.torch import load_file, save_file
+
+import ipex_assist
+from ipex_assist import cli
+from ipex_assist.checkpoints import hub
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.packed_size import estimate_bytes
+from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, group_size, read_scheme
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.choose import stored_precision
+from ipex_assist.executors.load import load_decoder
+from ipex_assist.quantization import gptq
+from ipex_assist.quantization.int4_weight import Int4Weight
+
+needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX-512")
+
+# Every way the hub's checkpoints are stored: format, group, symmetric or not, act-order.
+CASES: dict[str, dict[str, Any]] = {
+    "gptq": {},
+    "gptq-64": {"group": 64},
+    "gptq-32-sym": {"group": 32, "sym": True},
+    "gptq-column": {"group": -1},
+    "gptq-act-order": {"act_order": True},
+    "gptq-act-order-32": {"act_order": True, "group": 32, "sym": True},
+    "gptq-act-order-column": {"act_order": True, "group": -1},
+    "gptq-v2": {"kind": "gptq_v2", "group": 64},
+    "awq": {"kind": "awq"},
+    "awq-32-sym": {"kind": "awq", "group": 32, "sym": True},
+    "awq-qwen2-tied": {"kind": "awq", "variant": "qwen2-tied"},
+    "gptq-qwen3": {"variant": "qwen3", "group": 64},
+    "gptq-opt": {"variant": "opt", "group": 32},
+    "gptq-bigcode": {"variant": "gpt-bigcode", "group": 32},
+    "gptq-bigcode-mha": {"variant": "gpt-bigcode-mha", "group": 32},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_are_the_stored_numbers(case: str, tmp_path: Path) -> None:
+    """Bit order, zero convention, group index: a slip in any of them gives another matrix."""
+    _, stored = quantized_files.save(tmp_path, **CASES[case])
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert isinstance(checkpoint, QuantizedCheckpoint)
+    read = dict(checkpoint.tensors())
+    assert stored.keys() <= read.keys()
+    for name, w in stored.items():
+        assert torch.equal(read[name], w.weight), name
+    assert {name: tuple(tensor.shape) for name, tensor in read.items()} == checkpoint.shapes()
+    assert not any(name.endswith(("qweight", "qzeros", "scales", "g_idx")) for name in read)
+
+
+@needs_native
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_the_core(case: str, tmp_path: Path) -> None:
+    """Against transformers with the dequantised weights: what is left is the rounding of rows to int8.
+
+    Rounding the weights to int8 as well is worse. One wrong scale, order or zero point in any linear, or quantising the
+    weights once more, is far worse (0.1 to 0.5 here).
+    """
+    model, _ = quantized_files.save(tmp_path, **CASES[case])
+    expected = reference_logits(model)
+    assert stored_precision(open_checkpoint(str(tmp_path)), "native") == "int4"
+    decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    prompt = relative(decoder.forward(PROMPT, last=len(PROMPT)), expected)
+    decoder.truncate(0)
+    steps = relative(torch.cat([decoder.forward([token]) for token in PROMPT]), expected)  # the other path
+    in_int8 = tiny_models.decoder(tmp_path, "native", "int8").forward(PROMPT, last=len(PROMPT))
+    assert max(prompt, steps) < min(0.07, relative(in_int8, expected))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "case", ["gptq", "gptq-32-sym", "gptq-column", "gptq-act-order", "gptq-act-order-32", "awq", "awq-32-sym"]
+)
+def test_the_core_keeps_every_bit(case: str, tmp_path: Path) -> None:
+    """A row with a single 1 picks one column of weights out of a linear: equal to the last bit, in every linear."""
+    _, stored = quantized_files.save(tmp_path, num_hidden_layers=1, **CASES[case])
+    decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    layer = "model.layers.0."
+    for which, names in {
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "output": ("self_attn.o_proj",),
+        "down": ("mlp.down_proj",),
+    }.items():
+        parts = [stored[f"{layer}{name}.weight"].weight for name in names]
+        # 127 is 1 in int8 with a scale of 1, so that nothing is rounded.
+        out = decoder.model.linears(which, 127.0 * torch.eye(parts[0].shape[1])) / 127.0
+        assert torch.equal(out[:, : sum(len(part) for part in parts)], torch.cat(parts).t()), which
+    gate, up = (stored[f"{layer}mlp.{name}.weight"].weight for name in ("gate_proj", "up_proj"))
+    out = decoder.model.linears("up", 127.0 * torch.eye(gate.shape[1])) / 127.0
+    turns = out[:, : 2 * len(gate)].view(len(out), -1, 2, 16)
+    assert torch.equal(turns[:, :, 0].flatten(1), gate.t())
+    assert torch.equal(turns[:, :, 1].flatten(1), up.t())
+
+
+@needs_native
+def test_orders_that_differ_within_a_linear_are_rounded_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """GPTQ writes no such file, but if one comes, it is said, and costs some precision instead of being wrong."""
+    model, _ = quantized_files.save(tmp_path, act_order="each", group=64)
+    with caplog.at_level("WARNING", "ipex_assist"):
+        decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    assert "6 matrices are rounded to 4 bits in groups of 64" in caplog.text  # k, v and up of two layers
+    logits, expected = decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)
+    assert 0.1 < relative(logits, expected) < 0.5  # 0.30 measured; 0.05 where orders are shared
+
+
+@needs_native
+def test_floats_among_the_quantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """modules_to_not_convert: a matrix of floats in a layer is rounded to 4 bits, and that is said."""
+    model, stored = quantized_files.save(tmp_path, group=32, keep=("0.mlp.down_proj.weight",))
+    assert "model.layers.0.mlp.down_proj.weight" not in stored
+    with caplog.at_level("WARNING", "ipex_assist"):
+        decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    assert "1 matrices are rounded to 4 bits" in caplog.text
+    assert "layers.0.mlp.down_proj" in caplog.text
+    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.2
+
+
+@needs_native
+def test_a_quantised_head_stays_as_it_is(tmp_path: Path) -> None:
+    """auto-round and GPTQModel can quantise lm_head, too; it is not rounded to int8 then."""
+    model, _ = quantized_files.save(tmp_path, group=32)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    w = quantized_files.quantise(tensors.pop("lm_head.weight"), 32, sym=True, order=None)
+    tensors |= {f"lm_head.{part}": t for part, t in quantized_files.gptq_tensors(w, v2=False).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    model.lm_head.weight.data.copy_(w.weight)
+    decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.07
+
+
+@needs_native
+@pytest.mark.parametrize("case", ["gptq-act-order", "awq"])
+def test_any_split_gives_the_same_bits(case: str, tmp_path: Path) -> None:
+    """Losslessness with columns in an order of their own: rows of a step have the bits they get alone."""
+    quantized_files.save(tmp_path, **CASES[case])
+    decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    alone = torch.cat([decoder.forward([token]) for token in PROMPT[:16]])
+    for size in (2, 5, 8, 16):
+        decoder.truncate(0)
+        chunks = [PROMPT[i : min(i + size, 16)] for i in range(0, 16, size)]
+        assert torch.equal(torch.cat([decoder.forward(chunk, last=len(chunk)) for chunk in chunks]), alone), size
+
+
+@needs_native
+def test_the_packed_copy_of_an_act_order_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--cache-packed keeps the orders as well: the second load reads no weights and gives the same bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    quantized_files.save(tmp_path / "m", act_order=True)
+    checkpoint = open_checkpoint(str(tmp_path / "m"))
+    logits = []
+    for _ in range(2):
+        decoder = load_decoder(checkpoint, "int4", "native", cache_packed=True)
+        decoder.reserve(64)
+        logits.append(decoder.forward(PROMPT, last=len(PROMPT)))
+        monkeypatch.setattr(QuantizedCheckpoint, "stored", lambda *_: pytest.fail("the checkpoint was read again"))
+    assert torch.equal(*logits)
+
+
+def test_other_executors_dequantise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On torch the default is bf16, with a word about it; fp32 has transformers' logits."""
+    model, _ = quantized_files.save(tmp_path, act_order=True)
+    with caplog.at_level("WARNING", "ipex_assist"):
+        assert stored_precision(open_checkpoint(str(tmp_path)), "torch") == "bf16"
+    assert "its weights become bf16" in caplog.text
+    decoder = tiny_models.decoder(tmp_path, "torch", "fp32")
+    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 1e-4
+
+
+@needs_native
+def test_load_takes_the_stored_precision(tmp_path: Path) -> None:
+    """`load` without a precision keeps the 4 bits, of the target and of the assistant; one that is given wins."""
+    quantized_files.save(tmp_path, vocab_size=VOCAB_SIZE)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model = ipex_assist.load(str(tmp_path), str(tmp_path), executor="native")
+    assert (model.identity.precision, model.identity.assistant_precision) == ("int4", "int4")
+    assert ipex_assist.load(str(tmp_path), None, executor="native", precision="bf16").identity.precision == "bf16"
+    assert model.generate("ab", max_new_tokens=4).tokens
+
+
+def test_memory_estimates(tmp_path: Path) -> None:
+    """What `NativeModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    quantized_files.save(tmp_path / "q", "llama-tied", group=128, **sizes)
+    tiny_models.save(tmp_path / "f", "llama-tied", **sizes)
+    stored, floats = (estimate_bytes(str(tmp_path / "q"), precision) for precision in (None, "bf16"))
+    assert floats == pytest.approx(estimate_bytes(str(tmp_path / "f"), "bf16"), rel=0.01)
+    assert stored == estimate_bytes(str(tmp_path / "q"), "int4")
+    assert stored < 0.45 * floats
+    if HAS_NATIVE:
+        decoder = tiny_models.decoder(tmp_path / "q", "native", "int4")
+        assert stored == pytest.approx(decoder.model.nbytes, rel=0.1)
+    assert estimate_bytes(str(tmp_path / "f"), None) == estimate_bytes(str(tmp_path / "f"), "bf16")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.sampled_from([32, 64, 128]), st.randoms(use_true_random=False))
+def test_gptq_pack_and_unpack(columns: int, eighths: int, group: int, random: Any) -> None:
+    """Whatever the values and zeros, 0 included, whose stored "zero - 1" borrows from the next column's."""
+    width, seed = eighths * 24, random.randrange(1 << 30)
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-width // group)
+    weight = Int4Weight(
+        values=torch.randint(0, 16, (columns * 8, width), generator=generator, dtype=torch.uint8),
+        scales=torch.rand(columns * 8, groups, generator=generator).half().float(),
+        zeros=torch.randint(0, 16, (columns * 8, groups), generator=generator, dtype=torch.uint8),
+        group=group,
+    )
+    tensors = gptq.pack(weight)
+    assert tensors["qweight"].shape == (width // 8, columns * 8)
+    assert tensors["qzeros"].shape == (groups, columns)
+    back = gptq.unpack(tensors, group, minus_one=True)
+    assert back.group_index is None
+    for name in ("values", "scales", "zeros"):
+        assert torch.equal(getattr(back, name), getattr(weight, name)), name
+
+
+def test_smaller_groups_are_the_same_matrix() -> None:
+    """256 to 128, a whole column to 32, and a last group that is short."""
+    for width, group, smaller in ((512, 256, 128), (200, 200, 32), (320, 256, 64)):
+        groups = -(-width // group)
+        weight = Int4Weight(
+            torch.randint(0, 16, (8, width), dtype=torch.uint8),
+            torch.rand(8, groups),
+            torch.randint(0, 16, (8, groups), dtype=torch.uint8),
+            group,
+        )
+        split = weight.in_groups_of(smaller)
+        assert split.scales.shape[1] == -(-width // smaller)
+        assert torch.equal(split.dequantised(), weight.dequantised())
+
+
+SCHEMES: dict[str, tuple[dict[str, Any], tuple[str, str, int]]] = {
+    "AutoGPTQ": ({"bits": 4, "group_size": 64, "quant_method": "gptq"}, ("gptq", "gptq", 64)),
+    "GPTQModel v2": ({"bits": 4, "format": "gptq_v2", "quant_method": "gptq"}, ("gptq", "gptq_v2", 128)),
+    "AutoAWQ": ({"w_bit": 4, "q_group_size": 32, "version": "GEMM", "quant_method": "awq"}, ("awq", "awq", 32)),
+    "auto-round sym": (
+        {"bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq", "quant_method": "auto-round"},
+        ("auto-round", "gptq", 128),
+    ),
+    "auto-round asym": (
+        {"bits": 4, "group_size": 128, "packing_format": "auto_round", "quant_method": "auto-round"},
+        ("auto-round", "gptq_v2", 128),
+    ),
+    "auto-round gptqmodel": (
+        {"bits": 4, "packing_format": "auto_round:gptqmodel", "quant_method": "intel/auto-round"},
+        ("auto-round", "gptq_v2", 128),
+    ),
+    "auto-round awq": (
+        {"bits": 4, "packing_format": "auto_round:auto_awq", "quant_method": "auto-round"},
+        ("auto-round", "awq", 128),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes(name: str) -> None:
+    """What each tool writes into config.json; only the packing tells how zeros are stored."""
+    declared, expected = SCHEMES[name]
+    scheme = read_scheme(declared)
+    assert (scheme.method, scheme.layout, scheme.group_size) == expected
+
+
+UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "another method": ({"quant_method": "bitsandbytes"}, "its method is bitsandbytes"),
+    "3 bits": ({"quant_method": "gptq", "bits": 3}, "it has 3 bits"),
+    "8 bits": ({"quant_method": "awq", "bits": 8}, "it has 8 bits"),
+    "marlin": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
+    "gemv": ({"quant_method": "awq", "version": "gemv"}, "its version is gemv"),
+    "group of nothing": ({"quant_method": "gptq", "group_size": 0}, "its group_size is 0"),
+    "auto-round in floats": ({"quant_method": "auto-round", "data_type": "mx_fp"}, "its data_type is mx_fp"),
+    "4-bit activations": ({"quant_method": "auto-round", "act_bits": 4}, "activations have 4 bits"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_said(name: str, tmp_path: Path) -> None:
+    """One line with the reason and what to do, at the load and not as a shape error somewhere in it."""
+    declared, reason = UNREADABLE[name]
+    tiny_models.save(tmp_path, "llama")
+    quantized_files.declare(tmp_path, declared)
+    checkpoint = open_checkpoint(str(tmp_path))
+    with pytest.raises(IpexAssistError, match=re.escape(reason)) as raised:
+        checkpoint.shapes()
+    assert "ipex-assist quantize" in str(raised.value)
+
+
+def _change(folder: Path, name: str, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    changed = change(tensors[name])
+    tensors = {key: value for key, value in tensors.items() if key != name}
+    if changed is not None:
+        tensors[name] = changed.contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_the_command_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a layout we do not read: exit code 1, and one line for people."""
+    checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path)
+    quantized_files.declare(tmp_path, {"quant_method": "awq", "version": "gemv"})
+    capsys.readouterr()
+    assert cli.main(["-m", str(tmp_path), "--no-launch", "--no-assisted", "-p", "the fox"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "its version is gemv" in lines[0]
+
+
+Q = "model.layers.1.self_attn.q_proj."
+DAMAGES: dict[str, tuple[str, Any, str]] = {
+    "no scales": ("scales", lambda t: None, "scales is not"),
+    "8-bit module": ("qzeros", lambda t: torch.cat((t, t), 1), "has 8 bits a value"),
+    "too few columns": ("qweight", lambda t: t[:, :-1], "have the shapes"),
+    "groups that do not fit": ("scales", lambda t: t.repeat(10, 1), "have the shapes"),
+    "flat": ("scales", lambda t: t.flatten(), "have the shapes"),
+    "scales that are no numbers": ("scales", lambda t: t * float("nan"), "are not all finite"),
+    "integers as floats": ("qweight", lambda t: t.float(), "torch.float32"),
+    "a group that does not exist": ("g_idx", lambda t: t + 1, "does not name one of 2 groups"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@needs_native
+def test_damaged_tensors_are_refused(name: str, tmp_path: Path) -> None:
+    """No assertion, no wrong text: an error that names the module."""
+    part, change, reason = DAMAGES[name]
+    quantized_files.save(tmp_path)
+    _change(tmp_path, Q + part, change)
+    with pytest.raises(IpexAssistError, match=re.escape(reason)) as raised:
+        tiny_models.decoder(tmp_path, "native", "int4")
+    assert "layers.1.self_attn.q_proj" in str(raised.value)
+
+
+@needs_native
+def test_groups_the_core_lacks(tmp_path: Path) -> None:
+    """Groups of 16 are refused at int4 with the way out, which works."""
+    model, _ = quantized_files.save(tmp_path, group=16)
+    with pytest.raises(IpexAssistError, match=r"in groups of 16 input columns.*--precision bf16"):
+        tiny_models.decoder(tmp_path, "native", "int4")
+    decoder = tiny_models.decoder(tmp_path, "native", "fp32")
+    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 1e-4
+
+
+def test_scaled_activations_are_refused(tmp_path: Path) -> None:
+    """AWQ of GPTBigCode divides activations by scales of their own; to leave these out would give nonsense."""
+    quantized_files.save(tmp_path, "gpt-bigcode", kind="awq", group=32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["transformer.h.0.mlp.act.scales"] = torch.ones(96)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IpexAssistError, match="activations are scaled"):
+        open_checkpoint(str(tmp_path)).shapes()
+
+
+def test_configs_of_their_own(tmp_path: Path) -> None:
+    """AutoGPTQ's quantize_config.json and AutoAWQ's quant_config.json, of the time before quantization_config."""
+    for kind, own in (("gptq", "quantize_config.json"), ("awq", "quant_config.json")):
+        folder = tmp_path / kind
+        _, stored = quantized_files.save(folder, kind=kind, group=64)
+        config = json.loads((folder / "config.json").read_text())
+        declared = config.pop("quantization_config")
+        del declared["quant_method"]
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / own).write_text(json.dumps(declared))
+        name, w = next(iter(stored.items()))
+        assert torch.equal(dict(open_checkpoint(str(folder)).tensors([name]))[name], w.weight)
+
+
+@pytest.mark.parametrize(
+    ("width", "groups", "declared", "size"),
+    [(4096, 32, 128, 128), (4096, 1, -1, 4096), (192, 2, 128, 128), (192, 6, 128, 32), (192, 5, 128, None)],
+)
+def test_group_sizes(width: int, groups: int, declared: int, size: int | None) -> None:
+    """As declared where that fits; a module of its own (auto-round's extra_config) is found by its shape."""
+    assert group_size(width, groups, declared) == size
+
+
+def test_sizes_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub counts an int32 of eight weights as one parameter: a 7B model must not be taken for 1B, nor for 14 GB."""
+    counts = {"I32": 800_000_000, "F16": 300_000_000}
+    info = SimpleNamespace(safetensors=SimpleNamespace(total=sum(counts.values()), parameters=counts))
+    monkeypatch.setattr(hub, "_model_info", lambda source, revision: info)
+    monkeypatch.setattr(hub, "offline_by_environment", lambda: False)
+    monkeypatch.setattr(hub, "cached_snapshot", lambda source, revision: None)
+    assert estimate_bytes("someone/7b-gptq", None) == 3_800_000_000
+    assert estimate_bytes("someone/7b-gptq", "bf16") == 2 * 6_700_000_000
+    info.safetensors.parameters = {"F16": info.safetensors.total}
+    assert estimate_bytes("someone/1b", None) == 2 * 1_100_000_000

@@ -1,0 +1,419 @@
+"""`ipex-assist` as a process: output, exit codes, signals, and a clear message for every wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import checkpoint_files
+import pytest
+import torch
+from conftest import EXECUTORS
+
+KEYS = [
+    "text",
+    "tokens",
+    "prompt_tokens",
+    "new_tokens",
+    "ttft_s",
+    "decode_s",
+    "tokens_per_s",
+    "assisted",
+    "target",
+    "assistant",
+    "precision",
+    "assistant_precision",
+    "executor",
+    "stop_reason",
+    "draft",
+    "times",
+    "environment",
+]
+DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]
+PROMPT = ["-p", "the quick brown fox", "--executor", "torch", "--precision", "fp32"]
+
+
+def command(*arguments: str) -> list[str]:
+    """The console script by its module, so that an environment's PATH does not matter."""
+    return [sys.executable, "-m", "ipex_assist", *arguments]
+
+
+def run(*arguments: str, stdin: str | None = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run to the end."""
+    return subprocess.run(
+        command(*arguments),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environ},
+    )
+
+
+def run_all(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
+    """Run them to their ends, a few at a time: most of a start is one thread's work."""
+    with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(lambda arguments: run(*arguments), commands))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A target and another model of the same vocabulary."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = checkpoint_files.save(checkpoint_files.tiny_model("llama"), folder / "target")
+    assistant = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
+    return str(target), str(assistant)
+
+
+@pytest.fixture(scope="module")
+def usual(pair: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+    """A run with nothing but a model and a prompt, which several tests look at."""
+    done = run("-m", pair[0], *PROMPT)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def last_json(output: str) -> dict:
+    """The object on the last line of standard output."""
+    return json.loads(output.splitlines()[-1])
+
+
+def test_assisted_and_plain_give_the_same_tokens(pair: tuple[str, str]) -> None:
+    """The promise, end to end through the launcher; and the JSON object with all its keys on one line."""
+    target, assistant = pair
+    # A fixed number, because between two models of one size the adaptive one is, rightly, none.
+    drafting = ("--assistant-model", assistant, "--num-assistant-tokens", "3")
+    options = [*PROMPT, "--json", "--max-new-tokens", "20"]
+    assisted, plain = run_all(["-m", target, *drafting, *options], ["-m", target, "--no-assisted", *options])
+    assert (assisted.returncode, plain.returncode) == (0, 0), assisted.stderr + plain.stderr
+    assert len(assisted.stdout.splitlines()) == 1
+    one, two = last_json(assisted.stdout), last_json(plain.stdout)
+    assert one["tokens"] == two["tokens"]
+    for result in (one, two):
+        assert list(result) == KEYS
+        assert list(result["draft"]) == DRAFT_KEYS
+    assert one["assisted"]
+    assert one["draft"]["drafted"] > 0
+    assert sum(one["draft"]["accepted_histogram"]) == one["draft"]["rounds"]
+    assert not two["assisted"]
+    assert set(two["draft"].values()) == {None}
+    assert one["environment"]["plan"]["threads"] == one["environment"]["threads"]
+
+
+def test_text_and_statistics(pair: tuple[str, str]) -> None:
+    """On each executor the text alone on standard output; nothing but our own lines on standard error."""
+    options = ["-m", pair[0], "-p", "the fox", "--assistant-model", "none"]
+    for executor, done in zip(EXECUTORS, run_all(*([*options, "--executor", name] for name in EXECUTORS)), strict=True):
+        assert done.returncode == 0, (executor, done.stderr)
+        assert done.stdout.endswith("\n"), executor
+        lines = done.stderr.splitlines()
+        assert all(line.startswith("ipex-assist: ") for line in lines), (executor, done.stderr)
+        assert re.search(r"\d+ new tokens, [\d.]+ tokens/s, first token after [\d.]+ s, not assisted", lines[-1])
+
+
+def test_the_same_text_however_it_is_asked_for_and_printed(
+    pair: tuple[str, str], usual: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    """Streaming must not lose or double a character; through the launcher's exec, standard input must be unread."""
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT[1])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        asked = [
+            pool.submit(run, "-m", pair[0], *PROMPT, "--no-stream"),
+            pool.submit(run, "-m", pair[0], *PROMPT[2:], "--prompt-file", str(file)),
+            pool.submit(run, "-m", pair[0], *PROMPT[2:], stdin=PROMPT[1]),
+        ]
+    assert [each.result().stdout for each in asked] == [usual.stdout] * 3
+    assert len(usual.stdout) > 20
+
+
+def test_stop_string_and_seeded_sampling(pair: tuple[str, str], usual: subprocess.CompletedProcess[str]) -> None:
+    """A stop cuts before it; the same seed repeats, another does not."""
+    text = usual.stdout
+    options = ["-m", pair[0], *PROMPT]
+    stopped, *draws = run_all(
+        [*options, "--stop", text[10:13], "--json"],
+        *([*options, "--do-sample", "--seed", seed] for seed in ("1", "1", "2")),
+    )
+    result = last_json(stopped.stdout)
+    assert result["stop_reason"] == "stop"
+    assert text.startswith(result["text"])
+    assert text[10:13] not in result["text"]
+    assert draws[0].stdout == draws[1].stdout != draws[2].stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_keep_text_and_statistics(number: int, code: int, tmp_path: Path) -> None:
+    """Ctrl-C or a scheduler's SIGTERM in the middle: what there is comes out, with its statistics."""
+    model = checkpoint_files.tiny_model("llama", max_position_embeddings=8192)
+    folder = checkpoint_files.save(model, tmp_path / "long")
+    process = subprocess.Popen(
+        command("-m", str(folder), *PROMPT, "--max-new-tokens", "8000", "--assistant-model", "none"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)  # it generates
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err
+    assert process.returncode == code, err
+    assert first + out
+    assert b"new tokens" in err.splitlines()[-1]
+
+
+def test_interrupt_while_loading(pair: tuple[str, str]) -> None:
+    """Ctrl-C during the seconds of importing torch: exit 130, no traceback."""
+    process = subprocess.Popen(command("-m", pair[0], *PROMPT), stderr=subprocess.PIPE)
+    while process.poll() is None and not _maps_torch(process.pid):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err
+    assert process.returncode in (130, -signal.SIGINT)
+
+
+def _maps_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Ctrl-C exactly after three tokens, in process: text so far, statistics, exit 130."""
+    from ipex_assist.commands import generate
+    from ipex_assist.generation import stream
+
+    counted = 0
+    original = stream.Generation.__next__
+
+    def interrupted(self: stream.Generation) -> stream.Chunk:
+        nonlocal counted
+        counted += 1
+        if counted > 3:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr(stream.Generation, "__next__", interrupted)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        code = generate.main(["-m", pair[0], *PROMPT, "--assistant-model", "none", "--json"])
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+    captured = capsys.readouterr()
+    result = last_json(captured.out)
+    assert code == 130
+    assert (result["stop_reason"], result["new_tokens"]) == ("interrupted", 3)
+    assert "3 new tokens" in captured.err
+
+
+def test_closed_pipe_ends_quietly(pair: tuple[str, str]) -> None:
+    """`ipex-assist … | head -c 1`: no traceback, and the exit code a shell reports for SIGPIPE."""
+    process = subprocess.Popen(command("-m", pair[0], *PROMPT), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(timeout=60) in (141, -signal.SIGPIPE)
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -> None:
+    """Neither imports torch; the dry run shows argv, environment, and no flag that would make it dry again."""
+    help_ = run("--help")
+    assert help_.returncode == 0
+    assert len(help_.stdout.splitlines()) <= 60
+    dry = run("-m", pair[0], "--dry-run", "--threads", "1", "-p", "x y")
+    assert dry.returncode == 0, dry.stderr
+    assert f"-m ipex_assist --no-launch -m {pair[0]} --threads 1 -p 'x y'" in dry.stdout
+    assert "OMP_NUM_THREADS=1" in dry.stdout
+    code = "import sys, ipex_assist.cli; ipex_assist.cli.main(sys.argv[1:]); print('torch' in sys.modules)"
+    quiet = subprocess.run(
+        [sys.executable, "-c", code, "-m", pair[0], "--dry-run"], capture_output=True, text=True, timeout=60
+    )
+    assert quiet.stdout.splitlines()[-1] == "False"
+
+
+def test_start_up_is_quick(pair: tuple[str, str]) -> None:
+    """Under 0.3 s; the best of five, because test machines are busy."""
+    for arguments in (["--help"], ["-m", pair[0], "--dry-run"], ["-m", "facebook/opt-13b", "--dry-run"]):
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            assert run(*arguments).returncode == 0
+            times.append(time.perf_counter() - started)
+        assert min(times) < 0.3, arguments
+
+
+def test_where_it_runs(pair: tuple[str, str]) -> None:
+    """--no-launch: no plan, no relaunch. Under ipex-launch: as it placed. Without numactl: what is lost is said."""
+    arguments = ["-m", pair[0], *PROMPT, "--max-new-tokens", "4", "--json"]
+    outer = [sys.executable, "-m", "ipex_assist.launch", "--threads", "1", "--", *command(*arguments)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        here = pool.submit(run, *arguments, "--no-launch")
+        under = pool.submit(subprocess.run, outer, capture_output=True, text=True, timeout=120)
+        without = pool.submit(run, *arguments, PATH="/nonexistent")
+    assert last_json(here.result().stdout)["environment"]["plan"] is None
+    assert last_json(under.result().stdout)["environment"]["threads"] == 1, under.result().stderr
+    assert without.result().returncode == 0, without.result().stderr
+    assert "numactl" in without.result().stderr
+
+
+def test_version() -> None:
+    """One line, the package's version."""
+    from ipex_assist.version import __version__
+
+    assert run("--version").stdout.strip() == f"ipex-assist {__version__}"
+
+
+# Wrong inputs. Each: arguments (T is the target's folder, D a scratch folder), exit code, what the message must say.
+WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
+    "empty prompt": (["-p", ""], "prompt is empty"),
+    "blank prompt": (["-p", "  \n"], "prompt is empty"),
+    "two prompts": (["-p", "a", "--prompt-file", "b"], "give one of them"),
+    "no such prompt file": (["--prompt-file", "D/missing"], "no such file"),
+    "nothing on standard input": ([], "prompt is empty"),
+    "no new tokens": (["-p", "a", "--max-new-tokens", "0"], "--max-new-tokens 0: must be between 1"),
+    "negative new tokens": (["-p", "a", "--max-new-tokens", "-5"], "must be between 1"),
+    "absurd temperature": (["-p", "a", "--temperature", "0"], "--do-sample"),
+    "nan": (["-p", "a", "--temperature", "nan"], "--temperature nan"),
+    "top-p above 1": (["-p", "a", "--top-p", "1.5"], "--top-p 1.5"),
+    "negative top-k": (["-p", "a", "--top-k", "-1"], "--top-k -1"),
+    "negative seed": (["-p", "a", "--seed", "-1"], "--seed -1"),
+    "absurd draft": (["-p", "a", "--num-assistant-tokens", "1000"], "--num-assistant-tokens 1000"),
+    "empty stop": (["-p", "a", "--stop", ""], "--stop is empty"),
+    "unknown precision": (["-p", "a", "--precision", "int3"], "invalid choice"),
+    "cpus that do not exist": (["-p", "a", "--cpus", "4000"], "4000"),
+    "node that does not exist": (["-p", "a", "--numa-node", "77"], "77"),
+    "socket that does not exist": (["-p", "a", "--socket", "77"], "77"),
+    "negative threads": (["-p", "a", "--threads", "-2"], "-2"),
+    "absurd threads": (["-p", "a", "--threads", "100000"], "100000"),
+    "int4 without IPEX": (["-p", "a", "--precision", "int4", "--executor", "torch"], "has no int4"),
+    "prompt beyond the context": (["-p", "fox " * 900], "shorten the prompt by at least"),
+}
+
+
+def test_wrong_usage(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Exit code 2, a message, no traceback, nothing on standard output."""
+    commands = [["-m", pair[0], *(a.replace("D/", f"{tmp_path}/") for a in words)] for words, _ in WRONG_USAGE.values()]
+    for (name, (_, message)), done in zip(WRONG_USAGE.items(), run_all(*commands), strict=True):
+        assert done.returncode == 2, (name, done.stderr)
+        assert message in done.stderr, name
+        assert "Traceback" not in done.stderr, name
+        assert done.stdout == "", name
+
+
+def broken(name: str, folder: Path) -> tuple[list[str], str]:
+    """Make the broken checkpoint `name`; the arguments, and what the message must say."""
+    if name == "unknown hub model":
+        return ["-m", "nobody/no-such-model", "--offline"], "nobody/no-such-model"
+    if name == "no config":
+        folder.mkdir()
+        (folder / "readme.txt").write_text("x")
+        return ["-m", str(folder)], "config.json"
+    if name == "not a GGUF":
+        folder.mkdir()
+        (folder / "x.gguf").write_bytes(b"nonsense" * 100)
+        return ["-m", str(folder / "x.gguf")], "x.gguf"
+    model = checkpoint_files.tiny_model("llama")
+    checkpoint_files.save(model, folder)
+    weights = folder / "model.safetensors"
+    if name == "truncated safetensors":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        return ["-m", str(folder)], "model.safetensors"
+    if name == "pickled code":
+
+        class Evil:
+            def __reduce__(self) -> tuple:
+                return (os.system, ("touch pwned",))
+
+        weights.unlink()
+        torch.save({"lm_head.weight": Evil()}, folder / "pytorch_model.bin")
+        return ["-m", str(folder)], "safetensors"
+    assert name == "unsupported architecture"
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "NoSuchForCausalLM").replace('"llama"', '"nope"'))
+    return ["-m", str(folder)], "AutoModelForCausalLM"
+
+
+BROKEN = (
+    "unknown hub model",
+    "no config",
+    "not a GGUF",
+    "truncated safetensors",
+    "pickled code",
+    "unsupported architecture",
+)
+
+
+def test_broken_checkpoints(tmp_path: Path) -> None:
+    """Exit code 1, a message that names the file or model, no traceback."""
+    made = [broken(name, tmp_path / name) for name in BROKEN]
+    outcomes = run_all(*([*arguments, *PROMPT] for arguments, _ in made))
+    for name, (_, message), done in zip(BROKEN, made, outcomes, strict=True):
+        assert done.returncode == 1, (name, done.stderr)
+        assert message in done.stderr, name
+        assert "Traceback" not in done.stderr, name
+    assert not list(tmp_path.rglob("pwned"))
+    assert not Path("pwned").exists()
+
+
+def test_vocabulary_mismatch(pair: tuple[str, str], tmp_path: Path) -> None:
+    """An assistant whose tokens differ is refused with the first that does."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=2), tmp_path / "other", tokenizer=False)
+    checkpoint_files.tiny_tokenizer(special=("<|end|>", "<|other|>", "<|im_end|>")).save_pretrained(folder)
+    done = run("-m", pair[0], "--assistant-model", str(folder), *PROMPT)
+    assert done.returncode == 2
+    assert "<|other|>" in done.stderr or "<|end|>" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_too_little_memory_is_said_before_loading(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the numbers, and what to do."""
+    from ipex_assist.commands import generate, memory_need
+    from ipex_assist.env.memory import Memory
+
+    monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(2 << 30, 100 << 20))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        code = generate.main(["-m", pair[0], *PROMPT])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    message = capsys.readouterr().err
+    assert code == 1
+    assert re.search(r"too little memory: [\d.]+ GiB are needed .* and 0\.1 GiB are available", message)
+
+
+def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess[str]) -> None:
+    """A tiny Llama has no published sibling: said, with the flag, and the run goes on."""
+    assert "--assistant-model" in usual.stderr
+
+
+def test_the_embedded_model_answers() -> None:
+    """The main job without a hub, on this stack's own executor: a real model, a real answer."""
+    done = run("-p", "What is the capital of France?", "--chat", "--json")
+    assert done.returncode == 0, done.stderr
+    result = last_json(done.stdout)
+    assert "Paris" in result["text"]
+    assert result["stop_reason"] == "eos"
+    assert "no draft can pay" in done.stderr
+
+
+def test_no_arguments_at_all() -> None:
+    """The built-in prompt, even when standard input is an open pipe that nobody writes to."""
+    process = subprocess.Popen(
+        command("--max-new-tokens", "8"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out = process.stdout.read() if process.stdout else b""
+    assert process.wait(timeout=60) == 0
+    assert len(out) > 5

@@ -1,0 +1,50 @@
+"""Runs the decode loop on tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ipex_assist.executors.interface import Decoder
+from ipex_assist.speculative.decode import Round, decode
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import Constant, Schedule
+
+PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
+
+
+GREEDY = Sampling()
+
+
+NEW = 24
+
+
+def run(
+    decoder: Decoder,
+    draft: DraftSource | None = None,
+    k: int = 0,
+    prompt: Sequence[int] = PROMPT,
+    new: int = NEW,
+    sampling: Sampling = GREEDY,
+    schedule: Schedule | None = None,
+) -> list[Round]:
+    """All rounds of one generation."""
+    generator = torch.Generator().manual_seed(0)
+    return list(
+        decode(
+            decoder,
+            prompt,
+            max_new_tokens=new,
+            sampling=sampling,
+            generator=generator,
+            draft=draft,
+            schedule=schedule or Constant(k),
+        )
+    )
+
+
+def tokens_of(rounds: list[Round]) -> list[int]:
+    """The text of `rounds`."""
+    return [token for round_ in rounds for token in round_.tokens]

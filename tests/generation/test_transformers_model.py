@@ -1,0 +1,162 @@
+"""Architectures without a spec: transformers' own generation behind our methods."""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import pytest
+import torch
+from conftest import HAS_IPEX
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import ipex_assist
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.choose import library_executor
+from ipex_assist.generation import transformers_model
+
+PROMPT = "the quick brown fox"
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def save(folder: Path, seed: int = 0, **changes: Any) -> Any:
+    """A random model of a foreign architecture with a tokenizer beside it."""
+    tokenizer = checkpoint_files.tiny_tokenizer()
+    fields = {**GPT2, **changes, "vocab_size": len(tokenizer), "eos_token_id": None, "bos_token_id": None}
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def reference(model: Any, tokenizer: Any, new: int) -> list[int]:
+    """transformers' plain greedy tokens."""
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    with torch.inference_mode():
+        out = model.generate(
+            inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_plain_equals_transformers(tmp_path: Path, executor: str) -> None:
+    """Same tokens, one round each, and who ran it; on the ipex stack gpt2 goes through optimum-intel."""
+    model, tokenizer = save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor=executor)
+    result = ours.generate(PROMPT, max_new_tokens=12)
+    assert result.tokens == reference(model, tokenizer, 12)
+    # The native core has no spec for gpt2 either and leaves it to the best library at hand.
+    library = library_executor() if executor == "native" else executor
+    assert result.executor == ("optimum-intel" if library == "ipex" else "transformers+torch")
+    assert (result.stop_reason, result.assisted, result.draft.rounds) == ("length", False, None)
+    assert result.ttft_s is not None
+    assert result.tokens_per_s is not None
+
+
+def test_assisted_equals_plain_and_counts(tmp_path: Path, executor: str) -> None:
+    """A copy of the target as its assistant: same tokens, fewer passes, drafted and accepted counted."""
+    model, tokenizer = save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor=executor)
+    result = ours.generate(PROMPT, max_new_tokens=16, num_assistant_tokens=3)
+    assert result.tokens == reference(model, tokenizer, 16)
+    assert result.assisted
+    assert result.draft.rounds is not None
+    assert result.draft.rounds < 10
+    assert result.draft.accepted is not None
+    assert 0 < result.draft.accepted <= (result.draft.drafted or 0)
+
+
+def test_counts_do_not_depend_on_when_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that wakes late found the counter of later passes: drafted tokens went missing, accepted ones not."""
+
+    class Late(queue.Queue):
+        def get(self, *args: Any, **kwargs: Any) -> Any:
+            item = super().get(*args, **kwargs)
+            time.sleep(0.02)
+            return item
+
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor="torch")
+    prompt_reader = ours.generate(PROMPT, max_new_tokens=16).draft
+    monkeypatch.setattr(transformers_model.queue, "Queue", Late)
+    late = ours.generate(PROMPT, max_new_tokens=16).draft
+    assert late == prompt_reader
+    assert late.drafted is not None
+    assert late.accepted is not None
+    assert 0 < late.accepted <= late.drafted
+
+
+def test_number_of_drafted_tokens_is_of_one_generation_only(tmp_path: Path) -> None:
+    """transformers keeps it in the model; the next generation without the option must draft as the first did."""
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=str(tmp_path), precision="fp32", executor="torch")
+    assert isinstance(ours, transformers_model.TransformersModel)
+    assert ours.assistant is not None
+    config = ours.assistant.generation_config
+    before = config.num_assistant_tokens, config.num_assistant_tokens_schedule
+    ours.generate(PROMPT, max_new_tokens=4, num_assistant_tokens=2)
+    assert config.num_assistant_tokens == 2
+    ours.generate(PROMPT, max_new_tokens=4)
+    assert (config.num_assistant_tokens, config.num_assistant_tokens_schedule) == before
+
+
+def test_stream_ends_at_a_stop_string_and_frees_the_thread(tmp_path: Path) -> None:
+    """The consumer stops; generate must stop too, and a second generation must work."""
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
+    whole = ours.generate(PROMPT, max_new_tokens=24).text
+    stop = whole[5:7]
+    result = ours.generate(PROMPT, max_new_tokens=24, stop=[stop])
+    assert result.stop_reason == "stop"
+    assert result.text == whole[: whole.index(stop)]
+    assert ours.generate(PROMPT, max_new_tokens=24).text == whole
+
+
+def test_interrupt_keeps_the_text_so_far(tmp_path: Path) -> None:
+    """What Ctrl-C does."""
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
+    generation = ours.stream(PROMPT, max_new_tokens=30)
+    for _ in range(3):
+        next(generation)
+    generation.interrupt()
+    result = generation.result()
+    assert (result.stop_reason, result.new_tokens) == ("interrupted", 3)
+
+
+def test_context_is_respected(tmp_path: Path) -> None:
+    """The limit of the context ends the text; a prompt beyond it is refused with numbers."""
+    save(tmp_path)
+    ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
+    result = ours.generate([5] * 60, max_new_tokens=30)
+    assert (result.stop_reason, result.new_tokens) == ("context", 4)
+    with pytest.raises(UsageError, match=r"70 tokens.*holds 64.*at least 7"):
+        ours.generate([5] * 70)
+
+
+def test_precisions_transformers_lacks(tmp_path: Path) -> None:
+    """int8 exists on our executors only."""
+    save(tmp_path)
+    with pytest.raises(UsageError, match="int8"):
+        ipex_assist.load(str(tmp_path), assistant=None, precision="int8", executor="ipex" if HAS_IPEX else "torch")
+
+
+def test_unknown_everywhere(tmp_path: Path) -> None:
+    """An architecture nobody has: our list, and the fallback's name."""
+    save(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("GPT2LMHeadModel", "NoSuchForCausalLM").replace('"gpt2"', '"no-such"'))
+    with pytest.raises(IpexAssistError, match=r"NoSuchForCausalLM.*LlamaForCausalLM.*AutoModelForCausalLM"):
+        ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")

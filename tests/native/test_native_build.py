@@ -1,0 +1,267 @@
+"""Building the core, and living without it: each reason is said with what to type, and another executor takes over."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.metadata
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkpoint_files
+import pytest
+from conftest import HAS_IPEX, HAS_NATIVE
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.choose import resolve_executor
+from ipex_assist.native import build, library
+
+ROOT = Path(__file__).parents[2]
+FALLBACK = "ipex" if HAS_IPEX else "torch"
+
+
+# ---- compilers that do not serve
+
+
+def fake_compiler(folder: Path, body: str, version: str = "12.2.0") -> Path:
+    """A g++ of `version` that otherwise does `body`; $out is the file after -o."""
+    script = folder / "g++"
+    script.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {folder}/calls
+case "$1" in -dump*) {f"echo {version}" if version else "exit 1"}; exit ;; esac
+while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; [ "$1" = -c ] && source=$2; shift; done
+{body}
+"""
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing, and how it is installed."""
+    monkeypatch.setenv("CXX", "g++-nonexistent")
+    with pytest.raises(build.BuildError, match=r"no compiler: g\+\+-nonexistent was not found.*apt install g\+\+"):
+        build.compiler()
+
+
+@pytest.mark.parametrize("version", ["9.4.0", "10.2.1", "4"])
+def test_a_compiler_that_is_too_old(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end in an error about an intrinsic nobody has heard of."""
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "exit 1", version)))
+    with pytest.raises(build.BuildError, match=rf"{tmp_path}/g\+\+ is version {version}, 11 or newer is needed"):
+        build.compiler()
+
+
+@pytest.mark.parametrize("version", ["11", "11.4.0", "12.2.0", "15.1"])
+def test_a_compiler_that_serves(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are numbers, not text: 9 is below 11."""
+    script = fake_compiler(tmp_path, "exit 1", version)
+    monkeypatch.setenv("CXX", str(script))
+    assert build.compiler() == str(script)
+
+
+def test_a_program_that_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CXX=icpx and the like."""
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "", version="")))
+    with pytest.raises(build.BuildError, match=r"does not tell its version; is it g\+\+\?"):
+        build.compiler()
+
+
+def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Arm machine has no use for the core; it must hear so instead of a page of errors."""
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    with pytest.raises(build.BuildError, match="x86-64 processor, this is aarch64"):
+        build.compiler()
+
+
+# ---- building
+
+
+def test_an_error_of_the_compiler_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which file, and the compiler's last lines; nothing half built stays behind."""
+    fails = 'for i in $(seq 30); do echo "error: line $i" >&2; done; exit 1'
+    body = f'case "$source" in *forward.cpp) {fails}; esac; touch "$out"'
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
+    with pytest.raises(build.BuildError) as caught:
+        build.build(tmp_path / "out" / "core.so")
+    message = str(caught.value)
+    assert f"failed on {build.HERE}/forward.cpp:" in message
+    assert message.endswith("error: line 29\nerror: line 30")
+    assert "error: line 18" not in message
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_error_of_the_linker_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a g++ without its static parts."""
+    body = '[ -n "$source" ] && { touch "$out"; exit; }; echo "cannot find -lstdc++" >&2; exit 1'
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
+    with pytest.raises(build.BuildError, match=r"failed on linking:\ncannot find -lstdc\+\+"):
+        build.build(tmp_path / "out" / "core.so")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installing twice costs nothing, other flags or sources cost a build, and a failed one keeps the last good one."""
+    monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, 'echo "$source" > "$out"')))
+
+    def builds(**arguments: object) -> int:
+        (tmp_path / "calls").unlink(missing_ok=True)
+        build.build(tmp_path / "out" / "core.so", **arguments)  # type: ignore[arg-type]
+        return len((tmp_path / "calls").read_text().splitlines()) - 1  # without the question for the version
+
+    everything = len(build.COMMON) + len(build.INSTRUCTION_SETS) + 1
+    assert builds() == everything
+    assert builds() == 0
+    assert builds(flags=("-O1",)) == everything
+    assert builds(flags=("-O1",), emulate_amx=True) == everything
+    program = tmp_path / "main.cpp"
+    program.write_text("int main() {}")
+    assert builds(program=program) == everything + 1
+    assert builds(program=program) == 0
+    program.write_text("int main() { return 1; }")
+    assert builds(program=program) == everything + 1
+    (tmp_path / "out" / "core.so").unlink()
+    assert builds(program=program) == everything + 1
+    good = (tmp_path / "out" / "core.so").stat()
+    fake_compiler(tmp_path, "exit 1")
+    with pytest.raises(build.BuildError):
+        builds()
+    assert (tmp_path / "out" / "core.so").stat() == good
+
+
+# ---- a library that cannot be used
+
+
+@pytest.fixture
+def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the core is looked for in this test; there is none."""
+    monkeypatch.setattr(library, "PATH", tmp_path / "_core.so")
+    library.library.cache_clear()
+    yield tmp_path / "_core.so"
+    library.library.cache_clear()
+
+
+def test_a_core_that_was_not_built(core: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`auto` goes on with another executor and says why; `native` is refused with what to do."""
+    assert resolve_executor("auto") == FALLBACK
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith(f"using --executor {FALLBACK}: the native core was not built when")
+    with pytest.raises(UsageError) as caught:
+        resolve_executor("native")
+    message = str(caught.value)
+    assert message.startswith("--executor native: the native core was not built")
+    assert "g++ 11 or newer (Debian, Ubuntu: apt install g++)" in message
+    assert message.endswith(f"; or use --executor {FALLBACK}")
+
+
+def test_precisions_that_only_the_core_has(core: Path) -> None:
+    """Without it and without IPEX there is no int4, whatever the core's own precisions are."""
+    if HAS_IPEX:
+        assert resolve_executor("auto", "int4", "int8") == "ipex"
+    else:
+        with pytest.raises(UsageError, match=r"the torch executor has no int4 \(only bf16, fp32\): use native"):
+            resolve_executor("auto", "bf16", "int4")
+
+
+def test_a_file_that_is_no_library(core: Path) -> None:
+    """A copy that was cut short."""
+    core.write_bytes(b"\x7fELF and nothing more")
+    reason = library.unavailable()
+    assert reason is not None
+    assert reason.startswith("the native core cannot be loaded (")
+    assert reason.endswith("): install ipex-assist again")
+
+
+def test_a_library_of_another_version(core: Path) -> None:
+    """An older core that lacks a function must not be found out in the middle of a generation."""
+    name = ctypes.util.find_library("m")
+    assert name is not None
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    core.symlink_to(next(line.split()[-1] for line in mapped if line.endswith(name)))
+    reason = library.unavailable()
+    assert reason is not None
+    assert "undefined symbol: ia_" in reason
+    assert reason.endswith("install ipex-assist again")
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")
+def test_a_processor_without_avx512(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a laptop: IPEX_ASSIST_ISA=none stands for it."""
+    monkeypatch.setenv(library.ISA_VARIABLE, "none")
+    assert resolve_executor("auto", "bf16") == FALLBACK
+    assert f"using --executor {FALLBACK}: the native core cannot run here" in caplog.text
+    assert "IPEX_ASSIST_ISA=none forbids it" in caplog.text
+    with pytest.raises(UsageError, match=r"--executor native: the native core cannot run here: .*; or use --executor"):
+        resolve_executor("native")
+    with pytest.raises(IpexAssistError, match="cannot run here"):
+        library.instruction_set()
+    monkeypatch.delenv(library.ISA_VARIABLE)
+    assert resolve_executor("auto", "bf16") == "native"
+
+
+# ---- installed without a compiler
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A copy of the checkout installed by pip without a compiler: where, and what pip printed."""
+    folder = tmp_path_factory.mktemp("installed")
+    copied = shutil.ignore_patterns(".*", "tests", "benchmarks", "build", "*.egg-info", "__pycache__", "*.so", "*.key")
+    shutil.copytree(ROOT, folder / "checkout", ignore=copied)
+    options = ["--no-deps", "--disable-pip-version-check", "-v"]
+    # Older ones need the package wheel to build one: pip then fetches what pyproject.toml names, as it does for users.
+    if int(importlib.metadata.version("setuptools").partition(".")[0]) > 70:
+        options += ["--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site"), str(folder / "checkout")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"CXX": "g++-nonexistent"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site", done.stdout + done.stderr
+
+
+def test_pip_installs_without_a_compiler(installed: tuple[Path, str]) -> None:
+    """It says what is missing (to those who ask pip with -v) and leaves a package without the library."""
+    site, printed = installed
+    assert "ipex-assist is installed without its native core: no compiler: g++-nonexistent was not found" in printed
+    assert (site / "ipex_assist" / "native" / "kernels.h").exists()
+    assert not (site / "ipex_assist" / "native" / "_core.so").exists()
+
+
+def test_what_is_installed_generates(installed: tuple[Path, str], tmp_path: Path) -> None:
+    """The whole command, with one line about the core and the text from another executor."""
+    model = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "model")
+    site, _ = installed
+    command = [sys.executable, "-m", "ipex_assist", "--no-launch", "-m", str(model), "-p", "the quick"]
+    environ = {key: value for key, value in os.environ.items() if key != library.ISA_VARIABLE}
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "4", "--assistant-model", "none", "--precision", "fp32"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,  # not the checkout, which Python would prefer
+        env=environ | {"PYTHONPATH": str(site)},
+    )
+    assert done.returncode == 0, done.stderr
+    warning = f"using --executor {FALLBACK}: the native core was not built when ipex-assist was installed"
+    assert done.stderr.count(warning) == 1
+    refused = subprocess.run(
+        [*command, "--executor", "native"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environ | {"PYTHONPATH": str(site)},
+    )
+    assert refused.returncode == 2
+    assert "--executor native: the native core was not built" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,159 @@
+"""The C++ core against plain loops (tests/native), also under sanitizers, on every instruction set there is here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ipex_assist.native import build
+
+SOURCES = Path(__file__).parent
+ADDR_NO_RANDOMIZE = 0x0040000
+GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # tests/native/guard.cpp
+FLAGS = {
+    "plain": ("-O2", *GUARDED),
+    "address": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-O1", "-fsanitize=thread"),
+}
+PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "threads", "cpu"]
+Run = Callable[..., str]
+
+
+def compiler_missing() -> str:
+    """Why the core cannot be built here; empty where it can."""
+    try:
+        build.compiler()
+    except build.BuildError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing())]
+
+
+def cpu_flags() -> set[str]:
+    """What the kernel says of the first processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return set(next(line for line in lines if line.startswith("flags")).split())
+
+
+def compile_program(folder: Path, kind: str) -> Path:
+    """The test program and the core with the flags of `kind`; the program's files are compiled side by side.
+
+    Where this processor has no AMX, or a sanitizer would not see into it, its kernels work on plain arrays. The other
+    levels keep their own path for many rows, which build(emulate_amx=True) would replace as well.
+    """
+    flags = FLAGS[kind]
+    if kind != "plain" or "amx_int8" not in cpu_flags():
+        flags = (*flags, "-DEMULATED_AMX")
+    sources = sorted(path for path in SOURCES.glob("*.cpp") if path.name != "main.cpp")
+    if kind != "plain":
+        sources.remove(SOURCES / "guard.cpp")
+    objects = [folder / f"{path.name}.o" for path in sources]
+    common = [build.compiler(), *build.FLAGS, *build.WARNINGS, "-Werror", *flags, f"-I{build.HERE}", "-c"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        commands = [[*common, str(path), "-o", str(made)] for path, made in zip(sources, objects, strict=True)]
+        for done in pool.map(lambda command: subprocess.run(command, capture_output=True, text=True), commands):
+            assert done.returncode == 0, done.stderr
+    linked = (f"-Wl,{made}" for made in objects)
+    with pytest.MonkeyPatch.context() as patch:
+        if "-DEMULATED_AMX" in flags:
+            levels = build.INSTRUCTION_SETS
+            patch.setitem(levels, "amx", (*levels["avx512_bf16"], "-DIPEX_ASSIST_EMULATE_AMX"))
+        if kind == "thread":  # runs avx512 alone; the others are there to be linked
+            for name in set(build.INSTRUCTION_SETS) - {"avx512"}:
+                patch.setitem(build.INSTRUCTION_SETS, name, (*build.INSTRUCTION_SETS[name], "-O0"))
+        build.build(folder / "program", flags=(*flags, *linked), program=SOURCES / "main.cpp")
+    return folder / "program"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a part of the program in one of its builds, made at the first use; returns what it printed."""
+    programs: dict[str, Path] = {}
+    libc = ctypes.CDLL(None)
+
+    def run_part(kind: str, *arguments: str, tool: tuple[str, ...] = ()) -> str:
+        if kind not in programs:
+            programs[kind] = compile_program(tmp_path_factory.mktemp(kind), kind)
+        done = subprocess.run(
+            [*tool, str(programs[kind]), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={key: value for key, value in os.environ.items() if key != "LD_PRELOAD"},
+            # ThreadSanitizer's fixed addresses may be taken otherwise.
+            preexec_fn=lambda: libc.personality(ADDR_NO_RANDOMIZE) if kind == "thread" else None,
+        )
+        print(done.stdout)
+        assert done.returncode == 0, f"{kind} {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    yield run_part
+    for program in programs.values():
+        shutil.rmtree(program.parent)  # sanitized programs are large
+
+
+def skip_without_avx512() -> None:
+    if not {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= cpu_flags():
+        pytest.skip("this processor has no AVX-512")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_plain(part: str, run: Run) -> None:
+    """Every kernel's values and bits; buffers end at a page that may not be touched."""
+    if part not in ("threads", "cpu"):
+        skip_without_avx512()
+    assert ", 0 failed" in run("plain", part)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_address_and_undefined(part: str, run: Run) -> None:
+    """A read past a packed block, an overflow, a shift too far: the sanitizers end the program at the first."""
+    if part not in ("threads", "cpu"):
+        skip_without_avx512()
+    assert ", 0 failed" in run("address", part)
+
+
+def test_races_of_the_pool(run: Run) -> None:
+    """A barrier or a run without the order of memory it promises."""
+    assert ", 0 failed" in run("thread", "threads")
+
+
+def test_races_of_passes(run: Run) -> None:
+    """A phase of a pass that reads what another thread still writes: a barrier is missing."""
+    skip_without_avx512()
+    assert ", 0 failed" in run("thread", "model", "avx512")
+
+
+def test_threads_that_the_system_refuses(run: Run) -> None:
+    """They must be an error that reaches Python, not the end of the process."""
+    assert "unavailable" in run("plain", "thread-limit")
+
+
+def test_levels_are_those_of_the_processor(run: Run) -> None:
+    """A wrong bit of CPUID would choose instructions that are not there, or leave out those that are."""
+    skip_without_avx512()
+    lines = dict(line.split(": ", 1) for line in run("address", "cpu").splitlines() if ": " in line)
+    flags, best = cpu_flags(), "avx512"
+    for level, flag in (("avx512", "avx512f"), ("avx512_vnni", "avx512_vnni"), ("avx512_bf16", "avx512_bf16")):
+        best = level if flag in flags else best
+        assert lines[level] == best
+    assert lines["none"] == "IPEX_ASSIST_ISA=none forbids it"
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+@pytest.mark.parametrize("part", ["cpu", "threads"])
+def test_valgrind(part: str, run: Run) -> None:
+    """Parts without vectors, which valgrind does not know; so it also stands for a processor that lacks them."""
+    printed = run("plain", part, tool=("valgrind", "-q", "--error-exitcode=9"))
+    assert ", 0 failed" in printed
+    if part == "cpu":
+        assert "avx512: this processor has no AVX-512 (F, BW, DQ and VL)" in printed
