@@ -94,6 +94,7 @@ setup(
             "matplotlib>=3.8",
             "ruff==0.17.5",
             "mypy==2.4.1",
+            "import-linter>=2.1",
             "pre-commit>=4",
         ],
     },

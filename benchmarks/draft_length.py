@@ -27,7 +27,7 @@ import measure
 
 import ipex_assist
 from ipex_assist.speculative.draft import DraftSource, Proposal
-from ipex_assist.speculative.schedule import Outcome, Plan, Schedule, Situation
+from ipex_assist.speculative.schedule import Plan, RoundResult, RoundState, Schedule
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 
@@ -42,9 +42,11 @@ class AlwaysWrong:
         """The source's."""
         return self.source.unread(tokens)
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """As many tokens as asked for, none of which any text has: the vocabulary's last."""
-        drafted = self.source.propose(tokens, k, least=0.0, context=context).tokens
+        drafted = self.source.propose(tokens, k, min_confidence=0.0, context=context).tokens
         return Proposal([self.vocab_size - 1] * len(drafted), None, [0.999] * len(drafted))
 
     def accept(self, count: int) -> None:
@@ -60,16 +62,16 @@ class Noted:
         self.rounds: list[list[Any]] = []
         self._planned = Plan(0)
 
-    def plan(self, now: Situation) -> Plan:
+    def plan(self, now: RoundState) -> Plan:
         """The schedule's."""
         self._planned = self.schedule.plan(now)
         return self._planned
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Keep the round."""
         plan = self._planned
         times = round(1e3 * outcome.draft_s, 2), round(1e3 * outcome.target_s, 2)
-        self.rounds.append([plan.k, plan.least, plan.context, outcome.drafted, outcome.accepted, *times])
+        self.rounds.append([plan.k, plan.min_confidence, plan.context, outcome.drafted, outcome.accepted, *times])
         self.schedule.observe(outcome)
 
 

@@ -30,8 +30,8 @@ import measure
 import multi_socket_layouts as layouts
 from multi_socket_figures import Case, close_lines, memory_table, speed_table
 
+from ipex_assist.batch.instances import Answered, Ended, Ready, Said
 from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.pool import Answered, Ended, Ready, Said
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.demo_model import demo_model_path
 from ipex_assist.commands.memory_need import estimate_need, gib

@@ -9,9 +9,9 @@ from typing import Any, get_args
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine
+from ipex_assist.launch.cores import fast_cores
 from ipex_assist.launch.instances import LATENCY_CORES, InstanceRequest, Unit, place_instances
 from ipex_assist.launch.placement import Placement
-from ipex_assist.launch.pool import fast_cores
 
 BASE = "1x1"  # what the others are compared with: one instance on one core
 ALL = "socket-all"

@@ -63,7 +63,7 @@ def load(
     cache folder, which the adaptive schedule needs; else it does so when it is first used. How often drafts were
     accepted is kept there, too, after each text. recalibrate: forget both.
     precision: bf16, fp32, int8 or int4 (the last two need an executor that has them). None is bf16, or the 4 bits of a
-    checkpoint that is quantised already (GPTQ, AWQ). assistant_precision defaults to the assistant's own such bits,
+    checkpoint that is quantized already (GPTQ, AWQ). assistant_precision defaults to the assistant's own such bits,
     then to the target's precision. cache_packed: keep the native core's packed weights in the cache folder, and take
     them from there when the same checkpoint is loaded again. An architecture we have no spec for runs through
     transformers, with the same methods.

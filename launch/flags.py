@@ -9,9 +9,9 @@ from typing import Literal, cast, get_args
 from ipex_assist.env.cpulist import parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.launch.cores import Request
 from ipex_assist.launch.instances import InstanceRequest, Unit, latency_request, throughput_request
 from ipex_assist.launch.memory import parse_memory
-from ipex_assist.launch.pool import Request
 
 EXAMPLES = """\
 examples:

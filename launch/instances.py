@@ -10,8 +10,8 @@ from typing import Literal
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
+from ipex_assist.launch.cores import Request, fast_cores, usable_cores
 from ipex_assist.launch.placement import Placement, place, place_memory
-from ipex_assist.launch.pool import Request, fast_cores, usable_cores
 
 Unit = Literal["per-node", "per-socket", "per-l3"]
 Group = tuple[Core, ...]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
+from ipex_assist.launch.cores import Request, fast_cores, usable_cores
 from ipex_assist.launch.memory import MemoryPolicy, apply_memory_flag, choose_memory
-from ipex_assist.launch.pool import Request, fast_cores, usable_cores
 
 __all__ = ["MemoryPolicy", "Placement", "Request", "place", "place_memory"]
 

@@ -149,7 +149,7 @@ def write_gguf(
 ) -> dict[str, numpy.ndarray]:
     """Write a model as llama.cpp's converter does; matrices in `kind`, vectors in F32.
 
-    metadata and extra tensors are added as given. Returns the values stored, dequantised, by Hugging Face name.
+    metadata and extra tensors are added as given. Returns the values stored, dequantized, by Hugging Face name.
     """
     arch = _GGUF_ARCH[model.config.model_type]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split_max_tensors)
@@ -184,12 +184,12 @@ def write_gguf(
         values = tensor.float().numpy()
         gguf_name = name_map.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name, name
-        quantised = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        stored[name] = gguf.dequantize(quantize(values, quantised), quantised)
+        quantized = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        stored[name] = gguf.dequantize(quantize(values, quantized), quantized)
         if arch == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = permute(values, heads)
-        writer.add_tensor(gguf_name, quantize(values, quantised), raw_dtype=quantised)
+        writer.add_tensor(gguf_name, quantize(values, quantized), raw_dtype=quantized)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     finish(writer)

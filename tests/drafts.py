@@ -18,7 +18,9 @@ class ScriptedDraft:
         """It reads nothing."""
         return 0
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """The next `k` tokens of the script."""
         at = range(len(tokens), min(len(tokens) + k, len(self.text)))
         return Proposal([(self.text[i] + self.wrong(i)) % self.vocab_size for i in at])

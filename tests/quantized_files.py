@@ -17,8 +17,8 @@ SIZES = {"hidden_size": 192, "intermediate_size": 160, "num_attention_heads": 12
 
 
 @dataclass
-class Quantised:
-    """A reference quantiser's result: q, scale and zero of every column, and what they stand for."""
+class Quantized:
+    """A reference quantizer's result: q, scale and zero of every column, and what they stand for."""
 
     q: torch.Tensor  # (out, in)
     scales: torch.Tensor  # (out, groups) fp16
@@ -31,7 +31,7 @@ class Quantised:
         return (self.q - self.zeros[:, self.index]).float() * self.scales.float()[:, self.index]
 
 
-def quantise(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor | None) -> Quantised:
+def quantize(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor | None) -> Quantized:
     """Round to 4 bits, min-max by group; in `order`, consecutive columns share a group (act-order)."""
     out, width = weight.shape
     size = width if group == -1 else group
@@ -50,10 +50,10 @@ def quantise(weight: torch.Tensor, group: int, *, sym: bool, order: torch.Tensor
     if sym:
         scales[1::2] *= -1  # as auto-round's symmetric scales may be
     q = torch.round(weight / scales.float()[:, index]).long() + zeros[:, index]
-    return Quantised(q.clamp(0, 15), scales, zeros, index)
+    return Quantized(q.clamp(0, 15), scales, zeros, index)
 
 
-def gptq_tensors(w: Quantised, *, v2: bool) -> dict[str, torch.Tensor]:
+def gptq_tensors(w: Quantized, *, v2: bool) -> dict[str, torch.Tensor]:
     """AutoGPTQ's QuantLinear.pack: 8 rows of the transposed matrix in a word; zeros less one, unless v2."""
     out, width = w.q.shape
     qweight = torch.zeros(width // 8, out, dtype=torch.int64)
@@ -71,7 +71,7 @@ def gptq_tensors(w: Quantised, *, v2: bool) -> dict[str, torch.Tensor]:
     }
 
 
-def awq_tensors(w: Quantised) -> dict[str, torch.Tensor]:
+def awq_tensors(w: Quantized) -> dict[str, torch.Tensor]:
     """AutoAWQ's WQLinear_GEMM.from_linear: 8 output columns in a word, interleaved."""
 
     def pack(columns: torch.Tensor) -> torch.Tensor:
@@ -100,8 +100,8 @@ def save(
     config: dict[str, Any] | None = None,
     keep: tuple[str, ...] = (),
     **changes: Any,
-) -> tuple[Any, dict[str, Quantised]]:
-    """Write a quantised tiny model; transformers' own model with the dequantised weights, and what was stored.
+) -> tuple[Any, dict[str, Quantized]]:
+    """Write a quantized tiny model; transformers' own model with the dequantized weights, and what was stored.
 
     kind: gptq, gptq_v2 or awq. act_order: True gives query, key and value one order and gate and up another, as GPTQ
     does; "each" gives every matrix its own. keep: linears (ends of names) that stay floats.
@@ -109,14 +109,14 @@ def save(
     sizes = SIZES if variant.startswith(("llama", "qwen", "mistral")) else {}
     model = tiny_models.save(folder, variant, **(sizes | changes))
     tensors = load_file(folder / "model.safetensors")
-    stored: dict[str, Quantised] = {}
+    stored: dict[str, Quantized] = {}
     for name in [name for name in tensors if is_linear(name) and not name.endswith(keep or ("nothing",))]:
         weight = tensors.pop(name)
         order = None
         if act_order:
             generator = torch.Generator().manual_seed(_order_seed(name) if act_order is True else len(stored))
             order = torch.randperm(weight.shape[1], generator=generator)
-        w = stored[name] = quantise(weight, group, sym=sym, order=order)
+        w = stored[name] = quantize(weight, group, sym=sym, order=order)
         parts = awq_tensors(w) if kind == "awq" else gptq_tensors(w, v2=kind == "gptq_v2")
         tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -140,14 +140,14 @@ def declared(kind: str, group: int, sym: bool, act_order: bool) -> dict[str, Any
     }
 
 
-def declare(folder: Path, quantisation: dict[str, Any]) -> None:
+def declare(folder: Path, quantization: dict[str, Any]) -> None:
     """Put a `quantization_config` into config.json."""
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantisation}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor is what GPTQ and AWQ quantise: the matrices of the layers."""
+    """Whether a tensor is what GPTQ and AWQ quantize: the matrices of the layers."""
     return (
         ("layers." in name or ".h." in name) and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
     )

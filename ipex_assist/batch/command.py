@@ -9,10 +9,10 @@ from contextlib import suppress
 
 from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
 from ipex_assist.batch.coordinator import Coordinator, StopSignal
+from ipex_assist.batch.instances import Pool
 from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.options import suggestion
 from ipex_assist.batch.places import check_memory_of_all, local_commands
-from ipex_assist.batch.pool import Pool
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile

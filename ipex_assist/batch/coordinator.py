@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from ipex_assist.batch.instances import Answered, Ended, Event, Pool, Ready, Said
 from ipex_assist.batch.options import LineError
-from ipex_assist.batch.pool import Answered, Ended, Event, Pool, Ready, Said
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
+from ipex_assist.batch.queue import Queue, Task
 from ipex_assist.batch.results import ResultFile
-from ipex_assist.batch.schedule import Schedule, Task
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -94,7 +94,7 @@ class Coordinator:
     ) -> None:
         self._prompts, self._results, self._pool = prompts, results, pool
         self._progress, self._stop, self._timeout, self._verbose = progress, stop, timeout, verbose
-        self._schedule = Schedule(todo, len(todo))
+        self._queue = Queue(todo, len(todo))
         self._instances = [_Instance() for _ in range(min(pool.size, len(todo)))]
         self._models = {done.model for done in results.done.values() if done.model is not None}
         self._last_refusal: IpexAssistError | None = None
@@ -108,7 +108,7 @@ class Coordinator:
             IpexAssistError: no instance is left to go on with.
         """
         try:
-            while self._schedule.unfinished and self._stop.number is None:
+            while self._queue.unfinished and self._stop.number is None:
                 self._start_due()
                 self._feed()
                 self._take(self._pool.wait(TICK_SECONDS))
@@ -120,7 +120,7 @@ class Coordinator:
             self._pool.close()
 
     def _start_due(self) -> None:
-        if not self._schedule.waiting:  # the others do the rest
+        if not self._queue.waiting:  # the others do the rest
             return
         now = time.monotonic()
         for number, instance in enumerate(self._instances):
@@ -135,8 +135,8 @@ class Coordinator:
     def _feed(self) -> None:
         usable = [number for number, instance in enumerate(self._instances) if not instance.given_up]
         for number, instance in enumerate(self._instances):
-            while instance.ready and self._schedule.running(number) is None:
-                task = self._schedule.next_for(number, usable)
+            while instance.ready and self._queue.running(number) is None:
+                task = self._queue.next_for(number, usable)
                 if task is None:
                     break
                 instance.sent_at = time.time()
@@ -197,7 +197,7 @@ class Coordinator:
 
     def _ended(self, event: Ended) -> None:
         number, instance = event.instance, self._instances[event.instance]
-        task = self._schedule.running(number)
+        task = self._queue.running(number)
         where = "between prompts" if instance.ready else "while loading"
         if task is not None:
             where = f"at id {json.dumps(task.entry.id)}"
@@ -241,13 +241,13 @@ class Coordinator:
         )
 
     def _lost(self, number: int, reason: str) -> None:
-        task = self._schedule.lost(number, reason)
+        task = self._queue.lost(number, reason)
         if task is not None:
             tries = "; ".join(f"try {index}: {text}" for index, text in enumerate(task.failures, start=1))
             self._write(number, task, {"error": tries})
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
-        self._write(number, self._schedule.finished(number), outcome)
+        self._write(number, self._queue.finished(number), outcome)
 
     def _write(self, number: int, task: Task, outcome: Mapping[str, Any]) -> None:
         entry, instance = task.entry, self._instances[number]
@@ -271,7 +271,7 @@ class Coordinator:
     def _end_overdue(self) -> None:
         now = time.monotonic()
         for number, instance in enumerate(self._instances):
-            if self._schedule.running(number) is None or instance.deadline is None or now < instance.deadline:
+            if self._queue.running(number) is None or instance.deadline is None or now < instance.deadline:
                 continue
             instance.deadline, instance.timed_out = None, True
             self._pool.end(number, f"gave no result within {self._timeout:g} s (--timeout)")
@@ -279,8 +279,8 @@ class Coordinator:
     def _keep_what_is_nearly_done(self) -> None:
         """Nothing new is begun; what ends within the grace is kept, and everything is brought to disk."""
         deadline = time.monotonic() + GRACE_SECONDS
-        busy = [number for number in range(len(self._instances)) if self._schedule.running(number) is not None]
+        busy = [number for number in range(len(self._instances)) if self._queue.running(number) is not None]
         while busy and time.monotonic() < deadline and not self._stop.twice:
             self._take(self._pool.wait(TICK_SECONDS / 4))
-            busy = [number for number in busy if self._instances[number].alive and self._schedule.running(number)]
+            busy = [number for number in busy if self._instances[number].alive and self._queue.running(number)]
         self._results.sync(now=True)

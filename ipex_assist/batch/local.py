@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ipex_assist.batch.pool import Answered, Ended, Event, Ready, Said
+from ipex_assist.batch.instances import Answered, Ended, Event, Ready, Said
 from ipex_assist.launch import Command
 from ipex_assist.launch.spawn import signal_group, spawn_command
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.batch.instances import Answered, Ended, Event, Ready
 from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.places import check_memory_of_all, place_within
-from ipex_assist.batch.pool import Answered, Ended, Event, Ready
 from ipex_assist.batch.worker import worker_program
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import read_memory

@@ -86,9 +86,9 @@ def _load(settings: Mapping[str, Any]) -> TextModel:
     """Both models, with the flags of the command in `settings`."""
     args = argparse.Namespace(**settings["args"])
     configure_messages(args.verbose, "%(message)s", progress=False)
-    from ipex_assist.commands import generate
+    from ipex_assist.commands.load import load_models
 
-    model, _ = generate._load(args, settings["assistant"])
+    model, _ = load_models(args, settings["assistant"])
     return model
 
 

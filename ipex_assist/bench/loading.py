@@ -13,7 +13,7 @@ from ipex_assist import launch
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.commands.arguments import assistant_of
-from ipex_assist.commands.memory_need import PROMPT_TOKENS, Need, check_memory, estimate_need
+from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory, estimate_need
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import find
@@ -55,7 +55,7 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     if args.random_weights:
         yield from _random_models(args)
         return
-    from ipex_assist.commands import generate
+    from ipex_assist.commands.load import load_models
 
     # Of several draft lengths, one that depends on measured costs is enough for measuring them.
     adaptive = "adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule)
@@ -70,7 +70,7 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
                 "num_assistant_tokens_schedule": None if adaptive else "constant",
             }
         )
-        model, notes = generate._load(one, assistant_of(one))
+        model, notes = load_models(one, assistant_of(one))
         yield model, notes
         del model
         _release()
@@ -81,7 +81,7 @@ def _combinations(args: argparse.Namespace) -> list[tuple[str | None, str | None
     return list(product(args.precision, assistants))
 
 
-def _need(args: argparse.Namespace, precision: str | None, draft: str | None) -> Need:
+def _need(args: argparse.Namespace, precision: str | None, draft: str | None) -> MemoryNeed:
     tokens = max(args.max_new_tokens)
     if not args.random_weights:
         assistant = argparse.Namespace(**{**vars(args), "num_assistant_tokens": None})
@@ -91,11 +91,11 @@ def _need(args: argparse.Namespace, precision: str | None, draft: str | None) ->
     length = min(tokens + max(args.prompt_tokens or [PROMPT_TOKENS]), target.context_length)
     kv = length * target.kv_bytes_per_token(4 if precision == "fp32" else 2)
     if not _drafting(args):
-        return Need(_packed(target, precision), None, kv)
+        return MemoryNeed(_packed(target, precision), None, kv)
     draft = _draft_precision(args, precision, draft)
     helper = _spec(args.model if args.assistant_model == SELF else args.assistant_model)
     kv += length * helper.kv_bytes_per_token(4 if draft == "fp32" else 2)
-    return Need(_packed(target, precision), _packed(helper, draft), kv)
+    return MemoryNeed(_packed(target, precision), _packed(helper, draft), kv)
 
 
 def _packed(spec: DecoderSpec, precision: str) -> int:

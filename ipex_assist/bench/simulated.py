@@ -30,7 +30,9 @@ class SimulatedDraft:
         """As the source says."""
         return self.source.unread(tokens)
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """As many tokens as the source proposes; it never ends early, since its confidence says nothing about these."""
         proposal = self.source.propose(tokens, k, context=context)
         return Proposal([self._exchanged(len(tokens) + i, token) for i, token in enumerate(proposal.tokens)])

@@ -61,7 +61,7 @@ class Checkpoint(ABC):
         """Yield (name, tensor) one at a time; those of `names` in that order, else all in file order.
 
         Memory: each tensor is read into memory of its own and belongs to the caller; besides that at most one tensor's
-        raw bytes are held (and 256 MiB of mapped pages for .bin). Stored dtypes are kept; quantised GGUF gives bf16.
+        raw bytes are held (and 256 MiB of mapped pages for .bin). Stored dtypes are kept; quantized GGUF gives bf16.
         Tied weights are yielded as they are stored, absent or twice.
         """
 

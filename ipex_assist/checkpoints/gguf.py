@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file (or all parts of a split one), dequantised tensor by tensor."""
+    """A GGUF file (or all parts of a split one), dequantized tensor by tensor."""
 
     def __init__(self, source: str, path: Path) -> None:
         self.source, self.path = source, path

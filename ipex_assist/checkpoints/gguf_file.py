@@ -1,7 +1,7 @@
-"""GGUF files: header parsing without numpy, and tensors dequantised with the `gguf` package.
+"""GGUF files: header parsing without numpy, and tensors dequantized with the `gguf` package.
 
 `gguf.GGUFReader` makes one numpy array per token and takes 2 s for 49 k tokens and 7 s for 152 k; the walk below takes
-0.05 s, and reads the token lists only when a tokenizer asks for them. Types, block sizes and dequantisation are gguf's.
+0.05 s, and reads the token lists only when a tokenizer asks for them. Types, block sizes and dequantization are gguf's.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -31,7 +31,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 
-# Elements dequantised per call: fp32 temporaries of this size stay in a core's L2 cache.
+# Elements dequantized per call: fp32 temporaries of this size stay in a core's L2 cache.
 _CHUNK = 256 * 1024
 _WORKERS = 16
 
@@ -132,7 +132,7 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
     except (ValueError, KeyError):
         raise IpexAssistError(
-            f"{tensor.path}: tensor {name} has quantisation type {tensor.type}, which the installed gguf package does "
+            f"{tensor.path}: tensor {name} has quantization type {tensor.type}, which the installed gguf package does "
             "not know. Try 'pip install -U gguf', or use a file in Q4_K_M or Q8_0."
         ) from None
     rows, columns = _elements(tensor.shape[:-1]), tensor.shape[-1] if tensor.shape else 1
@@ -146,9 +146,9 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
 def read_tensors(
     tensors: Iterable[tuple[str, GgufTensor]], cpus: set[int] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read tensors in the given order: F32, F16 and BF16 as they are, quantised ones as bf16.
+    """Read tensors in the given order: F32, F16 and BF16 as they are, quantized ones as bf16.
 
-    cpus: where to dequantise. Threads inherit the affinity of the one that starts them, and an OpenMP runtime that
+    cpus: where to dequantize. Threads inherit the affinity of the one that starts them, and an OpenMP runtime that
     binds its threads leaves the main thread one CPU; so the caller notes the set before any computation.
     """
     cpus = cpus or os.sched_getaffinity(0)

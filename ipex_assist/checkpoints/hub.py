@@ -109,7 +109,7 @@ def parameters_on_hub(source: str, revision: str | None = None) -> int | None:
     return size // 2 or None  # .bin files do not say; nearly all of those still in use are fp16
 
 
-def quantised_bytes_on_hub(source: str, revision: str | None = None) -> int | None:
+def quantized_bytes_on_hub(source: str, revision: str | None = None) -> int | None:
     """Bytes of a GPTQ or AWQ checkpoint; None where it is something else, or cannot be had quickly."""
     try:
         found = getattr(_model_info(source, revision), "safetensors", None)

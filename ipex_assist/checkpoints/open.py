@@ -32,7 +32,7 @@ def open_checkpoint(source: str, *, revision: str | None = None, offline: bool =
 
 
 def open_folder(stored: FolderCheckpoint) -> Checkpoint:
-    """The checkpoint, or, where its linears are quantised (GPTQ, AWQ), its view as one of plain weights."""
-    from ipex_assist.checkpoints.quantized import quantised
+    """The checkpoint, or, where its linears are quantized (GPTQ, AWQ), its view as one of plain weights."""
+    from ipex_assist.checkpoints.quantized import quantized
 
-    return quantised(stored)
+    return quantized(stored)

@@ -21,7 +21,7 @@ def estimate_bytes(
 ) -> int | None:
     """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
 
-    precision None: int4 where the checkpoint is quantised already, else bf16.
+    precision None: int4 where the checkpoint is quantized already, else bf16.
 
     A folder, a GGUF file or a complete copy in the hub cache takes 1 to 30 ms; else the hub is asked once, unless
     offline. None where the size cannot be had: what is wrong with a checkpoint, `open_checkpoint` will say.
@@ -42,7 +42,7 @@ def estimate_bytes(
     if not on_hub or offline or hub.offline_by_environment():
         return None
     if precision is None:
-        stored = hub.quantised_bytes_on_hub(source, revision)
+        stored = hub.quantized_bytes_on_hub(source, revision)
         if stored is not None:
             return stored
     parameters = hub.parameters_on_hub(source, revision)
@@ -73,7 +73,7 @@ def _folder_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
     if isinstance(checkpoint, QuantizedCheckpoint) and precision in (None, "int4"):
         if in_bin:
             return sum(file.stat().st_size for file in checkpoint.weight_files())
-        return _quantised_bytes(checkpoint, tied)
+        return _quantized_bytes(checkpoint, tied)
     precision = precision or "bf16"
     if not in_bin:
         shapes = checkpoint.shapes()
@@ -85,7 +85,7 @@ def _folder_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
     return packed_bytes({"embed_tokens": embedding, "linears": linears}, precision, tied)
 
 
-def _quantised_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:
+def _quantized_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:
     """Bytes in the native core of a checkpoint whose linears are stored in 4 bits; a head of floats becomes int8."""
     head_bytes = LINEAR_BYTES["int8"]
     shapes = checkpoint.shapes()

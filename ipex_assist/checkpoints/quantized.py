@@ -1,6 +1,6 @@
-"""Checkpoints quantised to 4 bits by GPTQ, AWQ or auto-round: their matrices as stored, or as floats.
+"""Checkpoints quantized to 4 bits by GPTQ, AWQ or auto-round: their matrices as stored, or as floats.
 
-To whoever asks for tensors they look like any checkpoint: names end in ".weight" and values are dequantised, exactly.
+To whoever asks for tensors they look like any checkpoint: names end in ".weight" and values are dequantized, exactly.
 The native core takes `stored` instead, and keeps the 4 bits.
 """
 
@@ -31,7 +31,7 @@ _PARTS = ("qweight", "qzeros", "scales")
 
 @dataclass(frozen=True)
 class Scheme:
-    """What config.json says about a quantised checkpoint; group_size -1 is one group a column."""
+    """What config.json says about a quantized checkpoint; group_size -1 is one group a column."""
 
     method: str
     layout: Layout
@@ -40,7 +40,7 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Module:
-    """One quantised linear: its float matrix is (columns, width)."""
+    """One quantized linear: its float matrix is (columns, width)."""
 
     columns: int
     width: int
@@ -49,15 +49,15 @@ class Module:
     parts: tuple[str, ...]
 
 
-def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a config.json, or None where the checkpoint is not quantised."""
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `quantization_config` of a config.json, or None where the checkpoint is not quantized."""
     declared = config.get("quantization_config")
     return declared if isinstance(declared, dict) and declared else None
 
 
-def quantised(stored: FolderCheckpoint) -> Checkpoint:
-    """The checkpoint itself, or, where it says that it is quantised, its view as one of plain weights."""
-    declared = quantisation_of(stored.config)
+def quantized(stored: FolderCheckpoint) -> Checkpoint:
+    """The checkpoint itself, or, where it says that it is quantized, its view as one of plain weights."""
+    declared = quantization_of(stored.config)
     if declared is None:
         # AutoGPTQ and AutoAWQ once said so in files of their own.
         for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
@@ -69,7 +69,7 @@ def quantised(stored: FolderCheckpoint) -> Checkpoint:
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A folder with quantised linears. What is wrong with it is said when its weights are asked for."""
+    """A folder with quantized linears. What is wrong with it is said when its weights are asked for."""
 
     def __init__(self, stored: FolderCheckpoint, declared: Mapping[str, Any]) -> None:
         self.source, self.path = stored.source, stored.path
@@ -79,7 +79,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def scheme(self) -> Scheme:
-        """How it is quantised. Raises IpexAssistError for what we cannot read."""
+        """How it is quantized. Raises IpexAssistError for what we cannot read."""
         try:
             return read_scheme(self._declared)
         except ValueError as error:
@@ -87,7 +87,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def modules(self) -> dict[str, Module]:
-        """The quantised linears by the names of their float matrices, such as "model.layers.0.mlp.up_proj.weight"."""
+        """The quantized linears by the names of their float matrices, such as "model.layers.0.mlp.up_proj.weight"."""
         layout = self.scheme.layout  # first of all: of another method, no name below would be found
         shapes = self._stored.shapes()
         scaled = next((name for name in shapes if name.endswith(".act.scales")), None)
@@ -118,7 +118,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     def _unsupported(self, what: str) -> IpexAssistError:
         return IpexAssistError(
-            f"{self.source}: its quantisation cannot be read: {what}. We read {KNOWN}. Take such a checkpoint, or the "
+            f"{self.source}: its quantization cannot be read: {what}. We read {KNOWN}. Take such a checkpoint, or the "
             "original one with --precision int4, or write one: ipex-assist quantize -m MODEL -o FOLDER"
         )
 
@@ -129,8 +129,8 @@ class QuantizedCheckpoint(Checkpoint):
             fitting = [size for size in CORE_GROUPS if module.groups == 1 or module.group % size == 0]
             if not fitting:
                 raise IpexAssistError(
-                    f"{self.source}: {name} is quantised in groups of {module.group} input columns; the native core "
-                    "has groups of 32, 64 and multiples of 128. Use --precision bf16, which dequantises it"
+                    f"{self.source}: {name} is quantized in groups of {module.group} input columns; the native core "
+                    "has groups of 32, 64 and multiples of 128. Use --precision bf16, which dequantizes it"
                 )
             best = min(best, fitting[-1])
         return best
@@ -157,8 +157,8 @@ class QuantizedCheckpoint(Checkpoint):
 
     @property
     def parameter_bytes(self) -> int:
-        quantised = {part for module in self.modules.values() for part in module.parts}
-        plain = {name: shape for name, shape in self._stored.shapes().items() if name not in quantised}
+        quantized = {part for module in self.modules.values() for part in module.parts}
+        plain = {name: shape for name, shape in self._stored.shapes().items() if name not in quantized}
         return 4 * sum(m.columns * m.width for m in self.modules.values()) + 2 * sum(map(math.prod, plain.values()))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -173,11 +173,11 @@ class QuantizedCheckpoint(Checkpoint):
         import torch
 
         for name, weight in self.stored(self.shapes() if names is None else names):
-            yield name, weight if isinstance(weight, torch.Tensor) else weight.dequantised()
+            yield name, weight if isinstance(weight, torch.Tensor) else weight.dequantized()
             del weight
 
     def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
-        """As `tensors`, with quantised matrices as they are."""
+        """As `tensors`, with quantized matrices as they are."""
         wanted = list(names)
         raw = [part for name in wanted for part in (self.modules[name].parts if name in self.modules else (name,))]
         stream = self._stored.tensors(raw)

@@ -16,7 +16,7 @@ from ipex_assist.tokenization.tokenizer import load_tokenizer
 ITERS, SAMPLES, LENGTH = 200, 128, 2048  # auto-round's own defaults
 
 
-def quantise_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Namespace) -> None:
+def quantize_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Namespace) -> None:
     """Write `output` in GPTQ's format. Raises UsageError where auto-round is missing or there is too little text."""
     try:
         from auto_round import AutoRound
@@ -47,7 +47,7 @@ def quantise_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Nam
         # Some versions write into a folder of the format's or the scheme's name.
         found = next(iter(sorted(work.rglob("config.json"), key=lambda path: len(path.parts))), None)
         if found is None or "quantization_config" not in json.loads(found.read_text()):
-            raise IpexAssistError("auto-round wrote no quantised checkpoint; run with -v for its messages")
+            raise IpexAssistError("auto-round wrote no quantized checkpoint; run with -v for its messages")
         if output.exists():
             output.rmdir()  # empty, as the command has checked
         os.replace(found.parent, output)

@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All flags."""
     parser = ArgumentParser(
         prog="ipex-assist eval",
-        description="Perplexity of a text, and how far a precision or a quantised checkpoint agrees with another.",
+        description="Perplexity of a text, and how far a precision or a quantized checkpoint agrees with another.",
         epilog=EPILOG,
         formatter_class=arguments.Formatter,
         allow_abbrev=False,

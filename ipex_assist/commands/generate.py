@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist import launch
 from ipex_assist.commands.arguments import assistant_of, parse
 from ipex_assist.commands.environment import environment_facts
-from ipex_assist.commands.load import _load
+from ipex_assist.commands.load import load_models
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
         args.precision = args.precision or "fp32"
         if assistant is None and args.assisted:
             log.warning(DEMO_NOTE)
-    model, start_warnings = _load(args, assistant)
+    model, start_warnings = load_models(args, assistant)
     generation = model.stream(prompt, chat=chat, **_options(args))
     return _generate(model, generation, args, start_warnings)
 

@@ -17,7 +17,7 @@ from ipex_assist.speculative.schedule import DraftOptions
 log = logging.getLogger("ipex_assist")
 
 
-def _load(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
+def load_models(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it."""
     precision = args.precision
     from ipex_assist.executors.choose import compute_threads, resolve_executor

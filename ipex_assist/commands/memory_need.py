@@ -17,7 +17,7 @@ PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes by purpose; None where a model's size is not known."""
 
     target: int | None
@@ -41,7 +41,7 @@ def estimate_need(
     revision: str | None = None,
     *,
     offline: bool = True,
-) -> Need:
+) -> MemoryNeed:
     """What `load(model, assistant)` and a generation will take, without downloading anything.
 
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
@@ -63,7 +63,7 @@ def estimate_need(
     except IpexAssistError:
         # What is wrong with the checkpoint is said when it is loaded.
         assistant = None if assistant == "auto" else assistant
-    return Need(
+    return MemoryNeed(
         target=_size(model, precision, revision, offline),
         assistant=_size(assistant, assistant_precision or precision, None, offline) if assistant else None,
         kv=kv,
@@ -77,7 +77,7 @@ def _size(source: str, precision: str | None, revision: str | None, offline: boo
         return None
 
 
-def check_memory(need: Need) -> None:
+def check_memory(need: MemoryNeed) -> None:
     """IpexAssistError with the numbers where a run cannot fit; better than being killed half way."""
     available = read_memory().available
     if need.total is None or not available or need.total <= available:

@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All flags."""
     parser = ArgumentParser(
         prog="ipex-assist quantize",
-        description="Write a checkpoint with 4-bit weights, which loads without quantising again.",
+        description="Write a checkpoint with 4-bit weights, which loads without quantizing again.",
         epilog=EPILOG,
         formatter_class=arguments.Formatter,
         allow_abbrev=False,
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
 
     checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
     if isinstance(checkpoint, QuantizedCheckpoint):
-        raise IpexAssistError(f"{checkpoint.source} is quantised already: take the original checkpoint")
+        raise IpexAssistError(f"{checkpoint.source} is quantized already: take the original checkpoint")
     architecture = find(checkpoint.architecture)
     if architecture is None:
         raise IpexAssistError(
@@ -105,9 +105,9 @@ def _run(args: argparse.Namespace) -> int:
         )
     output = Path(args.output)
     if args.method == "auto-round":
-        from ipex_assist.commands.auto_round import quantise_checkpoint
+        from ipex_assist.commands.auto_round import quantize_checkpoint
 
-        quantise_checkpoint(checkpoint, output, args)
+        quantize_checkpoint(checkpoint, output, args)
         print(f"ipex-assist: {output} written by auto-round", file=sys.stderr)
         return 0
     from ipex_assist.commands.quantized_writer import write_rtn

@@ -19,7 +19,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Architecture
 from ipex_assist.models.weights import resolve
 from ipex_assist.quantization import gptq
-from ipex_assist.quantization.rtn import quantise, relative_error
+from ipex_assist.quantization.rtn import quantize, relative_error
 from ipex_assist.version import __version__
 
 # Weights in other formats, and what is written anew.
@@ -41,7 +41,7 @@ class Written:
 def write_rtn(
     checkpoint: Checkpoint, architecture: Architecture, output: Path, group: int, *, sym: bool, progress: bool = False
 ) -> Written:
-    """Quantise by rtn.py into the new folder `output`, which appears only when it is complete.
+    """Quantize by rtn.py into the new folder `output`, which appears only when it is complete.
 
     Raises IpexAssistError where a matrix does not fit the format, or the disk has no room.
     """
@@ -62,7 +62,7 @@ def write_rtn(
             if name not in linears:
                 shards.add(target, tensor)
                 continue
-            weight = quantise(tensor, group, sym=sym)
+            weight = quantize(tensor, group, sym=sym)
             error, norm = relative_error(tensor, weight)
             written.squared_error += error
             written.squared_norm += norm
@@ -92,7 +92,7 @@ def _check_shapes(checkpoint: Checkpoint, linears: set[str]) -> None:
         if name in linears and any(side % 8 for side in shape):
             raise IpexAssistError(
                 f"{checkpoint.source}: {name} is {shape[0]} x {shape[1]}. GPTQ's format packs 8 values into a word, so "
-                "that both must be multiples of 8. --precision int4 quantises such a model when it is loaded"
+                "that both must be multiples of 8. --precision int4 quantizes such a model when it is loaded"
             )
 
 
@@ -109,7 +109,7 @@ def _with_progress(checkpoint: Checkpoint, progress: bool) -> Iterator[tuple[str
     from tqdm import tqdm
 
     count = len(checkpoint.names())
-    return iter(tqdm(checkpoint.tensors(), total=count, desc=f"quantising {checkpoint.source}", unit=" tensors"))
+    return iter(tqdm(checkpoint.tensors(), total=count, desc=f"quantizing {checkpoint.source}", unit=" tensors"))
 
 
 def _write_configs(checkpoint: Checkpoint, folder: Path, group: int, sym: bool) -> None:

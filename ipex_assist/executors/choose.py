@@ -51,7 +51,7 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
 
 
 def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
-    """The precision of a checkpoint that is quantised already, where its executor has that; None for any other."""
+    """The precision of a checkpoint that is quantized already, where its executor has that; None for any other."""
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
     if not isinstance(checkpoint, QuantizedCheckpoint) or find(checkpoint.architecture) is None:
@@ -61,7 +61,7 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     if executor == "native":
         return "int4"
     log.warning(
-        "%s is quantised to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
+        "%s is quantized to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
         "(--executor native keeps them)",
         checkpoint.source,
         executor,

@@ -37,7 +37,7 @@ class Stretch:
 
 
 class TorchDecoder:
-    """A Decoder (see executors/__init__.py) of PyTorch operators.
+    """A Decoder (see executors/interface.py) of PyTorch operators.
 
     Two paths lead through the same layers. A prompt passes in chunks. A decode step of up to 16 rows is padded to a
     row count of the plan, and attends to a whole number of the plan's key blocks, so that each of its rows meets the

@@ -53,10 +53,10 @@ class NarrowDecoder(Protocol):
         ...
 
     def draft(
-        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, least: float = 0.0
+        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, min_confidence: float = 0.0
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities.
 
-        Ends behind a token whose probability is below `least`.
+        Ends behind a token whose probability is below `min_confidence`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Kernels of Intel Extension for PyTorch: prepacked linears, its norms, weight-only quantised linears."""
+"""Kernels of Intel Extension for PyTorch: prepacked linears, its norms, weight-only quantized linears."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class IpexKernels(TorchKernels):
 
 
 class WeightOnlyKernels(IpexKernels):
-    """int8 weights with a scale per output channel, or int4 with one per `group` inputs; rows quantised to int8."""
+    """int8 weights with a scale per output channel, or int4 with one per `group` inputs; rows quantized to int8."""
 
     # Small passes take their natural size where the bits allow it: int4 pays for padding.
     row_sizes = (1, 4, 8, 16)
@@ -63,7 +63,7 @@ class WeightOnlyKernels(IpexKernels):
         )
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Quantised by IPEX, min-max per channel or group."""
+        """Quantized by IPEX, min-max per channel or group."""
         wrapped = _Wrapped(weight.float(), None if bias is None else bias.float())
         prepared = prepare(wrapped, self.qconfig, inplace=True)
         return convert(prepared, inplace=True).linear

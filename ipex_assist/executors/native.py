@@ -39,7 +39,7 @@ class Rotation:
 
 
 class NativeDecoder:
-    """A Decoder (see executors/__init__.py) on the core. Every pass is one call; logits are fp32."""
+    """A Decoder (see executors/interface.py) on the core. Every pass is one call; logits are fp32."""
 
     exact_rows = FEW_ROWS
 
@@ -117,12 +117,12 @@ class NativeDecoder:
         return logits[:, : self.spec.vocab_size]
 
     def draft(
-        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, least: float = 0.0
+        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, min_confidence: float = 0.0
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then decode greedily in one call: up to `count` tokens and their probabilities.
 
-        Only the first `vocabulary` tokens take part. Ends behind a token whose probability is below `least`. The last
-        token is not in the cache.
+        Only the first `vocabulary` tokens take part. Ends behind a token whose probability is below `min_confidence`.
+        The last token is not in the cache.
         """
         done = 0
         if self.sequence.length == 0 and len(tokens) > FEW_ROWS:
@@ -140,7 +140,7 @@ class NativeDecoder:
             ctypes.byref(batch),
             count,
             min(vocabulary or self.spec.vocab_size, self.spec.vocab_size),
-            least,
+            min_confidence,
             drafted,
             probabilities,
         )

@@ -37,13 +37,13 @@ def int4_model(
 ) -> NativeModel:
     """An empty model of the core with the checkpoint's groups, for `pack_stored`."""
     head = sources.get("lm_head.weight")
-    quantised = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
+    quantized = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
     return NativeModel(
         spec,
         "int4",
         pool,
         checkpoint.core_group(),
-        outer_precision="int4" if quantised else OUTER_PRECISION,
+        outer_precision="int4" if quantized else OUTER_PRECISION,
         ordered=bool(checkpoint.act_order),
     )
 
@@ -96,7 +96,7 @@ def _pack(
     if order is not None:
         exact = stored.ordered(order)
     if exact is None:
-        floats = stored.dequantised()
+        floats = stored.dequantized()
         model.pack(ours, floats if order is None else floats[:, order])
         return False
     _pack_int4(model, ours, exact.in_groups_of(model.group))

@@ -34,5 +34,5 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find(architecture: str | None) -> Architecture | None:
-    """The architecture of this name, or None: then transformers' own code runs the model (see adapter.py)."""
+    """The architecture of this name, or None: then transformers runs the model (generation/transformers_model.py)."""
     return ARCHITECTURES.get(architecture or "")

@@ -28,7 +28,7 @@ class NativeModel:
     ) -> None:
         """outer_precision: of the head and the embedding's projections, `precision` where None.
 
-        ordered: linears have an order of input columns of their own (executors/quantised.py).
+        ordered: linears have an order of input columns of their own (executors/native_int4.py).
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
@@ -73,7 +73,7 @@ class NativeModel:
         self._table_owner = other
 
     def pack(self, name: str, tensor: torch.Tensor) -> None:
-        """One of our weights (executors/weights.py) in the checkpoint's own type."""
+        """One of our weights (models/weights.py) in the checkpoint's own type."""
         *prefix, leaf, kind = name.split(".")
         if str(tensor.dtype).removeprefix("torch.") not in SOURCE_TYPES:
             tensor = tensor.float()

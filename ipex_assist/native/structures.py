@@ -9,7 +9,7 @@ from ipex_assist.models.spec import DecoderSpec
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-# Our weight names' last part but one (executors/weights.py) by their number.
+# Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
     name: number
     for number, name in enumerate(

@@ -13,7 +13,7 @@ class Int4Weight:
     """weight[n, k] = scales[n, g] · (values[n, k] - zeros[n, g]), where g is k // group, or group_index[k].
 
     values: uint8 (columns, width), 0 to 15. scales: float32 (columns, groups). zeros: uint8 (columns, groups), 0 to 15.
-    group_index: int64 (width,), where input columns were quantised in another order than they are stored (act-order).
+    group_index: int64 (width,), where input columns were quantized in another order than they are stored (act-order).
     The last group may be short.
     """
 
@@ -32,7 +32,7 @@ class Int4Weight:
         """The group of each input column, int64 (width,)."""
         return plain_groups(self.shape[1], self.group) if self.group_index is None else self.group_index
 
-    def dequantised(self) -> torch.Tensor:
+    def dequantized(self) -> torch.Tensor:
         """The float32 matrix (columns, width); exact, for fp16 and bf16 scales."""
         groups = self.groups_of_columns()
         weight = self.values.to(torch.float32)

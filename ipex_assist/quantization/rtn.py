@@ -1,4 +1,4 @@
-"""Round-to-nearest 4-bit quantisation of a matrix: in each group the range that loses least is searched for.
+"""Round-to-nearest 4-bit quantization of a matrix: in each group the range that loses least is searched for.
 
 It needs no data. Scales are fp16 and zeros 1 to 15, so that every reader of GPTQ files gives the same matrix: a zero of
 0 is stored as -1 there, which some of them read as 16.
@@ -18,7 +18,7 @@ CLIPS = tuple(1.0 - 0.04 * step for step in range(10))  # of the range from smal
 _CHUNK = 1 << 15
 
 
-def quantise(weight: torch.Tensor, group: int, *, sym: bool = False) -> Int4Weight:
+def quantize(weight: torch.Tensor, group: int, *, sym: bool = False) -> Int4Weight:
     """A matrix (columns, width) of any float type in groups of `group` input columns; sym: every zero is 8.
 
     Each group gets, of the full range clipped in steps of 4 % and of the symmetric range, each with its scale fitted by
@@ -48,7 +48,7 @@ def quantise(weight: torch.Tensor, group: int, *, sym: bool = False) -> Int4Weig
 def relative_error(weight: torch.Tensor, stored: Int4Weight) -> tuple[float, float]:
     """Squared error and squared norm, for a root mean square over several matrices."""
     exact = weight.float()
-    return float((stored.dequantised() - exact).square().sum()), float(exact.square().sum())
+    return float((stored.dequantized() - exact).square().sum()), float(exact.square().sum())
 
 
 def _search(x: torch.Tensor, sym: bool) -> tuple[torch.Tensor, torch.Tensor]:

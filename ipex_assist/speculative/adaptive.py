@@ -9,7 +9,7 @@ import numpy as np
 from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.live_costs import LiveCosts
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, Outcome, Plan, Situation
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult, RoundState
 
 # Of the time that plain decoding takes, what drafts that turn out wrong may cost: at the beginning, for the tokens to
 # be expected, and further on as they come. The rest of the 3 % that we promise is for errors of the cost model.
@@ -35,7 +35,7 @@ class Choice:
     """The best way to draft that was found, and the tokens per second it promises."""
 
     k: int
-    least: float
+    min_confidence: float
     rate: float
 
 
@@ -80,14 +80,15 @@ class Adaptive:
     allowance would not cover. While nothing is drafted, one token is tried whenever the allowance of the time since the
     last one has grown to its cost.
 
-    `models` and `copies` are what is known of sources that read the text at a cost, and of those that do not.
+    `model_acceptance` and `lookup_acceptance` are what is known of sources that read the text at a cost, and of those
+    that do not.
     """
 
     costs: Costs
     limit: int  # tokens that the text may get
     longest: int = LONGEST_DRAFT
-    models: Acceptance = field(default_factory=Acceptance)
-    copies: Acceptance = field(default_factory=Acceptance)
+    model_acceptance: Acceptance = field(default_factory=Acceptance)
+    lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     balance: float = 0.0  # seconds won over plain decoding
     _tokens: int = 0
     _drafts: int = 0  # rounds with one
@@ -97,13 +98,13 @@ class Adaptive:
     _tried: bool = False
     _has_read: bool = False  # the whole text, on trust
     _shortened: bool = False  # the source has read the end of the text only
-    _now: Situation = field(default_factory=lambda: Situation(0, 0, 0))
+    _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: Plan = field(default_factory=lambda: Plan(0))
 
     def __post_init__(self) -> None:
         self._live = LiveCosts(self.costs)
-        known = self.models.seen >= TRUSTED_TOKENS
-        choice = best_choice(self.models, self.costs, self.longest) if known else Choice(0, 0.0, 0.0)
+        known = self.model_acceptance.seen >= TRUSTED_TOKENS
+        choice = best_choice(self.model_acceptance, self.costs, self.longest) if known else Choice(0, 0.0, 0.0)
         self._trusted = choice.rate * self.costs.verifying(1) > 1.1
 
     @property
@@ -124,7 +125,7 @@ class Adaptive:
         price = costs.draft + costs.verifying(2) - costs.verifying(1)
         return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
 
-    def plan(self, now: Situation) -> Plan:
+    def plan(self, now: RoundState) -> Plan:
         """The best choice that can be afforded."""
         self._now = now
         longest = min(self.longest, now.remaining - 1)
@@ -137,12 +138,12 @@ class Adaptive:
 
     def _choice(self, longest: int) -> Choice:
         """The best one. It is searched for anew when a draft taught something, and else now and then: costs drift."""
-        key = (self._known is self.copies, self._drafts, longest, self._tokens // KEPT_TOKENS)
+        key = (self._known is self.lookup_acceptance, self._drafts, longest, self._tokens // KEPT_TOKENS)
         if key != self._chosen_for:
             self._chosen, self._chosen_for = best_choice(self._known, self._costs, longest), key
         return self._chosen
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Book the round, and learn from it."""
         now, drafted, context = self._now, outcome.drafted, self._plan.context
         unread = now.unread if context is None else min(now.unread, context)
@@ -170,7 +171,7 @@ class Adaptive:
 
     @property
     def _known(self) -> Acceptance:
-        return self.models if self._now.unread else self.copies
+        return self.model_acceptance if self._now.unread else self.lookup_acceptance
 
     @property
     def _costs(self) -> Costs:
@@ -196,7 +197,7 @@ class Adaptive:
         k, most = choice.k, reading + SHARE * (credit - reading)
         while k and self._loss(k, context) > (credit if k == 1 else most):
             k -= 1
-        return Plan(k, choice.least, context)
+        return Plan(k, choice.min_confidence, context)
 
     def _reads_on_trust(self, context: int | None) -> bool:
         """Whether the ledger leaves this reading out: the first of the whole text, by a pair that did well before."""

@@ -42,7 +42,9 @@ class AssistantModel:
         """Tokens that the cache lacks."""
         return len(tokens) - self._start - self.decoder.length
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """Decode up to `k` tokens, greedily or by `sampling`, whichever the target uses."""
         if (context is None and self._start) or (context is not None and self.unread(tokens) > context):
             self.decoder.truncate(0)
@@ -56,9 +58,9 @@ class AssistantModel:
         pending = [min(token, last) for token in tokens[self._start + self.decoder.length :]]
         plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0
         if plain and isinstance(self.decoder, NarrowDecoder):
-            drafted, confidence = self.decoder.draft(pending, k, self._choices, least)
+            drafted, confidence = self.decoder.draft(pending, k, self._choices, min_confidence)
             return Proposal(drafted, None, confidence)
-        return self._decode(tokens, pending, k, least)
+        return self._decode(tokens, pending, k, min_confidence)
 
     def accept(self, count: int) -> None:
         """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""
@@ -70,7 +72,7 @@ class AssistantModel:
         if length <= self._start:
             self._start = 0
 
-    def _decode(self, tokens: Sequence[int], pending: list[int], k: int, least: float) -> Proposal:
+    def _decode(self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float) -> Proposal:
         """One pass a token.
 
         It ends behind a token, never before it: one that is drawn and then dropped for what it is would shift the
@@ -79,7 +81,7 @@ class AssistantModel:
         drafted: list[int] = []
         confidence: list[float] = []
         rows: list[torch.Tensor] = []
-        while len(drafted) < k and (not confidence or confidence[-1] >= least):
+        while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
             logits = self.sampling.penalise(self._logits(pending), [*tokens, *drafted])
             if self.sampling.do_sample:
                 probabilities = self.sampling.probabilities(logits)

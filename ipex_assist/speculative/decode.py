@@ -11,7 +11,7 @@ import torch
 from ipex_assist.executors.interface import Decoder
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Constant, Outcome, Schedule, Situation
+from ipex_assist.speculative.schedule import Constant, RoundResult, RoundState, Schedule
 from ipex_assist.speculative.verify import verify_greedy, verify_sampled
 
 
@@ -62,10 +62,10 @@ def decode(
         remaining = end - len(tokens)
         proposal = Proposal([])
         if draft is not None and remaining > 1:
-            plan = schedule.plan(Situation(len(tokens), remaining, draft.unread(tokens)))
+            plan = schedule.plan(RoundState(len(tokens), remaining, draft.unread(tokens)))
             k = min(plan.k, remaining - 1)
             if k > 0:
-                proposal = draft.propose(tokens, k, least=plan.least, context=plan.context)
+                proposal = draft.propose(tokens, k, min_confidence=plan.min_confidence, context=plan.context)
         drafted = time.perf_counter()
         logits = target.forward([tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
         new, accepted = _verify(logits, tokens, proposal, sampling, generator)
@@ -75,7 +75,9 @@ def decode(
         target.truncate(len(tokens) - 1)
         round_ = Round(new, len(proposal.tokens), accepted, drafted - started, time.perf_counter() - drafted)
         if draft is not None and remaining > 1:
-            schedule.observe(Outcome(round_.drafted, accepted, proposal.confidence, round_.draft_s, round_.target_s))
+            schedule.observe(
+                RoundResult(round_.drafted, accepted, proposal.confidence, round_.draft_s, round_.target_s)
+            )
         yield round_
 
 

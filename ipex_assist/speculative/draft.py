@@ -29,12 +29,14 @@ class DraftSource(Protocol):
         """How many of `tokens` the source must read before it can draft; 0 where reading costs nothing."""
         ...
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """At most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot.
 
-        least: end behind a token to which the source gives a smaller probability. context: go on with what was read
-        so far, or, where more than so many tokens are unread, start anew with the last so many of the text; None reads
-        all of the text.
+        min_confidence: end behind a token to which the source gives a smaller probability. context: go on with what was
+        read so far, or, where more than so many tokens are unread, start anew with the last so many of the text; None
+        reads all of the text.
         """
         ...
 

@@ -38,7 +38,8 @@ class Drafting:
     """Everything a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
 
     assistant_tokenizer: of an assistant with another vocabulary. measure: gives the costs when they are first needed.
-    keep: hears of `models` and `copies` when a text has ended that the adaptive schedule learnt from.
+    keep: hears of `model_acceptance` and `lookup_acceptance` when a text has ended that the adaptive schedule learnt
+    from.
     """
 
     target_vocab_size: int
@@ -48,8 +49,8 @@ class Drafting:
     draft_vocabulary: int | None = None
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
     target_tokenizer: PreTrainedTokenizerBase | None = None
-    models: Acceptance = field(default_factory=Acceptance)
-    copies: Acceptance = field(default_factory=Acceptance)
+    model_acceptance: Acceptance = field(default_factory=Acceptance)
+    lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
     _costs: Costs | None = None
 
@@ -57,11 +58,15 @@ class Drafting:
         """Know what earlier processes learnt of this pair, and keep for later ones what this one learns."""
         measure = self.measure
         self.measure = lambda: cache.costs(measure)
-        self.models, self.copies, self.keep = cache.models, cache.copies, cache.keep_acceptance
+        self.model_acceptance, self.lookup_acceptance, self.keep = (
+            cache.model_acceptance,
+            cache.lookup_acceptance,
+            cache.keep_acceptance,
+        )
 
     def forget(self) -> None:
         """The pair is unknown from here on but for its costs, and what it does is not kept for later processes."""
-        self.models, self.copies, self.keep = Acceptance(), Acceptance(), None
+        self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
 
     @property
     def costs(self) -> Costs:
@@ -107,10 +112,10 @@ class Drafting:
             return Constant(CONSTANT_TOKENS if number is None else number)
         if options.kind == "heuristic":
             return Heuristic(HEURISTIC_TOKENS if number is None else number)
-        self.models.next_text()
-        self.copies.next_text()
+        self.model_acceptance.next_text()
+        self.lookup_acceptance.next_text()
         longest = LONGEST_DRAFT if number is None else number
-        return Adaptive(self.costs, limit, longest, self.models, self.copies)
+        return Adaptive(self.costs, limit, longest, self.model_acceptance, self.lookup_acceptance)
 
     def learning(self, rounds: Iterator[Round]) -> Iterator[Round]:
         """The rounds of a text, at whose end, whatever ends it, what it taught is handed on."""
@@ -118,4 +123,4 @@ class Drafting:
             yield from rounds
         finally:
             if self.keep is not None:
-                self.keep(self.models, self.copies)
+                self.keep(self.model_acceptance, self.lookup_acceptance)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.schedule import Outcome
+from ipex_assist.speculative.schedule import RoundResult
 
 # Variances of logarithms, so that 0.01 is an error of about 10 %. The machine's speed is unknown at first, and drifts
 # with every round. Calibration errs for several rows against one, for neighbours, for each number alone, for the draft.
@@ -37,7 +37,7 @@ class LiveCosts:
         self.costs = calibrated
         self.copying = Costs(calibrated.verify)  # for a source that costs nothing
 
-    def observe(self, outcome: Outcome, read: int) -> None:
+    def observe(self, outcome: RoundResult, read: int) -> None:
         """Compare the seconds that a round took with those that were expected; `read` tokens were unread before."""
         rows = outcome.drafted + 1
         self._covariance[0, 0] += _DRIFT

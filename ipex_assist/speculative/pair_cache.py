@@ -81,7 +81,7 @@ class PairCache:
             self._acceptance_file.delete()
         self._costs = _costs(self._costs_file.read())
         counts = self._acceptance_file.read()
-        self.models, self.copies = _acceptance(counts, "models"), _acceptance(counts, "copies")
+        self.model_acceptance, self.lookup_acceptance = _acceptance(counts, "models"), _acceptance(counts, "copies")
         self._clock, self._written = clock, -math.inf
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:

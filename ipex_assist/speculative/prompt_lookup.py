@@ -28,7 +28,9 @@ class PromptLookup:
         """Reading costs nothing."""
         return 0
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """Up to `k` copied tokens. The i-th has the confidence 1 - 1 / (agreeing tokens before it + 1)."""
         place, length = self.match(tokens)
         if length == 0:
@@ -40,7 +42,7 @@ class PromptLookup:
             at = place + i
             copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
             confidence.append(1 - 1 / (length + i + 1))
-            if confidence[-1] < least:
+            if confidence[-1] < min_confidence:
                 break
         return Proposal(copied, None, confidence)
 
@@ -91,10 +93,12 @@ class LookupFirst:
         """Of the source whose turn it is."""
         return (self.lookup if self.copies(tokens) else self.other).unread(tokens)
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """A copy, or what the other source says."""
         self._last = self.lookup if self.copies(tokens) else self.other
-        return self._last.propose(tokens, k, least=least, context=context)
+        return self._last.propose(tokens, k, min_confidence=min_confidence, context=context)
 
     def accept(self, count: int) -> None:
         """Passed on to the one that proposed."""

@@ -16,15 +16,15 @@ LONGEST_DRAFT = 15
 
 @dataclass(frozen=True)
 class Plan:
-    """What to draft: at most `k` tokens, ending behind one less likely than `least`; `context` as in DraftSource."""
+    """At most `k` tokens, ending behind one less likely than `min_confidence`; `context` as in DraftSource."""
 
     k: int
-    least: float = 0.0
+    min_confidence: float = 0.0
     context: int | None = None
 
 
 @dataclass(frozen=True)
-class Situation:
+class RoundState:
     """Where a text stands: tokens so far, tokens that may still come, tokens the draft source has not read."""
 
     length: int
@@ -33,7 +33,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundResult:
     """What came of a plan: counts of tokens, the draft's confidence, seconds."""
 
     drafted: int
@@ -76,11 +76,11 @@ class DraftOptions:
 class Schedule(Protocol):
     """Says how to draft, and hears what came of it. One object serves one text."""
 
-    def plan(self, now: Situation) -> Plan:
+    def plan(self, now: RoundState) -> Plan:
         """For the round to come."""
         ...
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Of the round that was planned last."""
         ...
 
@@ -91,11 +91,11 @@ class Constant:
     def __init__(self, k: int = CONSTANT_TOKENS) -> None:
         self.k = k
 
-    def plan(self, now: Situation) -> Plan:
+    def plan(self, now: RoundState) -> Plan:
         """Always `k`."""
         return Plan(self.k)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """It learns nothing."""
 
 
@@ -105,11 +105,11 @@ class Heuristic:
     def __init__(self, k: int = HEURISTIC_TOKENS) -> None:
         self.k = k
 
-    def plan(self, now: Situation) -> Plan:
+    def plan(self, now: RoundState) -> Plan:
         """The number as it stands."""
         return Plan(self.k)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Count it up or down; a round in which nothing could be drafted says nothing."""
         if outcome.drafted:
             self.k = self.k + 2 if outcome.accepted == outcome.drafted else max(1, self.k - 1)

@@ -51,11 +51,13 @@ class UniversalAssistant:
         self._follow(tokens)
         return max(1, self._model.unread(self._ids))
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """At most `k` of the target's tokens; nothing while the text ends inside a character."""
         if not self._follow(tokens) or not self._ids:
             return Proposal([])
-        self._drafted = self._model.propose(self._ids, k, least=least, context=context).tokens
+        self._drafted = self._model.propose(self._ids, k, min_confidence=min_confidence, context=context).tokens
         special = self._assistant.special
         end = next((i for i, token in enumerate(self._drafted) if token in special), len(self._drafted))
         text = self._assistant.text_behind(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from batch_runs import gone, wait_for
 
+from ipex_assist.batch.instances import Answered, Ended, Event, Ready, Said
 from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.pool import Answered, Ended, Event, Ready, Said
 from ipex_assist.launch import Command, Placement
 
 pytestmark = pytest.mark.one_stack

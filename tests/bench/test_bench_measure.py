@@ -151,10 +151,10 @@ def test_earlier_texts_are_forgotten() -> None:
     model.drafting = Drafting(100, costs, keep=lambda *learnt: kept.append(learnt))
     assert model.drafting.costs == "costs"
     for _ in range(2):
-        model.drafting.models.observe([0.9], 1, 1)
-        model.drafting.copies.observe([0.9], 1, 1)
+        model.drafting.model_acceptance.observe([0.9], 1, 1)
+        model.drafting.lookup_acceptance.observe([0.9], 1, 1)
         forget(model)
-        assert model.drafting.models.seen == model.drafting.copies.seen == 0
+        assert model.drafting.model_acceptance.seen == model.drafting.lookup_acceptance.seen == 0
     assert list(model.drafting.learning(iter([]))) == []
     assert kept == []  # nor do texts of an experiment teach what users' texts are like
     assert model.drafting.costs == "costs"

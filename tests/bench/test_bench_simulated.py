@@ -28,9 +28,11 @@ class Source:
         """Anything."""
         return 3
 
-    def propose(self, tokens: list[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: list[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         """With confidence, as the native core gives it."""
-        self.asked.append((len(tokens), k, least))
+        self.asked.append((len(tokens), k, min_confidence))
         return Proposal([self.token] * k, confidence=[0.001] * k)
 
     def accept(self, count: int) -> None:
@@ -60,7 +62,7 @@ def test_the_source_does_its_work() -> None:
     """It is asked for every token and hears what was kept; its low confidence must not end a draft early."""
     source = Source()
     draft = SimulatedDraft(source, list(range(20)), 0.5, VOCAB)
-    proposal = draft.propose(list(range(5)), 4, least=0.9)
+    proposal = draft.propose(list(range(5)), 4, min_confidence=0.9)
     draft.accept(2)
     assert source.asked == [(5, 4, 0.0)]
     assert source.accepted == [2]

@@ -53,8 +53,8 @@ def test_a_model_survives_the_way_through_gguf(tmp_path, model_type, tied):
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q8_0, Type.F16, Type.BF16])
-def test_quantised_tensors(tmp_path, kind):
-    """Would catch wrong block arithmetic at chunk ends, and q and k permuted before instead of after dequantising."""
+def test_quantized_tensors(tmp_path, kind):
+    """Would catch wrong block arithmetic at chunk ends, and q and k permuted before instead of after dequantizing."""
     model = checkpoint_files.tiny_model("llama", hidden_size=128)
     stored = checkpoint_files.write_gguf(model, tmp_path / "m.gguf", kind)
     checkpoint = open_checkpoint(str(tmp_path / "m.gguf"))
@@ -250,9 +250,9 @@ def test_foreign_tensors_are_refused(tmp_path):
         open_checkpoint(str(tmp_path / "m.gguf"))
 
 
-def test_unknown_quantisation_type(tmp_path, whole):
+def test_unknown_quantization_type(tmp_path, whole):
     at = whole.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
-    with pytest.raises(IpexAssistError, match="quantisation type 999, which the installed gguf package does not know"):
+    with pytest.raises(IpexAssistError, match="quantization type 999, which the installed gguf package does not know"):
         _open(tmp_path / "m.gguf", whole[:at] + struct.pack("<I", 999) + whole[at + 4 :])
 
 

@@ -71,9 +71,9 @@ def test_tensors_are_the_stored_numbers(case: str, tmp_path: Path) -> None:
 @needs_native
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_the_core(case: str, tmp_path: Path) -> None:
-    """Against transformers with the dequantised weights: what is left is the rounding of rows to int8.
+    """Against transformers with the dequantized weights: what is left is the rounding of rows to int8.
 
-    Rounding the weights to int8 as well is worse. One wrong scale, order or zero point in any linear, or quantising the
+    Rounding the weights to int8 as well is worse. One wrong scale, order or zero point in any linear, or quantizing the
     weights once more, is far worse (0.1 to 0.5 here).
     """
     model, _ = quantized_files.save(tmp_path, **CASES[case])
@@ -124,7 +124,7 @@ def test_orders_that_differ_within_a_linear_are_rounded_anew(tmp_path: Path, cap
 
 
 @needs_native
-def test_floats_among_the_quantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_floats_among_the_quantized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """modules_to_not_convert: a matrix of floats in a layer is rounded to 4 bits, and that is said."""
     model, stored = quantized_files.save(tmp_path, group=32, keep=("0.mlp.down_proj.weight",))
     assert "model.layers.0.mlp.down_proj.weight" not in stored
@@ -136,12 +136,12 @@ def test_floats_among_the_quantised(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @needs_native
-def test_a_quantised_head_stays_as_it_is(tmp_path: Path) -> None:
-    """auto-round and GPTQModel can quantise lm_head, too; it is not rounded to int8 then."""
+def test_a_quantized_head_stays_as_it_is(tmp_path: Path) -> None:
+    """auto-round and GPTQModel can quantize lm_head, too; it is not rounded to int8 then."""
     model, _ = quantized_files.save(tmp_path, group=32)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
-    w = quantized_files.quantise(tensors.pop("lm_head.weight"), 32, sym=True, order=None)
+    w = quantized_files.quantize(tensors.pop("lm_head.weight"), 32, sym=True, order=None)
     tensors |= {f"lm_head.{part}": t for part, t in quantized_files.gptq_tensors(w, v2=False).items()}
     save_file(tensors, path, metadata={"format": "pt"})
     model.lm_head.weight.data.copy_(w.weight)
@@ -177,7 +177,7 @@ def test_the_packed_copy_of_an_act_order_checkpoint(tmp_path: Path, monkeypatch:
     assert torch.equal(*logits)
 
 
-def test_other_executors_dequantise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_executors_dequantize(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On torch the default is bf16, with a word about it; fp32 has transformers' logits."""
     model, _ = quantized_files.save(tmp_path, act_order=True)
     with caplog.at_level("WARNING", "ipex_assist"):
@@ -247,7 +247,7 @@ def test_smaller_groups_are_the_same_matrix() -> None:
         )
         split = weight.in_groups_of(smaller)
         assert split.scales.shape[1] == -(-width // smaller)
-        assert torch.equal(split.dequantised(), weight.dequantised())
+        assert torch.equal(split.dequantized(), weight.dequantized())
 
 
 SCHEMES: dict[str, tuple[dict[str, Any], tuple[str, str, int]]] = {

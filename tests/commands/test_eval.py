@@ -134,17 +134,17 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX-512")
-def test_a_quantised_checkpoint_against_its_original(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quantized_checkpoint_against_its_original(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """int4 by itself, bf16 when asked; and its distance from the original, which bf16 does not have."""
     assert cli.main(["quantize", "-m", str(folder / "m"), "-o", str(folder / "q"), "--no-launch"]) == 0
     flags = ("--text", str(folder / "text.txt"), "--window", "64", "--executor", "native")
-    quantised = evaluate(capsys, "-m", str(folder / "q"), *flags, "--against-model", str(folder / "m"))
-    assert (quantised["precision"], quantised["against"]["precision"]) == ("int4", "bf16")
-    assert quantised["against"]["model"] == str(folder / "m")
+    quantized = evaluate(capsys, "-m", str(folder / "q"), *flags, "--against-model", str(folder / "m"))
+    assert (quantized["precision"], quantized["against"]["precision"]) == ("int4", "bf16")
+    assert quantized["against"]["model"] == str(folder / "m")
     floats = evaluate(capsys, "-m", str(folder / "m"), *flags, "--against-model", str(folder / "m"))
-    assert quantised["against"]["mean_kl_divergence"] > 10 * floats["against"]["mean_kl_divergence"]
-    dequantised = evaluate(capsys, "-m", str(folder / "q"), *flags, "--against", "bf16")
-    assert dequantised["against"]["mean_kl_divergence"] < quantised["against"]["mean_kl_divergence"]
+    assert quantized["against"]["mean_kl_divergence"] > 10 * floats["against"]["mean_kl_divergence"]
+    dequantized = evaluate(capsys, "-m", str(folder / "q"), *flags, "--against", "bf16")
+    assert dequantized["against"]["mean_kl_divergence"] < quantized["against"]["mean_kl_divergence"]
 
 
 def test_the_text_of_the_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_out_of_memory_says_what_to_do(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(generate, "_load", fail)
+    monkeypatch.setattr(generate, "load_models", fail)
     assert generate.main(["-m", target, *PROMPT]) == 1
     assert "out of memory; use a smaller --precision" in capsys.readouterr().err
 
@@ -221,7 +221,7 @@ def test_unexpected_errors_hide_their_traceback_unless_asked(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(generate, "_load", fail)
+    monkeypatch.setattr(generate, "load_models", fail)
     assert generate.main(["-m", target, *PROMPT]) == 1
     short = capsys.readouterr().err
     assert "ZeroDivisionError: a bug of ours" in short

@@ -23,7 +23,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands import quantized_writer
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
-from ipex_assist.quantization.rtn import quantise, relative_error
+from ipex_assist.quantization.rtn import quantize, relative_error
 
 SIZES: dict[str, Any] = {
     "hidden_size": 192,
@@ -55,7 +55,7 @@ def test_clip_search_beats_min_max(group: int) -> None:
     outliers = normal.clone()
     outliers[:, ::61] *= 4
     for weight, gain in ((normal, 0.97), (outliers, 0.97)):
-        error, _ = relative_error(weight, quantise(weight, group))
+        error, _ = relative_error(weight, quantize(weight, group))
         assert error**0.5 < gain * min_max(weight, group)
 
 
@@ -79,7 +79,7 @@ def test_any_matrix(columns: int, width: int, group: int, sym: bool, size: float
         "zeros": torch.zeros_like(weight),
         "one": torch.zeros_like(weight).index_fill_(1, torch.tensor([width // 2]), size),
     }[kind]
-    stored = quantise(weight, group, sym=sym)
+    stored = quantize(weight, group, sym=sym)
     assert stored.shape == (columns, width)
     assert int(stored.values.max()) <= 15
     assert int(stored.zeros.min()) >= 1, "readers of GPTQ files disagree about zeros of 0"
@@ -88,7 +88,7 @@ def test_any_matrix(columns: int, width: int, group: int, sym: bool, size: float
     assert torch.equal(stored.scales, stored.scales.half().float())
     assert bool((stored.scales > 0).all())
     if kind == "zeros":
-        assert not stored.dequantised().any()
+        assert not stored.dequantized().any()
     if size >= 1e-3:
         error, norm = relative_error(weight, stored)
         assert error <= 0.05 * norm, (error, norm)
@@ -208,12 +208,12 @@ def test_wrong_usage(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert message in capsys.readouterr().err
 
 
-def test_models_that_cannot_be_quantised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One quantised already, an unknown architecture, sides that do not fit the format, a folder that is in use."""
+def test_models_that_cannot_be_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One quantized already, an unknown architecture, sides that do not fit the format, a folder that is in use."""
     tiny_models.save(tmp_path / "m", "llama", **SIZES)
     assert run("-m", str(tmp_path / "m"), "-o", str(tmp_path / "q")) == 0
     assert run("-m", str(tmp_path / "q"), "-o", str(tmp_path / "again")) == 1
-    assert "is quantised already" in capsys.readouterr().err
+    assert "is quantized already" in capsys.readouterr().err
     assert run("-m", str(tmp_path / "m"), "-o", str(tmp_path / "q")) == 2
     assert "exists already" in capsys.readouterr().err
     config = json.loads((tmp_path / "m" / "config.json").read_text())

@@ -189,16 +189,16 @@ def test_draft_is_greedy_decoding(variant: str, precision: str, length: int) -> 
 
 
 def test_draft_stops_behind_an_unlikely_token() -> None:
-    """`least` saves passes over tokens that nobody will accept; the token that fell below it is still given."""
+    """`min_confidence` saves passes over tokens nobody will accept; the token that fell below it is still given."""
     model, prompt = decoder("qwen3", "bf16"), tokens(30, 6)
     model.truncate(0)
     drafted, probabilities = model.draft(prompt, 16)
     assert len(drafted) == 16
     stops = 0
-    for least in (0.0, *sorted(probabilities), 1.0):
+    for min_confidence in (0.0, *sorted(probabilities), 1.0):
         model.truncate(0)
-        some, likely = model.draft(prompt, 16, least=least)
-        unlikely = [index for index, probability in enumerate(probabilities) if probability < least]
+        some, likely = model.draft(prompt, 16, min_confidence=min_confidence)
+        unlikely = [index for index, probability in enumerate(probabilities) if probability < min_confidence]
         wanted = unlikely[0] + 1 if unlikely else 16
         assert (some, likely) == (drafted[:wanted], probabilities[:wanted])
         assert model.length == len(prompt) + wanted - 1

@@ -71,7 +71,7 @@ def test_lookup_is_surer_of_longer_matches() -> None:
     long = PromptLookup().propose([3, 4, 5, 6, 7, 8, 1, 3, 4, 5, 6], 2).confidence
     assert short[0] < short[1]
     assert short[0] < long[0]
-    assert len(PromptLookup().propose([9, 5, 6, 7, 8, 1, 5, 6], 4, least=0.7).tokens) == 1
+    assert len(PromptLookup().propose([9, 5, 6, 7, 8, 1, 5, 6], 4, min_confidence=0.7).tokens) == 1
 
 
 class Recorded:
@@ -83,7 +83,9 @@ class Recorded:
     def unread(self, tokens: Sequence[int]) -> int:
         return 5
 
-    def propose(self, tokens: Sequence[int], k: int, *, least: float = 0.0, context: int | None = None) -> Proposal:
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
         self.calls.append("propose")
         return Proposal([0] * k)
 
@@ -149,9 +151,9 @@ def test_least_ends_behind_an_unsure_token(pair: Path, executor: str) -> None:
     """All confidences but the last reach the threshold, whichever way the executor drafts."""
     confidence = assistant(pair, executor).propose(TEXT, 6).confidence
     assert len(confidence) == 6
-    least = sorted(confidence)[2]
-    ours = assistant(pair, executor).propose(TEXT, 6, least=least).confidence
-    stop = next((i for i, value in enumerate(confidence) if value < least), 5)
+    min_confidence = sorted(confidence)[2]
+    ours = assistant(pair, executor).propose(TEXT, 6, min_confidence=min_confidence).confidence
+    stop = next((i for i, value in enumerate(confidence) if value < min_confidence), 5)
     assert ours == pytest.approx(confidence[: stop + 1], rel=1e-4)
 
 

@@ -6,16 +6,16 @@ import pytest
 
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.live_costs import LiveCosts
-from ipex_assist.speculative.schedule import Outcome
+from ipex_assist.speculative.schedule import RoundResult
 
 pytestmark = pytest.mark.one_stack
 
 FLAT = Costs((0.1,) * 9, 0.02, tuple(0.02 + 0.001 * i for i in range(16)), 0.002)
 
 
-def outcome(drafted: int, target_s: float, draft_s: float = 0.0) -> Outcome:
+def outcome(drafted: int, target_s: float, draft_s: float = 0.0) -> RoundResult:
     """A round without an accepted token."""
-    return Outcome(drafted, 0, [0.9] * drafted, draft_s, target_s)
+    return RoundResult(drafted, 0, [0.9] * drafted, draft_s, target_s)
 
 
 def test_a_calibration_that_was_disturbed_is_found_out() -> None:

@@ -17,7 +17,7 @@ from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
-from ipex_assist.speculative.schedule import Situation
+from ipex_assist.speculative.schedule import RoundState
 
 PAIR = {"target": "large", "assistant": "small"}
 COSTS = Costs((0.01, 0.011), 0.002, (0.002, 0.0021), 0.0005)
@@ -96,7 +96,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = PairCache(PAIR, {}, anew=True)
     assert kept.costs(Measure()) == COSTS
     kept.keep_acceptance(learnt(2), learnt(2))
-    assert PairCache(PAIR, {}).models.seen == 0
+    assert PairCache(PAIR, {}).model_acceptance.seen == 0
 
 
 def test_a_kill_leaves_no_half_written_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_kill_leaves_no_half_written_file(cache: Path, monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         PairCache(PAIR, {}).keep_acceptance(learnt(0), learnt(0))
     assert len(list(cache.iterdir())) == 1
-    assert PairCache(PAIR, {}).models.as_counts() == learnt(2).as_counts()
+    assert PairCache(PAIR, {}).model_acceptance.as_counts() == learnt(2).as_counts()
 
 
 def test_facts_change_with_the_checkpoint(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_acceptance_goes_to_the_next_process(cache: Path) -> None:
     PairCache(PAIR, {"threads": 2}).keep_acceptance(learnt(2), learnt(0))
     for threads in (2, 4):
         known = PairCache(PAIR, {"threads": threads})
-        assert known.models.as_counts() == learnt(2).as_counts()
-        assert known.copies.as_counts() == learnt(0).as_counts()
-    assert PairCache({**PAIR, "assistant": "other"}, {"threads": 2}).models.seen == 0
+        assert known.model_acceptance.as_counts() == learnt(2).as_counts()
+        assert known.lookup_acceptance.as_counts() == learnt(0).as_counts()
+    assert PairCache({**PAIR, "assistant": "other"}, {"threads": 2}).model_acceptance.seen == 0
     assert len(list(cache.iterdir())) == 1
 
 
@@ -152,7 +152,7 @@ def test_a_new_beginning_lasts(cache: Path) -> None:
     kept = PairCache(PAIR, {"threads": 2})
     kept.costs(Measure())
     kept.keep_acceptance(learnt(2), learnt(2))
-    assert PairCache(PAIR, {"threads": 2}, anew=True).models.seen == 0
+    assert PairCache(PAIR, {"threads": 2}, anew=True).model_acceptance.seen == 0
     assert list(cache.iterdir()) == []
 
 
@@ -162,7 +162,7 @@ def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
     kept = PairCache(PAIR, {}, clock=lambda: now[0])
     for rounds, written in ((10, 10), (20, 10), (30, 30)):
         kept.keep_acceptance(learnt(2, rounds), Acceptance())
-        assert PairCache(PAIR, {}).models.as_counts() == learnt(2, written).as_counts()
+        assert PairCache(PAIR, {}).model_acceptance.as_counts() == learnt(2, written).as_counts()
         now[0] += 0.6 * pair_cache.WRITE_EVERY
 
 
@@ -186,8 +186,8 @@ def test_damaged_counts_are_no_counts(cache: Path, counts: Any) -> None:
     content["acceptance"]["models"] = counts
     file.write_text(json.dumps(content))
     again = PairCache(PAIR, {})
-    assert again.models.seen == 0
-    assert again.copies.seen > 16
+    assert again.model_acceptance.seen == 0
+    assert again.lookup_acceptance.seen > 16
 
 
 def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
@@ -197,16 +197,16 @@ def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
     for right in (0, 2):
         known = Acceptance.from_counts(learnt(right).as_counts())
         known.next_text()
-        plans[right] = Adaptive(costs, 128, models=known).plan(pair_situation())
+        plans[right] = Adaptive(costs, 128, model_acceptance=known).plan(pair_situation())
     assert plans[2].context is None
     assert plans[2].k >= 3
     assert plans[0].k <= 1
     assert plans[0].context is not None
 
 
-def pair_situation() -> Situation:
+def pair_situation() -> RoundState:
     """Behind the first token of a text with a prompt of 250."""
-    return Situation(251, 127, 251)
+    return RoundState(251, 127, 251)
 
 
 @pytest.mark.parametrize("ended", ["at its limit", "by its reader", "interrupted"])
@@ -224,7 +224,7 @@ def test_a_generation_hands_on_what_it_learnt(
     model = load()
     model.generate("the cat", max_new_tokens=24, num_assistant_tokens=3)
     model.generate("the cat", max_new_tokens=24, assisted=False)
-    assert load().drafting.models.seen == 0
+    assert load().drafting.model_acceptance.seen == 0
     generation = model.stream("the cat", max_new_tokens=24)
     for number, _ in enumerate(generation):
         if number == 6 and ended == "interrupted":
@@ -233,10 +233,10 @@ def test_a_generation_hands_on_what_it_learnt(
             break
     if ended == "by its reader":
         del generation
-    assert load().drafting.models.as_counts() == model.drafting.models.as_counts()
-    assert model.drafting.models.seen > 0
+    assert load().drafting.model_acceptance.as_counts() == model.drafting.model_acceptance.as_counts()
+    assert model.drafting.model_acceptance.seen > 0
     load(calibrate=False, recalibrate=True)
-    assert load().drafting.models.seen == 0
+    assert load().drafting.model_acceptance.seen == 0
 
 
 def test_interrupting_a_round_that_runs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.schedule import Constant, Outcome, Schedule, Situation
+from ipex_assist.speculative.schedule import Constant, RoundResult, RoundState, Schedule
 
 pytestmark = pytest.mark.one_stack
 
@@ -43,13 +43,13 @@ def replay(
     new, read, seconds, total = 1, 0, 0.0, 0
     while new < end:
         remaining, drafted, accepted, draft_s = end - new, 0, 0, 0.0
-        now = Situation(prompt + new, remaining, prompt + new - read)
+        now = RoundState(prompt + new, remaining, prompt + new - read)
         confidence: list[float] = []
         plan = schedule.plan(now) if remaining > 1 else None
         if plan is not None and min(plan.k, remaining - 1) > 0:
             for letter in text["confidence"][new - 1][: min(plan.k, remaining - 1)]:
                 confidence.append(EDGES[string.ascii_lowercase.index(letter)] + 0.01)
-                if confidence[-1] < plan.least:
+                if confidence[-1] < plan.min_confidence:
                     break
             drafted = len(confidence)
             accepted = min(int(text["right"][new - 1], 16), drafted)
@@ -59,7 +59,7 @@ def replay(
         target_s = true.verifying(drafted + 1)
         seconds, total, new = seconds + draft_s + target_s, total + drafted, new + accepted + 1
         if plan is not None:
-            schedule.observe(Outcome(drafted, accepted, confidence, draft_s * disturb(), target_s * disturb()))
+            schedule.observe(RoundResult(drafted, accepted, confidence, draft_s * disturb(), target_s * disturb()))
     return (end - 1) / seconds, total
 
 
@@ -80,7 +80,7 @@ def test_adaptive_beside_the_best_fixed_length_of_each_text(precision: str, warm
     for name, text in TEXTS.items():
         known = known if warm else Acceptance()
         known.next_text()
-        speeds[name] = replay(Adaptive(true, 128, models=known), text, true)[0]
+        speeds[name] = replay(Adaptive(true, 128, model_acceptance=known), text, true)[0]
     ratios = {name: round(speeds[name] / max(lengths[name]), 3) for name in TEXTS}
     assert min(ratios.values()) >= 0.9, ratios
     assert statistics.mean(ratios.values()) >= 1.0, ratios

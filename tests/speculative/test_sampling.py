@@ -26,7 +26,7 @@ from ipex_assist.speculative.decode import decode
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Constant, Outcome, Plan, Situation
+from ipex_assist.speculative.schedule import Constant, Plan, RoundResult, RoundState
 from ipex_assist.speculative.universal import UniversalAssistant
 
 VOCAB = 50
@@ -117,11 +117,11 @@ class Threshold:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def plan(self, now: Situation) -> Plan:
+    def plan(self, now: RoundState) -> Plan:
         self.rounds += 1
         return Plan(3, 0.25, 3 if self.rounds % 2 else None)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         pass
 
 

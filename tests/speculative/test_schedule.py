@@ -21,7 +21,7 @@ from ipex_assist.speculative.adaptive import (
     best_choice,
 )
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.schedule import Constant, DraftOptions, Heuristic, Outcome, Schedule, Situation
+from ipex_assist.speculative.schedule import Constant, DraftOptions, Heuristic, RoundResult, RoundState, Schedule
 
 pytestmark = pytest.mark.one_stack
 
@@ -70,7 +70,7 @@ def simulate(
     run, length, read = Run(0.0, 0, 0), prompt, 0
     while run.tokens < tokens:
         remaining = (limit or tokens) - run.tokens
-        now = Situation(length, remaining, length - read)
+        now = RoundState(length, remaining, length - read)
         drafted = accepted = 0
         confidence: list[float] = []
         draft_s = 0.0
@@ -78,7 +78,7 @@ def simulate(
             plan = schedule.plan(now)
             assert plan.k >= 0
             k, right = min(plan.k, remaining - 1), True
-            while drafted < k and (not confidence or confidence[-1] >= plan.least):
+            while drafted < k and (not confidence or confidence[-1] >= plan.min_confidence):
                 hit, sure = draft(generator)
                 confidence.append(sure)
                 drafted += 1
@@ -94,7 +94,7 @@ def simulate(
         run.drafted += drafted
         length += accepted + 1
         if remaining > 1:
-            schedule.observe(Outcome(drafted, accepted, confidence, draft_s, target_s))
+            schedule.observe(RoundResult(drafted, accepted, confidence, draft_s, target_s))
     return run
 
 
@@ -135,16 +135,16 @@ def test_always_wrong_again_and_again() -> None:
     true, known = costs(0.3), Acceptance()
     for seed in range(5):
         known.next_text()
-        run = simulate(Adaptive(true, 128, models=known), steady(0.0), true, seed=seed)
+        run = simulate(Adaptive(true, 128, model_acceptance=known), steady(0.0), true, seed=seed)
         assert run.seconds <= 1.03 * 128
 
 
 def test_a_pair_that_was_good_and_is_wrong_now() -> None:
     """Trust lets it read the prompt and a few tokens more, and no further."""
     true, known = costs(0.2), Acceptance()
-    simulate(Adaptive(true, 128, models=known), steady(0.9), true)
+    simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
     known.next_text()
-    run = simulate(Adaptive(true, 128, models=known), steady(0.0), true)
+    run = simulate(Adaptive(true, 128, model_acceptance=known), steady(0.0), true)
     assert run.seconds <= 1.08 * 128
 
 
@@ -157,10 +157,10 @@ def test_what_trust_may_lose_is_bounded(prompt: int, tokens: int, reading: float
     Counting on all tokens that may come, it would read any prompt for an answer of one line.
     """
     true, known = costs(0.2, reading=reading), Acceptance()
-    simulate(Adaptive(true, 128, models=known), steady(0.9), true)
+    simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
     known.next_text()
     wrong: Draft = lambda _: (False, 0.999)  # noqa: E731
-    run = simulate(Adaptive(true, 1024, models=known), wrong, true, prompt=prompt, tokens=tokens, limit=1024)
+    run = simulate(Adaptive(true, 1024, model_acceptance=known), wrong, true, prompt=prompt, tokens=tokens, limit=1024)
     lost = run.seconds / true.verifying(1) - tokens
     most = (TRUST + TRUSTED_READING) * EXPECTED_TOKENS + (STAKE + FURTHER) * max(EXPECTED_TOKENS, tokens)
     assert lost <= most + 1
@@ -223,7 +223,7 @@ def test_a_long_prompt_is_read_only_when_it_was_earned() -> None:
     """2,000 tokens that cost the draft 40 passes: first the text's end, and the whole once drafts have paid for it."""
     true = costs(0.2, reading=0.1)
     schedule = Adaptive(true, 600)
-    plan = schedule.plan(Situation(2000, 600, 2000))
+    plan = schedule.plan(RoundState(2000, 600, 2000))
     assert plan.context is not None
     assert true.reading(plan.context) <= 0.02 * 128
     run = simulate(Adaptive(true, 600), steady(0.9), true, tokens=600, prompt=2000)
@@ -233,10 +233,10 @@ def test_a_long_prompt_is_read_only_when_it_was_earned() -> None:
 def test_a_long_prompt_is_read_at_once_by_a_pair_that_did_well() -> None:
     """The second text of a process."""
     true, known = costs(0.2, reading=0.02), Acceptance()
-    simulate(Adaptive(true, 128, models=known), steady(0.9), true)
+    simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
     known.next_text()
-    schedule = Adaptive(true, 128, models=known)
-    assert schedule.plan(Situation(500, 128, 500)).context is None
+    schedule = Adaptive(true, 128, model_acceptance=known)
+    assert schedule.plan(RoundState(500, 128, 500)).context is None
 
 
 def test_copies_and_models_are_told_apart() -> None:
@@ -245,21 +245,21 @@ def test_copies_and_models_are_told_apart() -> None:
     schedule = Adaptive(true, 200)
     drafted = []
     for _ in range(80):
-        drafted.append(schedule.plan(Situation(100, 100, 0)).k)
-        schedule.observe(Outcome(drafted[-1], 0, [0.9] * drafted[-1], 0.0, true.verifying(drafted[-1] + 1)))
+        drafted.append(schedule.plan(RoundState(100, 100, 0)).k)
+        schedule.observe(RoundResult(drafted[-1], 0, [0.9] * drafted[-1], 0.0, true.verifying(drafted[-1] + 1)))
     assert sum(drafted[:10]) > 10
     assert sum(drafted[-40:]) <= 30
     assert max(drafted[-40:]) == 1
-    assert schedule.models.seen == 0
+    assert schedule.model_acceptance.seen == 0
     schedule.balance = 10.0
-    assert schedule.plan(Situation(100, 100, 1)).k > 0
+    assert schedule.plan(RoundState(100, 100, 1)).k > 0
 
 
 def test_a_number_is_the_most_that_adaptive_drafts() -> None:
     """And no more than the text may still get."""
     schedule = Adaptive(costs(0.01, 0.0), 100, longest=2)
-    assert schedule.plan(Situation(10, 90, 1)).k == 2
-    assert schedule.plan(Situation(10, 2, 1)).k <= 1
+    assert schedule.plan(RoundState(10, 90, 1)).k == 2
+    assert schedule.plan(RoundState(10, 2, 1)).k <= 1
 
 
 def test_no_row_counts_beyond_what_was_measured_crash() -> None:
@@ -274,11 +274,11 @@ def test_heuristic_is_transformers_rule() -> None:
     schedule = Heuristic(5)
     seen = []
     for drafted, accepted in [(5, 5), (7, 6), (6, 0), (0, 0), (5, 5)]:
-        schedule.observe(Outcome(drafted, accepted))
-        seen.append(schedule.plan(Situation(1, 100, 1)).k)
+        schedule.observe(RoundResult(drafted, accepted))
+        seen.append(schedule.plan(RoundState(1, 100, 1)).k)
     assert seen == [7, 6, 5, 5, 7]
     low = Heuristic(1)
-    low.observe(Outcome(1, 0))
+    low.observe(RoundResult(1, 0))
     assert low.k == 1
 
 

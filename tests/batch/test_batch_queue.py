@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipex_assist.batch.prompts import Entry
-from ipex_assist.batch.schedule import MAX_TRIES, Schedule
+from ipex_assist.batch.queue import MAX_TRIES, Queue
 
 pytestmark = pytest.mark.one_stack
 
 
-def schedule(count: int) -> Schedule:
-    return Schedule((Entry(number, number + 1, 0, 0, "") for number in range(count)), count)
+def schedule(count: int) -> Queue:
+    return Queue((Entry(number, number + 1, 0, 0, "") for number in range(count)), count)
 
 
 def test_a_lost_prompt_goes_elsewhere_first() -> None:

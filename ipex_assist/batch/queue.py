@@ -23,7 +23,7 @@ class Task:
         return len(self.instances)
 
 
-class Schedule:
+class Queue:
     """Hands every entry to an instance, once, and to another one (where there is one) if it was lost."""
 
     def __init__(self, entries: Iterable[Entry], total: int) -> None:
