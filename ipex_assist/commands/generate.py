@@ -9,11 +9,9 @@ import argparse
 import io
 import logging
 import os
-import select
 import signal
 import sys
 import traceback
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,8 @@ from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.load import load_models
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.commands.prompt import read_prompt
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.executors.traffic import machine_gb_per_s
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 
-DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
 DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
 INTERRUPT_EXIT, TERMINATE_EXIT = 130, 143  # 128 + the signal's number, as shells report them
 
@@ -86,7 +84,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    prompt, chat = _prompt(args)
+    prompt, chat = read_prompt(args.prompt, args.prompt_file, args.chat, demo=args.model is None)
     assistant = assistant_of(args)
     if args.model is None:
         from ipex_assist.commands.demo_model import demo_model_path
@@ -99,40 +97,6 @@ def _run(args: argparse.Namespace) -> int:
     model, start_warnings = load_models(args, assistant)
     generation = model.stream(prompt, chat=chat, **_options(args))
     return _generate(model, generation, args, start_warnings)
-
-
-def _prompt(args: argparse.Namespace) -> tuple[str, bool]:
-    """The prompt, and whether it goes through the chat template."""
-    if args.prompt is not None:
-        return args.prompt, args.chat
-    try:
-        if args.prompt_file is not None:
-            text = Path(args.prompt_file).read_text(encoding="utf-8")
-        elif args.model is None and not _input_waits():
-            return DEMO_PROMPT, True
-        elif sys.stdin is None or sys.stdin.isatty():
-            text = ""
-        else:
-            text = sys.stdin.buffer.read().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read the prompt: {error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt is not UTF-8 text: {error}") from error
-    if not text.strip():
-        if args.model is None and args.prompt_file is None:
-            return DEMO_PROMPT, True
-        raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-    return text, args.chat
-
-
-def _input_waits() -> bool:
-    """Whether standard input has something to say: without flags, nobody shall have to close it first."""
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        return False
-    if select.select([sys.stdin], [], [], 0.5)[0]:
-        return True
-    log.warning("nothing came from standard input in 0.5 s: taking the built-in prompt (-p TEXT gives another)")
-    return False
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
