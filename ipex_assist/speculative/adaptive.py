@@ -7,26 +7,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
+from ipex_assist.speculative.budget import EXPECTED_TOKENS, Budget
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult, RoundState
 
-# Of the time that plain decoding takes, what drafts that turn out wrong may cost: at the beginning, for the tokens to
-# be expected, and further on as they come. The rest of the 3 % that we promise is for errors of the cost model.
-STAKE, FURTHER = 0.016, 0.005
-# A text ends when it likes: no more than so many tokens of it are counted on when the first drafts are paid for.
-EXPECTED_TOKENS = 128
-# What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
-TRUST = 0.04
 TRUSTED_TOKENS = 16  # seen before a pair is trusted
-TRUSTED_READING = 0.1  # and what it may spend on reading a prompt, which it then need not have won before
 # Tokens of the text's end that a draft reads where reading all of it costs too much.
 CONTEXTS = (64, 32, 16, 8)
 WORTH = 1.01  # a draft must promise that much more than plain decoding
 # Of the credit a round may lose no more than this share, or one drafted token: two drafts tell more about an
 # assistant than one long one.
 SHARE = 0.5
-PAUSE = 1.5  # a round's seconds ÷ those expected, beyond which they do not count
 KEPT_TOKENS = 8  # for which a choice is kept where nothing is drafted
 
 
@@ -75,10 +67,8 @@ def _powers(first: Array, later: Array, longest: int) -> Array:
 class Adaptive:
     """Drafts as much as promises the most tokens per second, and nothing where plain decoding promises more.
 
-    A ledger keeps the promise that drafting costs next to nothing where it does not pay: each round's tokens are worth
-    what they would have taken plainly, and nothing is drafted whose loss, were all of it wrong, the balance and the
-    allowance would not cover. While nothing is drafted, one token is tried whenever the allowance of the time since the
-    last one has grown to its cost.
+    The budget has the last word: no more is drafted than may turn out wrong. While nothing is drafted, one token is
+    tried now and then, by which a text that has become easier is noticed.
 
     `model_acceptance` and `lookup_acceptance` are what is known of sources that read the text at a cost, and of those
     that do not.
@@ -89,15 +79,11 @@ class Adaptive:
     longest: int = LONGEST_DRAFT
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
-    balance: float = 0.0  # seconds won over plain decoding
-    _tokens: int = 0
-    _drafts: int = 0  # rounds with one
+    budget: Budget = field(init=False)
+    drafts: int = 0  # rounds with one
+    skipped: int = 0  # tokens at the text's beginning that the source has not read
     _chosen: Choice = Choice(0, 0.0, 0.0)
     _chosen_for: tuple[object, ...] = ()
-    _since_try: float = 0.0  # seconds of plain decoding since a draft was last tried
-    _tried: bool = False
-    _has_read: bool = False  # the whole text, on trust
-    _shortened: bool = False  # the source has read the end of the text only
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: Plan = field(default_factory=lambda: Plan(0))
 
@@ -105,68 +91,42 @@ class Adaptive:
         self._live = LiveCosts(self.costs)
         known = self.model_acceptance.seen >= TRUSTED_TOKENS
         choice = best_choice(self.model_acceptance, self.costs, self.longest) if known else Choice(0, 0.0, 0.0)
-        self._trusted = choice.rate * self.costs.verifying(1) > 1.1
+        self.budget = Budget(self.limit, trusted=choice.rate * self.costs.verifying(1) > 1.1)
 
     @property
     def credit(self) -> float:
         """Seconds that may be lost from here on."""
-        trust = TRUST * self._expected_tokens if self._trusted or self._pays() else 0.0
-        stake = STAKE * max(self._expected_tokens, self._tokens) + FURTHER * self._tokens
-        return self.balance + (trust + stake) * self._live.costs.verifying(1)
-
-    @property
-    def _expected_tokens(self) -> int:
-        """Of the text, before it is seen how long it is."""
-        return min(self.limit, EXPECTED_TOKENS)
-
-    def _pays(self) -> bool:
-        """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
-        known, costs = self._known, self._costs
-        price = costs.draft + costs.verifying(2) - costs.verifying(1)
-        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
+        return self.budget.credit(self._plain, self._pays())
 
     def plan(self, now: RoundState) -> Plan:
-        """The best choice that can be afforded."""
+        """Return the best choice that can be afforded."""
         self._now = now
         longest = min(self.longest, now.remaining - 1)
         choice = self._choice(longest) if longest > 0 else Choice(0, 0.0, 0.0)
-        if choice.k and choice.rate * self._costs.verifying(1) > WORTH:
+        if choice.k and choice.rate * self._plain > WORTH:
             self._plan = self._affordable(choice)
         else:
             self._plan = self._trial() if longest > 0 else Plan(0)
         return self._plan
 
-    def _choice(self, longest: int) -> Choice:
-        """The best one. It is searched for anew when a draft taught something, and else now and then: costs drift."""
-        key = (self._known is self.lookup_acceptance, self._drafts, longest, self._tokens // KEPT_TOKENS)
-        if key != self._chosen_for:
-            self._chosen, self._chosen_for = best_choice(self._known, self._costs, longest), key
-        return self._chosen
-
     def observe(self, outcome: RoundResult) -> None:
-        """Book the round, and learn from it."""
+        """Book the round, and learn from it what passes cost and how often drafts are right."""
         now, drafted, context = self._now, outcome.drafted, self._plan.context
         unread = now.unread if context is None else min(now.unread, context)
-        self._live.observe(outcome, now.length if context is None and self._shortened else unread)
-        plain = self._costs.verifying(1)
-        self._tokens += outcome.accepted + 1
-        self._since_try += plain
+        self._live.observe(outcome, now.length if context is None and self.skipped else unread)
+        tokens, plain = outcome.accepted + 1, self._plain
+        self.budget.book_round(tokens, plain)
         # A source that had nothing to propose has read nothing either.
         if not drafted:
             return
-        # What it took by the clock, where that is more: costs may be wrong. Far more was somebody else's work.
-        expected = plain + self._loss(drafted, context)
-        took = min(max(outcome.draft_s + outcome.target_s, expected), expected * PAUSE)
-        self.balance += (outcome.accepted + 1) * plain - took
-        if self._reads_on_trust(context):
-            self.balance += self._reading(None)
-            self._has_read = True
-        self._since_try, self._tried = 0.0, True
-        self._drafts += 1
+        self.budget.book_draft(tokens, plain, plain + self._loss(drafted, context), outcome.draft_s + outcome.target_s)
+        if context is None and self.budget.grants_reading:
+            self.budget.grant_reading(self._reading(None))
+        self.drafts += 1
         if context is None:
-            self._shortened = False
+            self.skipped = 0
         elif now.unread > context:
-            self._shortened = True
+            self.skipped = now.length - context
         self._known.observe(outcome.confidence, drafted, outcome.accepted)
 
     @property
@@ -177,54 +137,72 @@ class Adaptive:
     def _costs(self) -> Costs:
         return self._live.costs if self._now.unread else self._live.copying
 
-    def _loss(self, k: int, context: int | None) -> float:
-        """Seconds that a round with `k` drafted tokens takes longer than a plain one."""
-        costs = self._costs
-        return self._reading(context) + k * costs.draft + costs.verifying(k + 1) - costs.verifying(1)
+    @property
+    def _plain(self) -> float:
+        """Seconds of a plain pass, which are the same whatever drafts."""
+        return self._live.costs.verifying(1)
 
-    def _reading(self, context: int | None) -> float:
-        now = self._now
-        if context is None:
-            return self._costs.reading(now.length if self._shortened else now.unread)
-        return self._costs.reading(min(now.unread, context))
+    def _pays(self) -> bool:
+        """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
+        known, costs = self._known, self._costs
+        price = costs.draft + costs.verifying(2) - costs.verifying(1)
+        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
+
+    def _choice(self, longest: int) -> Choice:
+        """The best one. It is searched for anew when a draft taught something, and else now and then: costs drift."""
+        key = (self._known is self.lookup_acceptance, self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
+        if key != self._chosen_for:
+            self._chosen, self._chosen_for = best_choice(self._known, self._costs, longest), key
+        return self._chosen
 
     def _affordable(self, choice: Choice) -> Plan:
         """The choice, with as much of the text read, and as many tokens, as the credit covers."""
         context, credit = self._context(choice), self.credit
         reading = self._reading(context)
-        if self._reads_on_trust(context):
+        if context is None and self.budget.grants_reading:
             credit += reading
         k, most = choice.k, reading + SHARE * (credit - reading)
         while k and self._loss(k, context) > (credit if k == 1 else most):
             k -= 1
         return Plan(k, choice.min_confidence, context)
 
-    def _reads_on_trust(self, context: int | None) -> bool:
-        """Whether the ledger leaves this reading out: the first of the whole text, by a pair that did well before."""
-        return self._trusted and context is None and not self._has_read
+    def _trial(self) -> Plan:
+        """Nothing, or now and then one token, by which a text that has become easier is noticed."""
+        context = None if self._has_read_nearly_all else CONTEXTS[-1]
+        price = self._loss(1, context)
+        affordable = self.budget.trial_is_due(price) and price <= self.credit
+        return Plan(1, 0.0, context) if affordable else Plan(0)
+
+    def _loss(self, k: int, context: int | None) -> float:
+        """Seconds that a round with `k` drafted tokens takes longer than a plain one."""
+        costs = self._costs
+        return self._reading(context) + k * costs.draft + costs.verifying(k + 1) - costs.verifying(1)
+
+    def _reading(self, context: int | None) -> float:
+        """Seconds to read the last `context` tokens of the text as far as they are unread; None: whatever is unread."""
+        now = self._now
+        if context is None:
+            return self._costs.reading(now.length if self.skipped else now.unread)
+        return self._costs.reading(min(now.unread, context))
+
+    @property
+    def _has_read_nearly_all(self) -> bool:
+        return self._now.unread <= CONTEXTS[-1] and not self.skipped
 
     def _context(self, choice: Choice) -> int | None:
         """None to read the whole text: where that pays in the tokens to come, and its price may be lost."""
-        now, plain = self._now, self._costs.verifying(1)
-        if now.unread <= CONTEXTS[-1] and not self._shortened:
+        if self._has_read_nearly_all:
             return None
-        price, won = self._reading(None), min(now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
-        if self._shortened:
+        plain, price = self._plain, self._reading(None)
+        won = min(self._now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
+        if self.skipped:
             # It drafts as it is; knowing the whole text makes it better by an amount that only trying would tell.
-            whole = price < 0.5 * self.balance and price < 0.25 * won
+            whole = price < 0.5 * self.budget.balance and price < 0.25 * won
         else:
-            trusted = self._trusted and price < TRUSTED_READING * self._expected_tokens * plain
-            whole = price < won and (trusted or price < self.credit / 2)
+            whole = price < won and (self.budget.trusts_reading(price, plain) or price < self.credit / 2)
         return None if whole else self._end_of_text()
 
     def _end_of_text(self) -> int:
         """As much of the text's end as half of the credit covers."""
         half = self.credit / 2
         return next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])
-
-    def _trial(self) -> Plan:
-        """Nothing, or now and then one token, by which a text that has become easier is noticed."""
-        context = None if self._now.unread <= CONTEXTS[-1] and not self._shortened else CONTEXTS[-1]
-        price = self._loss(1, context)
-        due = not self._tried or self._since_try * STAKE >= price
-        return Plan(1, 0.0, context) if due and price <= self.credit else Plan(0)

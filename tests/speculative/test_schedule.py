@@ -10,16 +10,8 @@ import pytest
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.acceptance import EDGES, Acceptance, class_of
-from ipex_assist.speculative.adaptive import (
-    EXPECTED_TOKENS,
-    FURTHER,
-    STAKE,
-    TRUST,
-    TRUSTED_READING,
-    Adaptive,
-    Choice,
-    best_choice,
-)
+from ipex_assist.speculative.adaptive import Adaptive, Choice, best_choice
+from ipex_assist.speculative.budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.schedule import Constant, DraftOptions, Heuristic, RoundResult, RoundState, Schedule
 
@@ -251,7 +243,7 @@ def test_copies_and_models_are_told_apart() -> None:
     assert sum(drafted[-40:]) <= 30
     assert max(drafted[-40:]) == 1
     assert schedule.model_acceptance.seen == 0
-    schedule.balance = 10.0
+    schedule.budget.balance = 10.0
     assert schedule.plan(RoundState(100, 100, 1)).k > 0
 
 
