@@ -95,6 +95,7 @@ setup(
             "ruff==0.17.5",
             "mypy==2.4.1",
             "import-linter>=2.1",
+            "tabulate>=0.9",
             "pre-commit>=4",
         ],
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import platform
 import shlex
@@ -60,9 +61,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def report(rows: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:
-    """The table, then everything as one line of JSON."""
+    """The table, then everything as one line of JSON, which results.py can keep."""
     print(table(rows))
-    print(json.dumps({"machine": machine(), **result}))
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    facts = {"benchmark": Path(sys.argv[0]).stem, "time": now, "machine": machine(), "table": list(rows)}
+    print(json.dumps({**facts, **result}))
 
 
 def exit_code(run: Callable[[], int], say: Callable[[str], None]) -> int:

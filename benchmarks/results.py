@@ -1,0 +1,173 @@
+"""Keeps what the benchmarks measured as JSON files, and writes RESULTS.md and the README's table from them.
+
+    python benchmarks/kernels.py … | tee out.txt; python benchmarks/results.py keep out.txt [--note TEXT]
+    python benchmarks/results.py            # write RESULTS.md and the README's table anew
+    python benchmarks/results.py --check    # exit 1 where they are not what the files say
+
+A file of results/MACHINE/ is one run: its question (a key of QUESTIONS, "_2" and so on for further tables of it), the
+machine, commit and commands, the table's columns and rows, and what must be said before and behind it. Of each question
+and machine the newest run is the current table; the others are its history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+DOCUMENT = HERE / "RESULTS.md"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- results: peers -->", "<!-- end of results -->"
+
+# In the order of the document: what is asked, and the goal where there is one. Goals are this project's own.
+QUESTIONS = {
+    "assisted": "Plain and assisted on the IPEX stack, beside transformers",
+    "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
+    "forward": "Whole passes of the native core",
+    "peers": "A real pair beside other programs",
+    "draft_length": "Draft lengths: adaptive beside each fixed length",
+    "draft_length_self": "Drafting without a small sibling",
+    "always_wrong": "What an assistant that is always wrong costs",
+    "simulated": "OPT-6.7B with OPT-125M, simulated acceptance of 0.8",
+    "eval": "Fewer bits: perplexity",
+    "multi_socket": "Several instances",
+    "regression": "This version beside the one before",
+    "load_memory": "Memory of loading",
+    "starting": "Starting",
+}
+HEAD = """\
+# Results
+
+Written by `benchmarks/results.py` from the files in [results/](results); change those, not this page. Each table says
+on which machine, at which commit and by which command it was measured. Ratios are within one run; machines that are
+shared with others give spreads that single figures hide. Speed is tokens after the first ÷ seconds after the first.
+Goals named here are those this project sets itself.
+"""
+
+Run = dict[str, Any]
+
+
+def load(folder: Path = RESULTS) -> list[Run]:
+    """All runs, oldest first; those without a time of their own come before the others."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
+    for run in runs:
+        missing = {"question", "machine", "commit", "commands", "columns", "rows"} - run.keys()
+        if missing or base(run["question"]) not in QUESTIONS:
+            raise SystemExit(f"results.py: {run.get('question')}: no such question, or without {', '.join(missing)}")
+    return sorted(runs, key=lambda run: run.get("time", ""))
+
+
+def base(question: str) -> str:
+    """The question of a further table, such as "peers" of "peers_2"."""
+    return re.sub(r"_\d+$", "", question)
+
+
+def table(run: Run) -> str:
+    """The run's rows as a markdown table."""
+    return tabulate(run["rows"], headers=run["columns"], tablefmt="pipe", disable_numparse=True)
+
+
+def section(run: Run) -> str:
+    """One run: how it was made, its table, and its notes."""
+    commands = "\n".join(f"    {command}" for command in run["commands"])
+    made = f"Commit {run['commit']}" + (f", {run['time'][:10]}" if run.get("time") else "") + "."
+    parts = [made, commands, run.get("before", ""), table(run), run.get("notes", "")]
+    return "\n\n".join(part for part in parts if part)
+
+
+def document(runs: list[Run]) -> str:
+    """RESULTS.md: a chapter for each question, a table for each machine, older runs folded behind it."""
+    parts = [HEAD]
+    for question, title in QUESTIONS.items():
+        of_question = [run for run in runs if base(run["question"]) == question]
+        if not of_question:
+            continue
+        parts.append(f"## {title}\n")
+        for machine in dict.fromkeys(run["machine"] for run in reversed(of_question)):
+            parts.append(f"### {machine}\n")
+            here = [run for run in of_question if run["machine"] == machine]
+            newest = {run["question"]: run for run in here}  # the last of each key wins
+            parts += [section(run) + "\n" for run in newest.values()]
+            older = [run for run in here if run is not newest[run["question"]]]
+            if older:
+                folded = "\n\n".join(section(run) for run in reversed(older))
+                parts.append(f"<details><summary>Earlier runs</summary>\n\n{folded}\n\n</details>\n")
+    return "\n".join(parts)
+
+
+def with_table(readme: str, runs: list[Run]) -> str:
+    """The README with the newest comparison with other programs between its marks."""
+    newest = [run for run in runs if run["question"] == "peers"][-1]
+    columns = ["peer", "target", "draft", "tokens/s", "÷ plain"]
+    places = [newest["columns"].index(column) for column in columns]
+    rows = [[row[place] for place in places] for row in newest["rows"]]
+    body = tabulate(rows, headers=columns, tablefmt="pipe", disable_numparse=True)
+    before, rest = readme.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{newest['machine']}, commit {newest['commit']}:\n\n{body}\n{END}{rest.split(END, 1)[1]}"
+
+
+def machine_of(facts: Run) -> tuple[str, str]:
+    """A machine's name and its folder, from what a benchmark says of it."""
+    isa = facts["isa"]
+    units = [name for flag, name in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX-512 BF16"), ("avx512_vnni", "VNNI"))
+             if flag in isa]  # fmt: skip
+    name = f"{re.sub(r'[(](R|TM)[)]', '', facts['cpu'])}, {facts['cpus']} CPUs, {', '.join(units) or 'no AVX-512'}"
+    vendor = "amd" if "AMD" in facts["cpu"] else "xeon"
+    return name, f"{vendor}-{units[0].lower().replace(' ', '-') if units else 'avx2'}-{facts['cpus']}c"
+
+
+def keep(output: str, question: str | None, note: str) -> Path:
+    """Store the run whose printed output this is: its last line is JSON (measure.report)."""
+    result = json.loads(output.strip().splitlines()[-1])
+    facts, rows = result["machine"], result["table"]
+    name, folder = machine_of(facts)
+    run = {
+        "question": question or result["benchmark"],
+        "machine": name,
+        "commit": facts["commit"],
+        "time": result["time"],
+        "commands": [f"python benchmarks/{facts['command']}"],
+        "columns": list(rows[0]),
+        "rows": [[str(value) for value in row.values()] for row in rows],
+        "notes": note,
+    }
+    path = RESULTS / folder / f"{run['question']}-{run['commit']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Keep a run, write the pages, or check that they are up to date."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("action", nargs="?", choices=("write", "keep"), default="write")
+    parser.add_argument("output", nargs="?", help="keep: a file with what a benchmark printed")
+    parser.add_argument("--question", help="keep: the question it answers, where that is not the benchmark's name")
+    parser.add_argument("--note", default="", help="keep: what must be said behind the table")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where a page is out of date")
+    args = parser.parse_args(argv)
+    if args.action == "keep":
+        if not args.output:
+            parser.error("keep needs the file with the benchmark's output")
+        print(keep(Path(args.output).read_text(encoding="utf-8"), args.question, args.note))
+    runs = load()
+    pages = {DOCUMENT: document(runs), README: with_table(README.read_text(encoding="utf-8"), runs)}
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if args.check:
+        for path in stale:
+            print(f"{path.name} is not what the results say: run python benchmarks/results.py", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(pages[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The README and the pages of docs/: every command on them runs as it is written, and the generated parts are current.
+
+Models that a page names by their hub ids are tiny ones here, in a hub cache of the test's own; sbatch, qsub and ray
+are programs that check what they are given, and print what the real ones print.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import checkpoint_files
+import pytest
+import results
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HUB = ("facebook/opt-13b", "facebook/opt-350m", "facebook/opt-125m")
+# Commands that are not run here, by what they begin with, and what runs them.
+ELSEWHERE = {
+    "python3 -m venv": ".ci/run, as it is written",
+    "pip install": ".ci/run, by tests/run ipex",
+    "bash tests/run": ".ci/run",
+    "ipex-assist bench --pair opt-6.7b": "tests/bench/test_bench_command.py, with a small pair: this one takes minutes",
+    "ipex-assist batch prompts.jsonl -o results.jsonl -m facebook/opt-13b --ray": "tests/batch/test_batch_ray.py",
+    "ray start": "Ray's own",
+    "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",
+}
+SUBMIT = "#!/bin/sh\nbash -n && echo {answer}\n"  # the script comes on standard input
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page: indented lines that begin with a program, with their continuations, without comments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^    ((?:ipex-assist|ipex-launch|ray|pip|bash|python3?) .*)$", text, re.MULTILINE)
+    return [re.sub(r"\s+", " ", re.sub(r"\s{2,}#.*$", "", line)).strip() for line in lines]
+
+
+def elsewhere(command: str) -> bool:
+    """Whether something else runs it."""
+    return any(command.startswith(beginning) for beginning in ELSEWHERE)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the pages' commands name."""
+    folder = tmp_path_factory.mktemp("documents")
+    model = checkpoint_files.tiny_model("opt", max_position_embeddings=2048)
+    for name in HUB:
+        repository = folder / "hub" / f"models--{name.replace('/', '--')}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("0" * 40)
+        checkpoint_files.save(model, repository / "snapshots" / ("0" * 40))
+    checkpoint_files.save(checkpoint_files.tiny_model("qwen2"), folder / "Qwen2.5-7B-Instruct")
+    checkpoint_files.write_gguf(checkpoint_files.tiny_model("llama"), folder / "model.gguf")
+    (folder / "prompt.txt").write_text("the quick brown fox")
+    (folder / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "brown fox"}\n')
+    (folder / "alpaca.json").write_text('[{"instruction": "Name a fox.", "input": "", "output": "Fox."}]')
+    (folder / "wiki.test.raw").write_text("The quick brown fox jumps over the lazy dog. " * 60)
+    for script in ("script.py", "serve.py", "bench.py"):
+        (folder / script).write_text("print('done')\n")
+    programs = folder / "bin"
+    programs.mkdir()
+    for program, answer in (("sbatch", "7"), ("qsub", "7.server")):
+        (programs / program).write_text(SUBMIT.format(answer=answer))
+        (programs / program).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def place(models: Path, tmp_path: Path) -> Path:
+    """The same, for one page alone."""
+    for entry in models.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    return tmp_path
+
+
+def environ(place: Path) -> dict[str, str]:
+    """Offline, with the models of `place`, and our commands where `python` is."""
+    path = os.pathsep.join([str(place / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    own = {"PATH": path, "HF_HUB_CACHE": str(place / "hub"), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(place)}
+    return {**os.environ, **own}
+
+
+def run(command: str, place: Path) -> str:
+    """What went wrong; empty where the command ended well."""
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=place, env=environ(place), capture_output=True, text=True, timeout=300,
+        input="the quick brown fox",
+    )  # fmt: skip
+    return "" if done.returncode == 0 else f"{command}\n exit code {done.returncode}: {done.stderr[-600:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_run_as_they_are_written(page: Path, place: Path) -> None:
+    """A flag that was renamed, or an example that never worked. Later commands may use what earlier ones wrote."""
+    wanted = [command for command in commands(page) if not elsewhere(command)]
+    chains = [[command for command in wanted if "opt-13b-int4" in command or "results.jsonl" in command]]
+    chains += [[command] for command in wanted if command not in chains[0]]
+    with ThreadPoolExecutor(2) as pool:
+        failed = pool.map(lambda chain: "\n".join(filter(None, [run(command, place) for command in chain])), chains)
+        assert not [text for text in failed if text]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_runs_as_it_is_written(page: Path, place: Path) -> None:
+    """The examples of the Python API."""
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+        file = place / f"{page.stem}_{number}.py"
+        file.write_text(code)
+        assert not run(f"ipex-launch -- python {file.name}", place)
+
+
+@pytest.mark.one_stack
+def test_every_exception_is_one() -> None:
+    """A command that is no longer on any page needs no exception."""
+    found = [command for page in PAGES for command in commands(page)]
+    assert len(found) > 30
+    assert not [beginning for beginning in ELSEWHERE if not any(map(str.startswith, found, [beginning] * len(found)))]
+
+
+@pytest.mark.one_stack
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Pages that moved took their links along."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.one_stack
+def test_results_are_what_the_files_say() -> None:
+    """RESULTS.md and the README's table are written by benchmarks/results.py and by nothing else."""
+    assert results.main(["--check"]) == 0
+
+
+@pytest.mark.one_stack
+def test_the_readme_is_short() -> None:
+    """What a newcomer reads in one go."""
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) < 150
