@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:

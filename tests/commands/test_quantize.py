@@ -19,6 +19,7 @@ from quantized_files import PROMPT, reference_logits, relative
 from safetensors.torch import load_file
 
 from ipex_assist import cli
+from ipex_assist.checkpoints import writer
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands import quantized_writer
 from ipex_assist.env.errors import IpexAssistError
@@ -163,7 +164,7 @@ def test_gguf_and_sharded_input_sharded_output(tmp_path: Path, monkeypatch: pyte
     model = checkpoint_files.tiny_model("qwen2")
     checkpoint_files.write_gguf(model, tmp_path / "m.gguf")
     checkpoint_files.save_shards(model, tmp_path / "m", count=3)
-    monkeypatch.setattr(quantized_writer, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(writer, "SHARD_BYTES", 20_000)
     for source in ("m.gguf", "m"):
         output = tmp_path / f"q-{source}"
         assert run("-m", str(tmp_path / source), "-o", str(output), "--group-size", "32") == 0

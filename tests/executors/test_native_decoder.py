@@ -269,7 +269,8 @@ import json, os, sys
 from pathlib import Path
 import torch
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.executors import choose, native
+from ipex_assist.executors import native_loading
+from ipex_assist.executors.load import load_decoder
 from ipex_assist.native.library import shared_pool
 
 def threads():
@@ -283,8 +284,8 @@ torch.set_num_threads(1)
 torch.ones(8, 8) @ torch.ones(8, 8)
 mask, before = sorted(os.sched_getaffinity(0)), threads()
 cpus = (mask * 2)[:2]
-native.planned_pool = lambda: shared_pool(2, cpus)
-decoder = choose.load_decoder(open_checkpoint(sys.argv[1]), sys.argv[2], "native")
+native_loading.planned_pool = lambda: shared_pool(2, cpus)
+decoder = load_decoder(open_checkpoint(sys.argv[1]), sys.argv[2], "native")
 decoder.reserve(100)
 unbound = True
 for step in range(8):
