@@ -38,7 +38,7 @@ QUESTIONS = {
     "simulated": "OPT-6.7B with OPT-125M, simulated acceptance of 0.8",
     "eval": "Fewer bits: perplexity",
     "multi_socket": "Several instances",
-    "regression": "This version beside the one before",
+    "versions": "This version beside the one before",
     "load_memory": "Memory of loading",
     "starting": "Starting",
 }
