@@ -77,6 +77,23 @@ def turn(python: str, args: argparse.Namespace) -> Figures:
     return figures
 
 
+def compared(old: list[Figures], new: list[Figures]) -> list[dict[str, Any]]:
+    """A row for each figure: medians of both versions' turns, and of the ratios within each turn, with their spread."""
+    rows = []
+    for name in old[0]:
+        ratios = [after[name] / before[name] for before, after in zip(old, new, strict=True)]
+        rows.append(
+            {
+                "what": name,
+                "old, a second": f"{statistics.median(figures[name] for figures in old):.2f}",
+                "new, a second": f"{statistics.median(figures[name] for figures in new):.2f}",
+                "new ÷ old": f"{statistics.median(ratios):.3f}",
+                "spread": f"{min(ratios):.3f} to {max(ratios):.3f}",
+            }
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", required=True)
@@ -93,19 +110,7 @@ def main() -> None:
         for python in (args.old, args.new) if number % 2 == 0 else (args.new, args.old):
             samples[python].append(turn(python, args))
             print(f"turn {number + 1}: {samples[python][-1]}", flush=True)
-    rows: list[dict[str, Any]] = []
-    for name in samples[args.old][0]:
-        old, new = ([each[name] for each in samples[python]] for python in (args.old, args.new))
-        ratios = [b / a for a, b in zip(old, new, strict=True)]
-        rows.append(
-            {
-                "what": name,
-                "old, a second": f"{statistics.median(old):.2f}",
-                "new, a second": f"{statistics.median(new):.2f}",
-                "new ÷ old": f"{statistics.median(ratios):.3f}",
-                "spread": f"{min(ratios):.3f} to {max(ratios):.3f}",
-            }
-        )
+    rows = compared(samples[args.old], samples[args.new])
     commits = {
         which: subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=checkout(python), capture_output=True, text=True

@@ -1,0 +1,78 @@
+"""Results: what a benchmark printed becomes a file, and the files become a page with one current table a question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import results
+import versions
+
+FACTS = {
+    "cpu": "Intel(R) Xeon(R) Gold 6430",
+    "cpus": 64,
+    "isa": ["avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"],
+    "commit": "0123abc",
+    "command": "kernels.py --rows 1",
+}
+
+
+def output(time: str, value: str) -> str:
+    """What a benchmark prints: its table, and a line of JSON."""
+    facts = {"benchmark": "kernels", "time": time, "machine": FACTS, "table": [{"rows": 1, "ms": value}]}
+    return f"rows  ms\n1     {value}\n{json.dumps(facts)}\n"
+
+
+def test_what_a_benchmark_printed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By machine and commit, with the command that made it."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    path = results.keep(output("2026-01-02T03:04:05+00:00", "1.25"), None, "Nothing else ran.")
+    assert path.relative_to(tmp_path) == Path("xeon-amx-64c/kernels-0123abc.json")
+    (run,) = results.load(tmp_path)
+    assert run["machine"] == "Intel Xeon Gold 6430, 64 CPUs, AMX, AVX-512 BF16, VNNI"
+    assert (run["columns"], run["rows"]) == (["rows", "ms"], [["1", "1.25"]])
+    page = results.document([run])
+    assert "    python benchmarks/kernels.py --rows 1" in page
+    assert "Nothing else ran." in page
+
+
+def run_of(question: str, time: str, value: str) -> dict[str, Any]:
+    """A run as its file has it."""
+    return {
+        "question": question,
+        "machine": "A",
+        "commit": time,
+        "time": time,
+        "commands": [],
+        "columns": ["ms"],
+        "rows": [[value]],
+    }
+
+
+def test_the_newest_run_is_the_current_one() -> None:
+    """And what it replaces is folded behind it; further tables of a question stand beside its first."""
+    page = results.document(
+        [run_of("kernels", "1", "older"), run_of("kernels", "2", "newer"), run_of("kernels_2", "1", "b")]
+    )
+    current, folded = page.split("<details>")
+    assert "newer" in current
+    assert "older" not in current
+    assert "| b" in current
+    assert "older" in folded
+
+
+def test_a_file_that_answers_no_question_is_refused(tmp_path: Path) -> None:
+    """It would be on no page, without a word."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "x.json").write_text(json.dumps(run_of("kernel", "1", "1")))
+    with pytest.raises(SystemExit, match="kernel: no such question"):
+        results.load(tmp_path)
+
+
+def test_versions_are_compared_by_turns() -> None:
+    """A machine that becomes slower strikes both versions of a turn: the ratio of the medians would be wrong."""
+    old, new = [{"a": 10.0}, {"a": 5.0}, {"a": 4.0}], [{"a": 10.0}, {"a": 5.5}, {"a": 4.0}]
+    (row,) = versions.compared(old, new)
+    assert (row["new ÷ old"], row["spread"]) == ("1.000", "1.000 to 1.100")
