@@ -70,6 +70,8 @@ def load(
     Raises UsageError for a combination that cannot work, IpexAssistError where a model cannot be loaded.
     """
     checkpoint = open_checkpoint(target, revision=revision, offline=offline)
+    if not checkpoint.why_not_ours():
+        checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
     name = parse_assistant(assistant)
     helper = None
     if name.model == AUTO:
@@ -122,8 +124,11 @@ class _Request:
 
 def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: bool) -> TextModel:
     checkpoint, helper, executor = request.checkpoint, request.helper, request.executor
-    if find(checkpoint.architecture) is None or (helper and find(helper.architecture) is None):
-        return _by_transformers(request, progress)
+    for model in (checkpoint, helper):
+        if model is not None and (reason := model.why_not_ours()):
+            level = logging.INFO if find(model.architecture) is None else logging.WARNING
+            log.log(level, "%s runs through transformers: %s", checkpoint.source, reason)
+            return _by_transformers(request, progress)
 
     tokenizer = load_tokenizer(checkpoint)
     helper_tokenizer = None

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models import ARCHITECTURES, find
+from ipex_assist.models.config import ConfigError, NotComputed
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import check_stored
 
 if TYPE_CHECKING:
     import torch
 
 
+_MAX_JSON_BYTES = 64 << 20
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
@@ -32,7 +37,44 @@ class Checkpoint(ABC):
     @property
     def architecture(self) -> str:
         """`architectures[0]` of the config, or "" where it names none."""
-        return str((self.config.get("architectures") or [""])[0])
+        return architecture_of(self.config)
+
+    def decoder_spec(self) -> DecoderSpec:
+        """What our own decoder must know of it.
+
+        Raises:
+            NotComputed: it asks for something our decoder does not have; the message says what.
+            IpexAssistError: a value of its config cannot be.
+        """
+        architecture = find(self.architecture)
+        if architecture is None:
+            name = self.architecture or "a model without architectures in its config"
+            raise NotComputed(f"{name} is none of {', '.join(sorted(ARCHITECTURES))}")
+        try:
+            return architecture.spec(self.config)
+        except ConfigError as error:
+            raise IpexAssistError(f"{self.source}: {error}. Download it again, or mend its config.json") from error
+
+    def check_weights(self) -> None:
+        """Raise IpexAssistError where its tensors are not those its config asks for; reads headers only."""
+        spec, architecture = self.decoder_spec(), find(self.architecture)
+        assert architecture is not None
+        shapes = self.shapes()
+        try:
+            check_stored(spec, architecture.weights(spec), shapes)
+        except IpexAssistError as error:
+            raise IpexAssistError(f"{self.source}: {error}") from error
+
+    def why_not_ours(self) -> str | None:
+        """What our own decoder lacks for this model, which transformers runs then; None where it lacks nothing.
+
+        Raises IpexAssistError where a value of its config cannot be.
+        """
+        try:
+            self.decoder_spec()
+        except NotComputed as error:
+            return str(error)
+        return None
 
     def names(self) -> list[str]:
         """Hugging Face names of the stored tensors, in the order `tensors()` yields them."""
@@ -66,17 +108,27 @@ class Checkpoint(ABC):
         """
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """`architectures[0]` of a config.json, or "" where it names none."""
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if there is no such file.
 
     Raises:
-        IpexAssistError: the file is no JSON object.
+        IpexAssistError: the file is no JSON object, or larger than any that belongs to a model.
     """
     if not path.is_file():
         return None
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise IpexAssistError(f"{path} has {path.stat().st_size:,} bytes, which no such file has. Download it again.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise IpexAssistError(f"{path} is nested too deep to be read. Download it again.") from error
+    except ValueError as error:
         raise IpexAssistError(f"{path} is no valid JSON ({error}). Download it again.") from error
     if not isinstance(content, dict):
         raise IpexAssistError(f"{path} holds a {type(content).__name__}, not an object. Download it again.")

@@ -167,14 +167,9 @@ def _check_memory(args: argparse.Namespace) -> None:
 
 
 def _refuse_unknown(*checkpoints: Checkpoint) -> None:
-    from ipex_assist.models import ARCHITECTURES, find
-
     for checkpoint in checkpoints:
-        if find(checkpoint.architecture) is None:
-            raise IpexAssistError(
-                f"{checkpoint.source} is a {checkpoint.architecture or 'checkpoint without architectures'}; "
-                f"eval knows {', '.join(sorted(ARCHITECTURES))}"
-            )
+        if reason := checkpoint.why_not_ours():
+            raise IpexAssistError(f"{checkpoint.source} cannot be evaluated: {reason}")
 
 
 def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Decoder, str]:

@@ -8,7 +8,6 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
-from ipex_assist.models import find
 from ipex_assist.speculative.assistant_name import SELF, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
 
@@ -55,13 +54,11 @@ def estimate_need(
         checkpoint = open_checkpoint(model, revision=revision, offline=True)
         if assistant == "auto":
             assistant = default_assistant(checkpoint.config, model)
-        architecture = find(checkpoint.architecture)
-        if architecture is not None:
-            spec = architecture.spec(checkpoint.config)
-            tokens = min(max_new_tokens + PROMPT_TOKENS, spec.context_length)
-            kv = tokens * spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+        spec = checkpoint.decoder_spec()
+        tokens = min(max_new_tokens + PROMPT_TOKENS, spec.context_length)
+        kv = tokens * spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
     except IpexAssistError:
-        # What is wrong with the checkpoint is said when it is loaded.
+        # Our decoder does not run it, or else what is wrong with the checkpoint is said when it is loaded.
         assistant = None if assistant == "auto" else assistant
     return MemoryNeed(
         target=_size(model, precision, revision, offline),

@@ -92,17 +92,15 @@ def _check(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> int:
     from ipex_assist.checkpoints.open import open_checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
-    from ipex_assist.models import ARCHITECTURES, find
+    from ipex_assist.models import find
 
     checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
     if isinstance(checkpoint, QuantizedCheckpoint):
         raise IpexAssistError(f"{checkpoint.source} is quantized already: take the original checkpoint")
+    if reason := checkpoint.why_not_ours():
+        raise IpexAssistError(f"{checkpoint.source} cannot be quantized: {reason}")
     architecture = find(checkpoint.architecture)
-    if architecture is None:
-        raise IpexAssistError(
-            f"{checkpoint.source} is a {checkpoint.architecture or 'checkpoint without architectures'}; "
-            f"quantize knows {', '.join(sorted(ARCHITECTURES))}"
-        )
+    assert architecture is not None
     output = Path(args.output)
     if args.method == "auto-round":
         from ipex_assist.commands.auto_round import quantize_checkpoint

@@ -45,7 +45,7 @@ def write_rtn(
 
     Raises IpexAssistError where a matrix does not fit the format, or the disk has no room.
     """
-    spec = architecture.spec(checkpoint.config)
+    spec = checkpoint.decoder_spec()
     sources = architecture.weights(spec)
     wanted = resolve(sources, checkpoint.names())
     linears = {name for name, ours in wanted.items() if all(map(_is_linear, ours))}

@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.models import find
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -54,7 +53,7 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     """The precision of a checkpoint that is quantized already, where its executor has that; None for any other."""
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
-    if not isinstance(checkpoint, QuantizedCheckpoint) or find(checkpoint.architecture) is None:
+    if not isinstance(checkpoint, QuantizedCheckpoint) or checkpoint.why_not_ours():
         return None
     if not checkpoint.modules:
         return None

@@ -56,9 +56,9 @@ def load_decoder(
     """
     import torch
 
-    architecture = find(checkpoint.architecture)
+    spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
-    spec = architecture.spec(checkpoint.config)
+    checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     sources = architecture.weights(spec)
     started = time.perf_counter()
     with torch.inference_mode():

@@ -1,6 +1,7 @@
 """The architectures we run ourselves: one file each, named by Hugging Face's `model_type`.
 
-A model file holds `ARCHITECTURE` (what config.json's `architectures[0]` says), `spec(config)` and `weights(spec)`.
+A model file holds `ARCHITECTURE` (what config.json's `architectures[0]` says), `NAMES` (what its config.json calls a
+DecoderSpec's fields, where that differs), `spec(config)` and `weights(spec)`.
 `weights` maps each of our weight names to the checkpoint's, so that a missing tensor is known before any is read.
 A checkpoint tensor that holds several weights is named with a slice of its rows.
 """
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from ipex_assist.models import gpt_bigcode, llama, mistral, opt, qwen2, qwen3
+from ipex_assist.models.config import Config, ConfigError, MissingError
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -23,13 +26,30 @@ class Architecture:
     """How one architecture's config and checkpoint names become a DecoderSpec and our weight names."""
 
     name: str
-    spec: Callable[[Mapping[str, Any]], DecoderSpec]
+    names: Mapping[str, str]
+    read: Callable[[Config], DecoderSpec]
     weights: Callable[[DecoderSpec], dict[str, Source]]
+
+    def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
+        """The spec of a config.json.
+
+        Raises ConfigError for values that cannot be, by the names they have there; NotComputed for a sound config that
+        asks for something our decoder does not have.
+        """
+        try:
+            return self.read(Config(config, self.names))
+        except MissingError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(self.names.get(error.name, error.name), error.value, error.must) from error
+
+
+def _architecture(module: ModuleType) -> Architecture:
+    return Architecture(module.ARCHITECTURE, module.NAMES, module.spec, module.weights)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    module.ARCHITECTURE: Architecture(module.ARCHITECTURE, module.spec, module.weights)  # type: ignore[attr-defined]
-    for module in (gpt_bigcode, llama, mistral, opt, qwen2, qwen3)
+    module.ARCHITECTURE: _architecture(module) for module in (gpt_bigcode, llama, mistral, opt, qwen2, qwen3)
 }
 
 

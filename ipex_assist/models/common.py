@@ -2,68 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, get_args
 
-from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import ACTIVATIONS, Activation, DecoderSpec, Rope
+from ipex_assist.models.config import Config, ConfigError, NotComputed
+from ipex_assist.models.spec import ACTIVATIONS, ROPE_RANGES, Activation, DecoderSpec, Rope, RopeKind
 from ipex_assist.models.weights import Source
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
 
 def activation(name: str) -> Activation:
-    """Our name of an activation; IpexAssistError for one we do not compute."""
+    """Our name of an activation; NotComputed for one we do not have."""
     if name not in ACTIVATIONS:
-        raise IpexAssistError(f"activation {name!r} is not supported; known: {', '.join(sorted(ACTIVATIONS))}")
+        raise NotComputed(f"activation {name!r} is not supported; known: {', '.join(sorted(ACTIVATIONS))}")
     return ACTIVATIONS[name]
 
 
-def rope(config: Mapping[str, Any], default_theta: float = 10000.0) -> Rope:
-    """Rotary positions of a config, as written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or default_theta
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-    scaling.pop("type", None)
+def rope(config: Config, default_theta: float = 10000.0) -> Rope:
+    """Rotary positions of a config, as written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters).
+
+    Raises ConfigError for values that cannot be, NotComputed for rules we do not have.
+    """
+    part = Config(config.part("rope_parameters") or config.part("rope_scaling"))
+    kind = part.text("rope_type", part.text("type", "default"))
     if kind not in ROPE_KINDS:
-        raise IpexAssistError(f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}")
-    if (scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise IpexAssistError("rotary positions over a part of each head (partial_rotary_factor) are not supported")
-    if kind == "yarn" and not scaling.get("factor"):
-        scaling["factor"] = config["max_position_embeddings"] / scaling["original_max_position_embeddings"]
-    return Rope(theta=float(theta), kind=cast(Any, kind), scaling=scaling)
+        raise NotComputed(f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}")
+    if any(isinstance(value, dict) for value in part.values.values()):
+        raise NotComputed("rotary positions that differ by the kind of layer are not supported")
+    if part.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise NotComputed("rotary positions over a part of each head (partial_rotary_factor) are not supported")
+    theta = part.number("rope_theta", config.number("rope_theta", default_theta))
+    scaling: dict[str, Any] = {}
+    for name in ROPE_RANGES:
+        if name != "rope_theta" and (value := part.optional_number(name)) is not None:
+            scaling[name] = value
+    if kind == "yarn":
+        scaling["truncate"] = part.flag("truncate", True)
+        trained = part.optional_number("original_max_position_embeddings")
+        if "factor" not in scaling and trained:
+            scaling["factor"] = config.integer("max_position_embeddings") / trained
+    return Rope(theta=float(theta), kind=kind, scaling=scaling)
 
 
-def sliding_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """The window of each layer of Qwen's configs: layer_types where given, else the layers after max_window_layers."""
-    if not config.get("use_sliding_window") or not config.get("sliding_window"):
-        return ()
-    layers = config["num_hidden_layers"]
-    first = config.get("max_window_layers", layers)
-    kinds = config.get("layer_types") or [
+def with_windows(spec: DecoderSpec, config: Config) -> DecoderSpec:
+    """With the window of each layer of Qwen's configs: layer_types where given, else those after max_window_layers."""
+    window = config.optional_integer("sliding_window")
+    if not config.flag("use_sliding_window", False) or window is None:
+        return spec
+    layers = spec.num_hidden_layers
+    first = config.integer("max_window_layers", layers)
+    kinds = config.optional_texts("layer_types") or [
         "full_attention" if layer < first else "sliding_attention" for layer in range(layers)
     ]
-    windows = tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
-    return windows if any(windows) else ()
+    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+        raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
+    return replace(spec, sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in kinds))
 
 
-def llama_like(model_type: str, config: Mapping[str, Any], **differences: Any) -> DecoderSpec:
+def even_head_dim(config: Config) -> int:
+    """hidden_size ÷ heads, where the config gives no head_dim."""
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if heads < 1 or hidden_size % heads:
+        raise ConfigError(config.stored_name("num_attention_heads"), heads, f"a divisor of the width, {hidden_size:,}")
+    return hidden_size // heads
+
+
+def llama_like(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
     """The spec of a model that is Llama but for `differences`."""
-    hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
+    heads, head_dim = config.integer("num_attention_heads"), config.optional_integer("head_dim")
+    if head_dim is None and "head_dim" not in differences:
+        head_dim = even_head_dim(config)
     fields: dict[str, Any] = {
         "model_type": model_type,
-        "vocab_size": config["vocab_size"],
-        "hidden_size": hidden_size,
-        "intermediate_size": config["intermediate_size"],
-        "num_hidden_layers": config["num_hidden_layers"],
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
+        "intermediate_size": config.integer("intermediate_size"),
+        "num_hidden_layers": config.integer("num_hidden_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or hidden_size // heads,
-        "max_position_embeddings": config.get("max_position_embeddings", 2048),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "activation": activation(config.get("hidden_act", "silu")),
+        "num_key_value_heads": config.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": config.integer("max_position_embeddings", 2048),
+        "norm_eps": config.number("norm_eps", 1e-6),
+        "activation": activation(config.text("hidden_act", "silu")),
         "rope": rope(config),
-        "tied_head": bool(config.get("tie_word_embeddings", False)),
+        "tied_head": config.flag("tie_word_embeddings", False),
     }
     return DecoderSpec(**{**fields, **differences})
 

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ipex_assist.models.common import activation
+from ipex_assist.models.common import activation, even_head_dim
+from ipex_assist.models.config import Config
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GPTBigCodeForCausalLM"
+NAMES = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+    "activation": "activation_function",
+}
 
 
-def spec(config: Mapping[str, Any]) -> DecoderSpec:
+def spec(config: Config) -> DecoderSpec:
     """Sizes go by GPT-2's names (n_embd, n_layer, n_head, n_inner, n_positions)."""
-    hidden_size, heads = config["n_embd"], config["n_head"]
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     return DecoderSpec(
         model_type="gpt_bigcode",
-        vocab_size=config["vocab_size"],
+        vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=config.get("n_inner") or 4 * hidden_size,
-        num_hidden_layers=config["n_layer"],
+        intermediate_size=config.integer("intermediate_size", 4 * hidden_size),
+        num_hidden_layers=config.integer("num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=1 if config.get("multi_query", True) else heads,
-        head_dim=hidden_size // heads,
-        max_position_embeddings=config.get("n_positions", 1024),
+        num_key_value_heads=1 if config.flag("multi_query", True) else heads,
+        head_dim=even_head_dim(config),
+        max_position_embeddings=config.integer("max_position_embeddings", 1024),
         norm="layer",
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
-        activation=activation(config.get("activation_function", "gelu_pytorch_tanh")),
+        norm_eps=config.number("norm_eps", 1e-5),
+        activation=activation(config.text("activation", "gelu_pytorch_tanh")),
         gated=False,
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        attention_scale=None if config.get("scale_attn_weights", True) else 1.0,
-        tied_head=config.get("tie_word_embeddings", True),
+        attention_scale=None if config.flag("scale_attn_weights", True) else 1.0,
+        tied_head=config.flag("tie_word_embeddings", True),
     )
 
 

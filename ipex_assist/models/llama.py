@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ipex_assist.models.common import llama_like
 from ipex_assist.models.common import llama_weights as weights
+from ipex_assist.models.config import Config
 from ipex_assist.models.spec import DecoderSpec
 
-__all__ = ["ARCHITECTURE", "spec", "weights"]
+__all__ = ["ARCHITECTURE", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "LlamaForCausalLM"
+NAMES = {"norm_eps": "rms_norm_eps"}
 
 
-def spec(config: Mapping[str, Any]) -> DecoderSpec:
+def spec(config: Config) -> DecoderSpec:
     """`attention_bias` puts a bias on all four projections of attention, `mlp_bias` on all three of the MLP."""
-    bias = bool(config.get("attention_bias", False))
-    return llama_like("llama", config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias", False)))
+    bias = config.flag("attention_bias", False)
+    return llama_like("llama", config, qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias", False))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from ipex_assist.models.common import llama_like
 from ipex_assist.models.common import llama_weights as weights
+from ipex_assist.models.config import Config
 from ipex_assist.models.spec import DecoderSpec
 
-__all__ = ["ARCHITECTURE", "spec", "weights"]
+__all__ = ["ARCHITECTURE", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "MistralForCausalLM"
+NAMES = {"norm_eps": "rms_norm_eps"}
 
 
-def spec(config: Mapping[str, Any]) -> DecoderSpec:
+def spec(config: Config) -> DecoderSpec:
     """A config without the key has the window of the first release, 4096; null means none."""
-    window = config.get("sliding_window", 4096)
-    windows = (window,) * config["num_hidden_layers"] if window else ()
-    return llama_like("mistral", config, sliding_windows=windows)
+    spec = llama_like("mistral", config)
+    window = config.optional_integer("sliding_window") if "sliding_window" in config.values else 4096
+    return spec if window is None else replace(spec, sliding_windows=(window,) * spec.num_hidden_layers)

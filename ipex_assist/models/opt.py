@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ipex_assist.models.common import activation
+from ipex_assist.models.common import activation, even_head_dim
+from ipex_assist.models.config import Config
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "OPTForCausalLM"
+NAMES = {"intermediate_size": "ffn_dim", "embedding_size": "word_embed_proj_dim", "activation": "activation_function"}
 
 
-def spec(config: Mapping[str, Any]) -> DecoderSpec:
+def spec(config: Config) -> DecoderSpec:
     """Positions are learned and stored from row 2 on; the final norm exists where the norms come first."""
-    hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
-    norm_first = config.get("do_layer_norm_before", True)
-    bias = config.get("enable_bias", True)
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    norm_first = config.flag("do_layer_norm_before", True)
+    bias = config.flag("enable_bias", True)
     return DecoderSpec(
         model_type="opt",
-        vocab_size=config["vocab_size"],
+        vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=config["ffn_dim"],
-        num_hidden_layers=config["num_hidden_layers"],
+        intermediate_size=config.integer("intermediate_size"),
+        num_hidden_layers=config.integer("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        head_dim=hidden_size // heads,
-        max_position_embeddings=config.get("max_position_embeddings", 2048),
+        head_dim=even_head_dim(config),
+        max_position_embeddings=config.integer("max_position_embeddings", 2048),
         norm="layer",
         norm_eps=1e-5,
         post_norm=not norm_first,
-        norm_affine=config.get("layer_norm_elementwise_affine", True),
-        final_norm=norm_first and not config.get("_remove_final_layer_norm", False),
-        activation=activation(config.get("activation_function", "relu")),
+        norm_affine=config.flag("layer_norm_elementwise_affine", True),
+        final_norm=norm_first and not config.flag("_remove_final_layer_norm", False),
+        activation=activation(config.text("activation", "relu")),
         gated=False,
         position_offset=2,
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
-        tied_head=config.get("tie_word_embeddings", True),
-        embedding_size=config.get("word_embed_proj_dim") or hidden_size,
+        tied_head=config.flag("tie_word_embeddings", True),
+        embedding_size=config.integer("embedding_size", hidden_size),
     )
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ipex_assist.models.common import llama_like, sliding_windows
+from ipex_assist.models.common import llama_like, with_windows
 from ipex_assist.models.common import llama_weights as weights
+from ipex_assist.models.config import Config
 from ipex_assist.models.spec import DecoderSpec
 
-__all__ = ["ARCHITECTURE", "spec", "weights"]
+__all__ = ["ARCHITECTURE", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "Qwen2ForCausalLM"
+NAMES = {"norm_eps": "rms_norm_eps"}
 
 
-def spec(config: Mapping[str, Any]) -> DecoderSpec:
+def spec(config: Config) -> DecoderSpec:
     """The bias is part of the architecture; the config does not name it."""
-    return llama_like("qwen2", config, qkv_bias=True, sliding_windows=sliding_windows(config))
+    return with_windows(llama_like("qwen2", config, qkv_bias=True), config)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ipex_assist.models.common import llama_like, sliding_windows
+from ipex_assist.models.common import llama_like, with_windows
 from ipex_assist.models.common import llama_weights as weights
+from ipex_assist.models.config import Config
 from ipex_assist.models.spec import DecoderSpec
 
-__all__ = ["ARCHITECTURE", "spec", "weights"]
+__all__ = ["ARCHITECTURE", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "Qwen3ForCausalLM"
+NAMES = {"norm_eps": "rms_norm_eps"}
 
 
-def spec(config: Mapping[str, Any]) -> DecoderSpec:
+def spec(config: Config) -> DecoderSpec:
     """A config without head_dim has 128, whatever hidden_size ÷ heads gives."""
-    bias = bool(config.get("attention_bias", False))
-    return llama_like(
+    bias = config.flag("attention_bias", False)
+    spec = llama_like(
         "qwen3",
         config,
-        head_dim=config.get("head_dim") or 128,
+        head_dim=config.integer("head_dim", 128),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        sliding_windows=sliding_windows(config),
     )
+    return with_windows(spec, config)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from ipex_assist.models.config import ConfigError
 
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 
 # Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions behind them.
 ACTIVATIONS: dict[str, Activation] = {
@@ -20,16 +24,67 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+# The least and the largest that each number may be. The upper ends are far beyond any model: a damaged config shall not
+# ask for all memory.
+RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (1, 1 << 24),
+    "hidden_size": (1, 1 << 20),
+    "intermediate_size": (1, 1 << 22),
+    "num_hidden_layers": (1, 1000),
+    "num_attention_heads": (1, 4096),
+    "num_key_value_heads": (1, 4096),
+    "head_dim": (1, 4096),
+    "max_position_embeddings": (1, 1 << 30),
+    "norm_eps": (1e-30, 0.1),
+    "position_offset": (0, 1 << 10),
+    "attention_scale": (1e-6, 1e6),
+    "embedding_size": (1, 1 << 20),
+}
+# The same for rotary positions, and what each rule cannot do without.
+ROPE_RANGES: dict[str, tuple[float, float]] = {
+    "rope_theta": (1.001, 1e15),
+    "factor": (1e-3, 1e6),
+    "low_freq_factor": (1e-3, 1e6),
+    "high_freq_factor": (1e-3, 1e6),
+    "original_max_position_embeddings": (1, 1 << 30),
+    "beta_fast": (1e-3, 1e6),
+    "beta_slow": (1e-3, 1e6),
+    "attention_factor": (1e-3, 1e3),
+    "mscale": (0, 1e3),
+    "mscale_all_dim": (0, 1e3),
+}
+ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary positions: the base and, where a model stretches its context, the rule it uses.
 
     `scaling` holds the numbers of the rule under Hugging Face's names (`factor`, `low_freq_factor`, …).
+    Raises ConfigError for a number out of ROPE_RANGES, and where the rule lacks one.
     """
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "dynamic", "yarn", "llama3"] = "default"
+    kind: RopeKind = "default"
     scaling: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_range("rope_theta", self.theta, ROPE_RANGES["rope_theta"])
+        for name in ROPE_NEEDS[self.kind]:
+            if self.scaling.get(name) is None:
+                raise ConfigError(name, None, f"a number: {self.kind} rope scaling needs it")
+        for name, value in self.scaling.items():
+            if name in ROPE_RANGES and value is not None:
+                _check_range(name, value, ROPE_RANGES[name])
+        if self.kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
+            low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
+            raise ConfigError("high_freq_factor", high, f"larger than low_freq_factor, {low:g}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +92,7 @@ class DecoderSpec:
     """One decoder-only transformer. Sizes are counts of elements; names are Hugging Face's.
 
     The layer is `x + attention(norm(x))`, then `x + mlp(norm(x))`; with `post_norm` the norm follows the sum.
+    Raises ConfigError for a value out of RANGES, and for values that cannot go together.
     """
 
     model_type: str
@@ -66,6 +122,27 @@ class DecoderSpec:
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
     sliding_windows: tuple[int | None, ...] = ()  # one a layer; empty where every layer sees everything
+
+    def __post_init__(self) -> None:
+        for name, ends in RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                _check_range(name, value, ends)
+        for name, kinds in (("norm", Norm), ("activation", Activation)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ConfigError(name, getattr(self, name), f"one of {', '.join(get_args(kinds))}")
+        heads = self.num_attention_heads
+        if heads % self.num_key_value_heads:
+            raise ConfigError("num_key_value_heads", self.num_key_value_heads, f"a divisor of the {heads} heads")
+        if self.rope is not None and self.head_dim % 2:
+            raise ConfigError("head_dim", self.head_dim, "even, because rotary positions turn its halves")
+        if self.rope is not None and self.rope.kind == "dynamic" and self.head_dim < 4:
+            raise ConfigError("head_dim", self.head_dim, "at least 4 with dynamic rope scaling")
+        if len(self.sliding_windows) not in (0, self.num_hidden_layers):
+            count = len(self.sliding_windows)
+            raise ConfigError("layer_types", f"a list of {count}", f"one for each of {self.num_hidden_layers} layers")
+        for window in self.sliding_windows:
+            if window is not None:
+                _check_range("sliding_window", window, (1, 1 << 30))
 
     @property
     def scale(self) -> float:
@@ -102,3 +179,10 @@ class DecoderSpec:
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of keys and values that one token adds to the cache."""
         return 2 * self.num_hidden_layers * self.key_value_size * element_size
+
+
+def _check_range(name: str, value: float, ends: tuple[float, float]) -> None:
+    low, high = ends
+    # NaN compares as false with everything.
+    if not (low <= value <= high) or not math.isfinite(value):
+        raise ConfigError(name, value, f"from {low:,} to {high:,}")

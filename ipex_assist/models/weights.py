@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,20 @@ from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     import torch
+
+
+def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise IpexAssistError where a checkpoint of these shapes lacks a weight, or has one of another shape."""
+    import torch
+
+    for name, wanted in resolve(sources, shapes).items():
+        stored = torch.empty(shapes[name], device="meta")
+        for ours in wanted:
+            try:
+                shape = tuple(part_of(stored, sources[ours], spec.head_dim).shape)
+            except (RuntimeError, IndexError):  # it cannot be cut into the parts that the config says
+                shape = shapes[name]
+            check_shape(spec, ours, shape)
 
 
 def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
@@ -53,7 +67,7 @@ def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     }
 
 
-def resolve(sources: dict[str, Source], names: Iterable[str]) -> dict[str, list[str]]:
+def resolve(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, list[str]]:
     """Our weight names by the checkpoint tensor that holds them; IpexAssistError names what is missing."""
     present = set(names)
     wanted: dict[str, list[str]] = {}

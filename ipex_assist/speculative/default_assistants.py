@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_assist.checkpoints.base import architecture_of
+
 # A draft of more than this share of the target's size cannot pay off.
 LARGEST_SHARE = 0.5
 
@@ -54,8 +56,7 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
     source: what the user called the target; code models get the code sibling where there is one. The target itself, or
     a model of more than half its size, is never returned.
     """
-    architecture = (config.get("architectures") or [""])[0]
-    for assistant in DEFAULT_ASSISTANTS.get(architecture, ()):
+    for assistant in DEFAULT_ASSISTANTS.get(architecture_of(config), ()):
         if config.get("vocab_size") in assistant.vocab_sizes and _size(config) * LARGEST_SHARE >= _size(
             vars(assistant)
         ):
@@ -67,6 +68,6 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
 
 def _size(config: Mapping[str, Any]) -> int:
     """Layers × width², to which the parameters of the layers are proportional within a family."""
-    width = config.get("hidden_size") or config.get("n_embd") or 0
-    layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
-    return layers * width**2
+    width = config.get("hidden_size") or config.get("n_embd")
+    layers = config.get("num_hidden_layers") or config.get("n_layer")
+    return layers * width**2 if isinstance(width, int) and isinstance(layers, int) else 0
