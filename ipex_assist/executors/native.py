@@ -197,6 +197,7 @@ class NativeDecoder:
             cosine=cosine.data_ptr() if cosine is not None else None,
             sine=sine.data_ptr() if sine is not None else None,
             table_start=rotation.start,
+            table_rows=0 if cosine is None else len(cosine),
             last=0 if logits is None else logits.shape[0],
             logits=None if logits is None else logits.data_ptr(),
             stride=self._width,

@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "cpu.h"
@@ -35,6 +36,19 @@ T guarded(T failed, F&& f) {
         last_error = error.what();
     }
     return failed;
+}
+
+// What packing a weight came to, as a status: see ia_model_pack.
+template <class F>
+int32_t packed(F&& f) {
+    return guarded(-1, [&] {
+        try {
+            return f() ? 0 : 1;
+        } catch (const NotFinite& error) {
+            last_error = error.what();
+            return 2;
+        }
+    });
 }
 
 void count(Timing& sum, const Timing& part) {
@@ -96,24 +110,23 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
     });
 }
 
-// 0 done, 1 no such weight in this model, or another shape, -1 failed.
+// 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
+// -1 failed.
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
-    return guarded(-1, [&] {
+    return packed([&] {
         return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), layer, bias != 0,
-                                                        SourceType(type), data, rows, columns)
-                   ? 0
-                   : 1;
+                                                        SourceType(type), data, rows, columns);
     });
 }
 
-// Weights that are quantised already, see Model::pack_int4. Likewise 0, 1 or -1.
+// Weights that are quantised already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
 IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t layer, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
-    return guarded(-1, [&] {
+    return packed([&] {
         Model& model = static_cast<Handle*>(handle)->model;
         Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_int4(threads, Slot(slot), layer, values, scales, zeros, columns, width) ? 0 : 1;
+        return model.pack_int4(threads, Slot(slot), layer, values, scales, zeros, columns, width);
     });
 }
 
@@ -146,6 +159,7 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, i
                                  float least, int32_t* tokens, float* probabilities) {
     return guarded(-1, [&] {
         Handle& h = *static_cast<Handle*>(handle);
+        if (number < 1 || vocabulary < 1) throw std::invalid_argument("drafting takes one token and one choice at least");
         Batch own = *batch;
         own.last = 1;
         own.vocabulary = vocabulary;

@@ -63,6 +63,30 @@ inline void softmax(Precision precision, const float* scores, int32_t first, int
     partial.sum = _mm512_reduce_add_ps(sum);
 }
 
+// What query `q` of a tile gets from the positions it sees, where the product with all positions of the block holds NaN
+// or infinity: those it does not see count for nothing, but zero times NaN is NaN. They are rows that a rolled-back draft
+// or an earlier text left behind, or rows of this pass behind the query's own. The sums are those of the shared product.
+template <class D>
+void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t limit, float* output) {
+    constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
+    const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * KEYS;
+    for (int64_t d = 0; d < t.head_dim; d += LANES) {
+        alignas(64) uint8_t seen[KEYS * LANES * bytes];
+        std::memcpy(seen, block.values + d * KEYS * bytes, size_t(limit * LANES * bytes));
+        for (int64_t i = 0; i < limit; i++) {
+            if (i >= t.first[q] && i < t.end[q]) continue;
+            for (int64_t j = 0; j < LANES; j++) std::memset(seen + packed_index(D::STEP, KEYS, j, i) * bytes, 0, bytes);
+        }
+        float_rows<D>(1, weights, KEYS, seen, limit / D::STEP, nullptr, output + d, 0);
+    }
+}
+
+inline bool finite(const float* x, int64_t size) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < size; i += LANES) largest = _mm512_max_epu32(largest, size_bits(_mm512_loadu_ps(x + i)));
+    return finite(largest);
+}
+
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
     using Row = typename D::Row;
@@ -93,6 +117,10 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
             const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
             float_rows<D>(part, weights, KEYS, block.values + d * KEYS * bytes, value_steps, nullptr,
                           partials[q].output + d, stride);
+        }
+        for (int32_t m = q; m < q + part; m++) {
+            const bool hidden = t.first[m] < t.end[m] && (t.first[m] > 0 || t.end[m] < limit);
+            if (hidden && !finite(partials[m].output, t.head_dim)) attend_seen<D>(t, block, m, limit, partials[m].output);
         }
     }
 }

@@ -13,7 +13,17 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
-COMMON = ("pool.cpp", "cpu.cpp", "model.cpp", "forward.cpp", "attention.cpp", "linears.cpp", "api.cpp")
+COMMON = (
+    "pool.cpp",
+    "cpu.cpp",
+    "checks.cpp",
+    "weights.cpp",
+    "model.cpp",
+    "forward.cpp",
+    "attention.cpp",
+    "linears.cpp",
+    "api.cpp",
+)
 # kernels.cpp is compiled once for each of these; cpu.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mavx2"),

@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "checks.h"
 
 namespace ipex_assist {
 namespace {
@@ -22,7 +26,7 @@ Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Bat
       spec_(model.spec),
       pool_(pool),
       w_(workspace),
-      batch_(batch),
+      batch_(checked(model, batch, further)),
       head_(model.head),
       width_(round_up(std::max(spec_.hidden_size, spec_.embedding_size), LANES)),
       qkv_width_(model.layers[0].qkv.blocks * LANES),
@@ -239,7 +243,7 @@ Maximum Forward::best_of(int thread, int32_t vocabulary) {
     }
     best.sum = 0;
     for (const Maximum& other : maxima_) {
-        if (other.sum > 0) best.sum += other.sum * std::exp(other.value - best.value);
+        if (other.sum != 0) best.sum += other.sum * std::exp(other.value - best.value);  // 0: no columns of its own
     }
     return best;
 }
@@ -248,11 +252,16 @@ int32_t Forward::draft(int32_t count, int32_t vocabulary, float least, int32_t* 
     const uint64_t started = __rdtsc();
     const Segment all{0, 1};
     int32_t position = 0, drafted = 0;
+    bool lost = false;
     pool_.run([&](int thread) {
         for (int32_t i = 0;; i++) {
             pass(thread);
             const Maximum best = best_of(thread, vocabulary);
             const float probability = 1.0f / best.sum;
+            if (!std::isfinite(probability)) {  // the same in every thread
+                if (thread == 0) lost = true;
+                return;
+            }
             if (thread == 0) {
                 tokens[i] = best.index;
                 probabilities[i] = probability;
@@ -271,6 +280,10 @@ int32_t Forward::draft(int32_t count, int32_t vocabulary, float least, int32_t* 
         }
     });
     timing.total += __rdtsc() - started;
+    if (lost) {
+        throw std::runtime_error("the logits of position " + std::to_string(batch_.positions[batch_.rows - 1]) +
+                                 " hold NaN or infinity");
+    }
     return drafted;
 }
 

@@ -16,7 +16,7 @@ struct Batch {
     // Rotation tables (…, head_dim) of positions from `table_start` on; null with learned positions.
     const float* cosine;
     const float* sine;
-    int32_t table_start;
+    int32_t table_start, table_rows;  // position table_start is their first row
     int32_t last;    // logits are wanted of the last so many rows
     float* logits;   // (last, stride)
     int64_t stride;  // at least the vocabulary, rounded up to 16
@@ -35,11 +35,13 @@ struct Timing {
 
 class Forward {
 public:
-    // `further`: tokens that will be drafted behind the batch.
+    // `further`: tokens that will be drafted behind the batch. Throws std::invalid_argument for a batch that does not fit
+    // the model or its caches, before anything is touched.
     Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, int32_t further = 0);
     void run();
     // Feeds the batch, then its arg-max among the first `vocabulary` tokens, and so on, until there are `count` of them
-    // or one whose probability is below `least`; that one is the last. Returns how many. `last` must be 1.
+    // or one whose probability is below `least`; that one is the last. Returns how many. `last` must be 1. Throws where
+    // logits are NaN or infinite.
     int32_t draft(int32_t count, int32_t vocabulary, float least, int32_t* tokens, float* probabilities);
 
     Timing timing;

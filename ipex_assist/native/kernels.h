@@ -121,9 +121,11 @@ struct Kernels {
     void (*merge)(Partial& into, const Partial& next, float scale, int32_t head_dim);
     Maximum (*maximum)(const float* x, int64_t size);
     // Packs 16 output columns (fewer at the end of a matrix: `columns`) of `width` inputs, `stride` elements apart.
-    void (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns, int64_t width,
+    // False where NaN or infinity was among them: what is packed then means nothing.
+    bool (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns, int64_t width,
                  int64_t depth, uint8_t* block, float* scales, float* scratch);
-    void (*widen)(SourceType, const void* source, int64_t size, float* out);
+    // False where NaN or infinity is among the values.
+    bool (*widen)(SourceType, const void* source, int64_t size, float* out);
     // Every byte once, as fast as memory gives them; `ahead` bytes prefetched, or none.
     uint64_t (*read)(const uint8_t* data, int64_t size, int64_t ahead);
     void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16

@@ -3,16 +3,23 @@
 
 #include <algorithm>
 
+#include "checks.h"
+
 namespace ipex_assist {
 
 void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which which, const float* x, int64_t rows, float* out,
                  int64_t stride) {
+    if (!model.image()) refuse("the model has no weights yet");
+    if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
+    if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
     const Spec& spec = model.spec;
     const auto choose = [&](const Layer& layer) -> const Linear& {
         return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
     };
     const int64_t attended = int64_t(spec.heads) * spec.head_dim;
     const int64_t width = which == OUTPUT ? attended : which == DOWN ? spec.intermediate_size : spec.hidden_size;
+    const int64_t columns = choose(model.layers[0]).blocks * LANES;
+    if (stride < columns) refuse("%lld columns for the results of a linear of %lld", (long long)stride, (long long)columns);
     const int64_t depth = choose(model.layers[0]).depth, padded = (rows + 31) / 32 * 32;
     workspace.row_values.grow(size_t(padded * depth * 4));
     workspace.row_scales.grow(size_t(padded * depth / 32 * 4));

@@ -1,19 +1,24 @@
 // A model's packed weights: where each of them lies in one image, how they get there, and its KV caches.
 #include "model.h"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
+
+#include "checks.h"
 
 namespace ipex_assist {
 
 Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_)
-    : spec(given), kernels(kernels_), windows_(windows, windows + given.layers) {
+    : spec(checked(given, windows)), kernels(kernels_), windows_(windows, windows + given.layers) {
     lay_out();  // from address 0: how many bytes it takes
 }
 
 void Model::allocate() {
     image_ = Memory(size_t(image_bytes_));
+    writable_ = true;
     lay_out();
+    expect_weights();
 }
 
 void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
@@ -22,7 +27,9 @@ void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
         // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.
         madvise(mapped.data(), mapped.size(), MADV_WILLNEED);
         image_ = std::move(mapped);
+        writable_ = false;
         lay_out();
+        missing_count_ = 0;
         return;
     }
     allocate();
@@ -41,6 +48,7 @@ void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
         }
         if (thread == 0) move(image_.data() + done, image_bytes_ - done);
     });
+    missing_count_ = 0;
 }
 
 const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
@@ -138,7 +146,7 @@ Part Model::part(Slot slot, int32_t index) const {
         case K_PROJ: return {&layer->qkv, key_column() / LANES, 1, kv, hidden};
         case V_PROJ: return {&layer->qkv, value_column() / LANES, 1, kv, hidden};
         case O_PROJ: return {&layer->output, 0, 1, hidden, attended};
-        case GATE_PROJ: return {&layer->up, 0, 2, spec.intermediate_size, hidden};
+        case GATE_PROJ: return {spec.gated ? &layer->up : nullptr, 0, 2, spec.intermediate_size, hidden};
         case UP_PROJ: return {&layer->up, spec.gated ? 1 : 0, spec.gated ? 2 : 1, spec.intermediate_size, hidden};
         case DOWN_PROJ: return {&layer->down, 0, 1, hidden, spec.intermediate_size};
         default: return {};
@@ -161,17 +169,25 @@ const float* Model::vector(Slot slot, int32_t index, bool bias) const {
 
 bool Model::pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
                  int64_t columns) {
-    if (float* to = const_cast<float*>(vector(slot, layer, bias))) {
-        kernels->widen(type, data, rows * columns, to);
-        return true;
-    }
-    if (slot == EMBED_TOKENS && !shared_table() && !table_of_) pack_table(pool, type, data, rows, columns);
+    require_memory();
+    if (type < SOURCE_F32 || type > SOURCE_BF16) refuse("there is no source type %d", type);
+    if (!data || rows < 1 || columns < 1) refuse("a weight of %lld rows and %lld columns", (long long)rows, (long long)columns);
+    if (!exists(slot, layer, bias)) return false;
     const Part where = part(slot, layer);
-    if (!where.linear) return slot == EMBED_TOKENS && !bias;
-    if (!where.linear->weights || (bias ? rows * columns : rows) != where.columns) return false;
-    return (bias || columns == where.width) && pack_linear(pool, where, bias, type, data);
+    float* to = const_cast<float*>(vector(slot, layer, bias));
+    if (to || bias ? rows * columns != (to ? vector_size(slot) : where.columns)
+                   : rows != where.columns || columns != where.width) {
+        return false;
+    }
+    bool numbers = !to || kernels->widen(type, data, rows * columns, to);
+    if (slot == EMBED_TOKENS && !shared_table() && !table_of_) numbers = pack_table(pool, type, data, rows, columns);
+    if (where.linear) numbers &= pack_linear(pool, where, bias, type, data);
+    if (!numbers) refuse_values(type, data, rows, columns);
+    arrived(slot, layer, bias);
+    return true;
 }
 
+// False where NaN or infinity is among the values.
 bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data) {
     const Linear& linear = *part.linear;
     const int64_t count = (part.columns + LANES - 1) / LANES, bytes = type == SOURCE_F32 ? 4 : 2;
@@ -179,13 +195,13 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
         return static_cast<const uint8_t*>(data) + column * width * bytes;
     };
     const auto columns_of = [&](int64_t i) { return part.columns - i * LANES < LANES ? part.columns - i * LANES : LANES; };
+    std::atomic<bool> numbers{true};
     if (bias) {
-        if (!linear.bias) return false;
         for (int64_t i = 0; i < count; i++) {
             float* to = const_cast<float*>(linear.bias) + (part.first + i * part.step) * LANES;
-            kernels->widen(type, source(i * LANES, 1), columns_of(i), to);
+            if (!kernels->widen(type, source(i * LANES, 1), columns_of(i), to)) numbers = false;
         }
-        return true;
+        return numbers;
     }
     const int64_t size = block_bytes(linear.precision, linear.group, linear.depth);
     pool.run([&](int thread) {
@@ -195,12 +211,14 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
             const int64_t block = part.first + i * part.step;
             if (block < first || block >= last) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
-            kernels->pack(linear.precision, linear.group, type, source(i * LANES, part.width), part.width, columns_of(i),
-                          part.width, linear.depth, const_cast<uint8_t*>(linear.weights) + block * size, scales,
-                          scratch.data());
+            if (!kernels->pack(linear.precision, linear.group, type, source(i * LANES, part.width), part.width, columns_of(i),
+                               part.width, linear.depth, const_cast<uint8_t*>(linear.weights) + block * size, scales,
+                               scratch.data())) {
+                numbers = false;
+            }
         }
     });
-    return true;
+    return numbers;
 }
 
 namespace {
@@ -221,12 +239,14 @@ void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int6
 
 bool Model::pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,
                       const uint8_t* zeros, int64_t columns, int64_t width) {
+    require_memory();
     const Part where = part(slot, layer);
     if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
     if (columns != where.columns || width != where.width) return false;
     const Linear& linear = *where.linear;
     const int64_t size = block_bytes(INT4, linear.group, linear.depth);
     const int64_t groups = (width + linear.group - 1) / linear.group;
+    std::atomic<bool> numbers{true};
     pool.run([&](int thread) {
         const auto [first, last] = slice(linear, thread, pool.threads());
         for (int64_t i = 0; i * LANES < columns; i++) {
@@ -239,19 +259,15 @@ bool Model::pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* value
                 for (int64_t g = 0; g < groups; g++) {
                     uint32_t head;
                     std::memcpy(&head, scales + column * groups + g, 4);
+                    if ((head & 0x7f800000) == 0x7f800000) numbers = false;
                     head = ((head + ZERO_BITS / 2) & ~uint32_t(ZERO_BITS)) | zeros[column * groups + g];
                     std::memcpy(block + g * (linear.group / 8 + 1) * 64 + lane * 4, &head, 4);
                 }
             }
         }
     });
-    return true;
-}
-
-bool Model::set_order(Slot slot, int32_t layer, const int32_t* order, int64_t width) {
-    const Part where = part(slot, layer);
-    if (!where.linear || !where.linear->order || width != where.width) return false;
-    std::memcpy(const_cast<int32_t*>(where.linear->order), order, size_t(width) * 4);
+    if (!numbers) refuse_values(SOURCE_F32, scales, columns, groups);
+    if (slot != EMBED_TOKENS || table_of_) arrived(slot, layer, false);  // else the table itself is still to come
     return true;
 }
 
@@ -262,27 +278,33 @@ const float* Model::arrange(const Linear& linear, const float* row, int64_t widt
     return buffer;
 }
 
-void Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns) {
+// False where NaN or infinity is among the values.
+bool Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns) {
     const int64_t from_bytes = type == SOURCE_F32 ? 4 : 2, to_bytes = spec.precision == FP32 ? 4 : 2;
     const bool same = type == (spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
+    std::atomic<bool> numbers{true};
     pool.run([&](int thread) {
         std::vector<float> row(static_cast<size_t>(columns));
         for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
             const uint8_t* from = static_cast<const uint8_t*>(data) + r * columns * from_bytes;
             uint8_t* to = const_cast<uint8_t*>(table_) + r * columns * to_bytes;
+            if (!kernels->widen(type, from, columns, row.data())) numbers = false;
             if (same) {
                 std::memcpy(to, from, size_t(columns * to_bytes));
-                continue;
+            } else {
+                kernels->narrow(spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16, row.data(), columns, to);
             }
-            kernels->widen(type, from, columns, row.data());
-            kernels->narrow(spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16, row.data(), columns, to);
         }
     });
+    return numbers;
 }
 
 bool Model::share_table(const Model& other) {
     const bool fits = other.spec.vocab_size == spec.vocab_size && other.spec.embedding_size == spec.embedding_size;
-    if (fits && !shared_table()) table_of_ = &other;
+    if (fits && !shared_table()) {
+        table_of_ = &other;
+        if (!spec.tied_head) arrived(EMBED_TOKENS, 0, false);
+    }
     return fits;
 }
 
@@ -310,12 +332,33 @@ const float* Model::position_row(int32_t position) const {
     return positions_ ? positions_ + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
 }
 
+namespace {
+
+int64_t blocks_for(int64_t positions) {
+    if (positions < 1 || positions > INT32_MAX) refuse("a sequence with room for %lld positions", (long long)positions);
+    return (positions + KEYS - 1) / KEYS;
+}
+
+size_t cache_bytes(int64_t heads, int64_t blocks, int64_t block_bytes) {
+    if (double(heads) * double(blocks) * double(block_bytes) > double(INT64_MAX)) throw std::bad_alloc();
+    return size_t(heads * blocks * block_bytes);
+}
+
+}  // namespace
+
 Cache::Cache(const Model& model, int64_t positions)
-    : blocks_((positions + KEYS - 1) / KEYS),
+    : blocks_(blocks_for(positions)),
+      layers_(model.spec.layers),
       kv_heads_(model.spec.kv_heads),
       key_bytes_(KEYS * model.key_depth() * (model.spec.precision == FP32 ? 4 : 2)),
       value_bytes_(KEYS * model.value_width() * (model.spec.precision == FP32 ? 4 : 2)),
-      data_(size_t(model.spec.layers * kv_heads_ * blocks_ * (key_bytes_ + value_bytes_))) {}
+      data_(cache_bytes(layers_ * kv_heads_, blocks_, key_bytes_ + value_bytes_)) {}
+
+bool Cache::fits(const Model& model) const {
+    const int64_t element = model.spec.precision == FP32 ? 4 : 2;
+    return layers_ == model.spec.layers && kv_heads_ == model.spec.kv_heads &&
+           key_bytes_ == KEYS * model.key_depth() * element && value_bytes_ == KEYS * model.value_width() * element;
+}
 
 KeyValueBlock Cache::block(int32_t layer, int32_t kv_head, int64_t block) const {
     uint8_t* keys = data_.data() + ((layer * kv_heads_ + kv_head) * blocks_ + block) * (key_bytes_ + value_bytes_);

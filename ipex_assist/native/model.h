@@ -1,5 +1,6 @@
 // A model's packed weights: where each of them lies in one image, how they get there, and its KV caches.
 #pragma once
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -48,25 +49,35 @@ struct Part {
     int64_t first, step, columns, width;
 };
 
+// A weight that holds NaN or infinity; says where.
+struct NotFinite : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 class Model {
 public:
+    // Throws std::invalid_argument for a spec that no model can have.
     Model(const Spec& spec, const int32_t* windows, const Kernels* kernels);
 
     // Bytes of the image; it is the same on every machine and for any number of threads.
     int64_t image_bytes() const { return image_bytes_; }
     const uint8_t* image() const { return image_.data(); }
+    // Whether every weight is there, so that passes may run.
+    bool ready() const;
+    int64_t missing() const { return missing_count_; }  // weights that are not packed yet, of an image that is allocated
     // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices.
     void allocate();
     void adopt(Pool& pool, int file, int64_t offset, bool copy);
     // Look tokens up in another model's table, which must outlive this one; before `pack`, which then leaves ours empty.
     bool share_table(const Model& other);
 
-    // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight exists.
+    // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight of that shape exists. Throws
+    // NotFinite where the tensor holds NaN or infinity.
     bool pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
               int64_t columns);
     // Packs a matrix that is quantised already: values (columns, width) from 0 to 15, and for each group of input
     // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
-    // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight.
+    // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
     bool pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,
                    const uint8_t* zeros, int64_t columns, int64_t width);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
@@ -105,14 +116,24 @@ private:
     Norm make_norm();
     Part part(Slot slot, int32_t layer) const;
     const float* vector(Slot slot, int32_t layer, bool bias) const;
+    int64_t vector_size(Slot slot) const;
+    bool exists(Slot slot, int32_t layer, bool bias) const;
+    size_t flag(Slot slot, int32_t layer, bool bias) const;
+    void expect_weights();
+    void arrived(Slot slot, int32_t layer, bool bias);
+    void require_memory() const;
+    [[noreturn]] void refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const;
     bool pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data);
-    void pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns);
+    bool pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns);
 
     std::vector<int32_t> windows_;
     std::vector<const Linear*> linears_;
     int64_t image_bytes_ = 0;
     uintptr_t base_ = 0;  // of the image while it is laid out
     Memory image_;
+    bool writable_ = false;         // image_ is memory of our own, not a file's
+    std::vector<bool> missing_;     // by flag(): weights that this model has and nobody packed
+    int64_t missing_count_ = 0;
     const Model* table_of_ = nullptr;
     const uint8_t* table_ = nullptr;      // (vocab, embedding) bf16 or fp32, unless the head serves
     const float* positions_ = nullptr;    // (positions, hidden)
@@ -122,11 +143,12 @@ private:
 class Cache {
 public:
     Cache(const Model& model, int64_t positions);
+    bool fits(const Model& model) const;  // whether it was made for a model of this shape
     KeyValueBlock block(int32_t layer, int32_t kv_head, int64_t block) const;
     int64_t positions() const { return blocks_ * KEYS; }
 
 private:
-    int64_t blocks_, kv_heads_, key_bytes_, value_bytes_;
+    int64_t blocks_, layers_, kv_heads_, key_bytes_, value_bytes_;
     Memory data_;
 };
 

@@ -7,7 +7,8 @@
 namespace ipex_assist {
 namespace {
 
-void widen(SourceType type, const void* source, int64_t size, float* out) {
+bool widen(SourceType type, const void* source, int64_t size, float* out) {
+    __m512i largest = _mm512_setzero_si512();
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
         __m512 v;
@@ -18,8 +19,10 @@ void widen(SourceType type, const void* source, int64_t size, float* out) {
             v = type == SOURCE_F16 ? _mm512_cvtph_ps(half)
                                    : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
         }
+        largest = _mm512_max_epu32(largest, size_bits(v));
         _mm512_mask_storeu_ps(out + i, mask, v);
     }
+    return finite(largest);
 }
 
 void narrow(SourceType type, const float* source, int64_t size, void* out) {
@@ -110,7 +113,8 @@ inline Grid search_grid(const float* x, int64_t size) {
     const float least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
     const float range = most - least;
     const int32_t zero = range > 0 ? int32_t(std::lrint(-least * 15.0f / range)) : 0;
-    Grid best{0.0f, 8};
+    const Grid symmetric{storable((most > -least ? most : -least) / 8.0f), most > -least ? 7 : 8};
+    Grid best = symmetric.scale > 0 ? symmetric : Grid{0.0f, 8};  // stays where squared errors overflow
     float best_error = INFINITY;
     const auto consider = [&](Grid grid) {
         float fitted = 0;
@@ -120,7 +124,7 @@ inline Grid search_grid(const float* x, int64_t size) {
             grid.scale = fitted;
         }
     };
-    consider({storable((most > -least ? most : -least) / 8.0f), most > -least ? 7 : 8});
+    consider(symmetric);
     for (int step = 0; step < 10; step++) consider({storable(range / 15.0f * (1.0f - 0.04f * float(step))), zero});
     for (int side = -1; side <= 1; side += 2) {
         for (int32_t moved = best.zero + side; moved >= 0 && moved <= 15; moved += side) {
@@ -150,7 +154,7 @@ inline void pack_int4_column(const float* x, int64_t depth, int32_t group, uint8
     }
 }
 
-void pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
+bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
           int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
     // scratch: one column in fp32, then 16 columns as they will be stored, then their heads.
     const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : precision == INT8 ? depth : depth / 2;
@@ -158,10 +162,11 @@ void pack(Precision precision, int32_t group, SourceType type, const void* sourc
     uint8_t* staged = reinterpret_cast<uint8_t*>(scratch + depth);
     const int64_t groups = precision == INT4 ? depth / group : 0;
     uint32_t* heads = reinterpret_cast<uint32_t*>(staged + bytes * LANES);
+    bool numbers = true;
     for (int64_t j = 0; j < LANES; j++) {
         const int64_t used = j < columns ? width : 0;
         const int64_t element = type == SOURCE_F32 ? 4 : 2;
-        widen(type, static_cast<const uint8_t*>(source) + (j < columns ? j * stride * element : 0), used, column);
+        numbers &= widen(type, static_cast<const uint8_t*>(source) + (j < columns ? j * stride * element : 0), used, column);
         std::memset(column + used, 0, (depth - used) * sizeof(float));
         uint8_t* to = staged + j * bytes;
         if (precision == FP32) {
@@ -178,13 +183,14 @@ void pack(Precision precision, int32_t group, SourceType type, const void* sourc
     }
     if (precision != INT4) {
         interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, block);
-        return;
+        return numbers;
     }
     const int64_t lines = group / 8;  // of nibbles in a group
     for (int64_t g = 0; g < groups; g++, block += (lines + 1) * 64) {
         interleave(heads + g, groups, 1, block);
         interleave(reinterpret_cast<uint32_t*>(staged) + g * lines, bytes / 4, lines, block + 64);
     }
+    return numbers;
 }
 
 }  // namespace

@@ -7,6 +7,13 @@
 namespace ipex_assist {
 namespace {
 
+// Sizes of values as integers, which order them as their floats do, with infinity and then NaN above all numbers. So a
+// maximum of them keeps NaN, which a maximum of floats drops.
+inline __m512i size_bits(__m512 x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }
+
+// Whether the largest of such sizes is a number, neither infinity nor NaN.
+inline bool finite(__m512i sizes) { return _mm512_reduce_max_epu32(sizes) < 0x7f800000u; }
+
 // The first `count` lanes (all from 16 on).
 inline __mmask16 lanes(int64_t count) { return count >= LANES ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 
@@ -98,7 +105,8 @@ void normalise(bool rms, const float* x, const float* weight, const float* bias,
         const __m512 centred = _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, x + i), _mm512_set1_ps(mean));
         squares = _mm512_fmadd_ps(centred, centred, squares);
     }
-    const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(size) + epsilon);
+    float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(size) + epsilon);
+    if (factor == 0) factor = NAN;  // squares beyond what fp32 holds: zeros would pass for a result
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
         __m512 y = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + i), _mm512_set1_ps(mean));
@@ -127,15 +135,25 @@ void convert(Precision precision, const float* x, int64_t size, int64_t padded, 
     }
 }
 
-// One span of 128 columns to int8: scale = largest / 127.
+// One span of 128 columns to int8: scale = largest / 127. With NaN or infinity in the span the scale is NaN, and so is
+// every output that the span has a part in.
 inline void quantise_span(const float* x, int64_t width, int32_t group, int8_t* values, float* scale, int32_t* sums) {
     constexpr int VECTORS = SPAN / LANES;
-    __m512 v[VECTORS], largest = _mm512_setzero_ps();
+    __m512 v[VECTORS];
+    __m512i largest = _mm512_setzero_si512();
     for (int i = 0; i < VECTORS; i++) {
         v[i] = _mm512_maskz_loadu_ps(lanes(width - i * LANES), x + i * LANES);
-        largest = _mm512_max_ps(largest, _mm512_abs_ps(v[i]));
+        largest = _mm512_max_epu32(largest, size_bits(v[i]));
     }
-    const float most = _mm512_reduce_max_ps(largest);
+    const uint32_t bits = _mm512_reduce_max_epu32(largest);
+    if (bits >= 0x7f800000u) {
+        std::memset(values, 0, SPAN);
+        std::memset(sums, 0, size_t(SPAN / group) * sizeof *sums);
+        *scale = NAN;
+        return;
+    }
+    float most;
+    std::memcpy(&most, &bits, sizeof most);
     *scale = most / 127.0f;
     const __m512 factor = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
     __m512i sum = _mm512_setzero_si512();

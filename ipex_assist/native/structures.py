@@ -65,6 +65,7 @@ class Batch(ctypes.Structure):
         ("cosine", ctypes.c_void_p),
         ("sine", ctypes.c_void_p),
         ("table_start", ctypes.c_int32),
+        ("table_rows", ctypes.c_int32),
         ("last", ctypes.c_int32),
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),

@@ -25,10 +25,14 @@ struct Head {
         }
     }
 
-    void store(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
+    void put(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
         const KeyValueBlock at = block(position / KEYS);
         k.store_key(precision, key.data(), head_dim, key_depth, position % KEYS, at.keys);
         k.store_value(precision, value.data(), head_dim, position % KEYS, at.values);
+    }
+
+    void store(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
+        put(position, key, value);
         for (int32_t d = 0; d < head_dim; d++) {
             CHECK(this->key(position, d) == double(rounded(precision, key[size_t(d)])), "key %d of %d", d, position);
             CHECK(this->value(position, d) == double(rounded(precision, value[size_t(d)])), "value %d of %d", d, position);
@@ -228,6 +232,43 @@ void test_stale_rows(const Kernels& k) {
     }
 }
 
+// Nor do rows of NaN or infinity, which zero times anything does not take away: behind a sequence's end, in front of its
+// window, and rows of the same pass that only queries behind this one see. Those that see such a row get it.
+void test_rows_that_are_no_numbers(const Kernels& k) {
+    for (const Precision precision : {FP32, BF16}) {
+        for (const int32_t dim : {24, 64}) {
+            const std::vector<float> x(size_t(dim), 0.5f), y(size_t(dim), -0.5f);
+            for (const float bad : {NAN, INFINITY, -INFINITY}) {
+                for (const auto& [first, end] : {std::pair{0, 1}, {0, 16}, {0, 17}, {0, 100}, {37, 100}, {48, 241}, {3, 256}}) {
+                    Head head(k, precision, dim, 256, 14);
+                    const std::vector<Query> queries = {{x, first, end}, {y, first, end}};
+                    const Tile before(head, queries, 0);
+                    const Buffer<float> row(size_t(dim), bad);
+                    for (int32_t i = 0; i < 256; i++) {
+                        if (i < first || i >= end) head.put(i, row, row);
+                    }
+                    const Tile after(head, queries, 0);
+                    for (size_t q = 0; q < 2; q++) {
+                        CHECK(same(before.partials[q], after.partials[q], dim), "%g around %d to %d", double(bad), first, end);
+                    }
+                    if (end == 256) continue;
+                    // Among queries that see one, two, … of the bad rows, and one more that sees nothing of this block.
+                    std::vector<Query> many = queries;
+                    for (int32_t i = 1; i < 12 && end + i <= 256; i++) many.push_back({i % 2 ? x : y, first, end + i});
+                    many.push_back({x, 0, 0});
+                    const Tile among(head, many, 0);
+                    for (size_t q = 0; q + 1 < many.size(); q++) {
+                        if (q < 2) CHECK(same(before.partials[q], among.partials[q], dim), "%g among others", double(bad));
+                        if (q >= 2) CHECK(!std::isfinite(among.partials[q].output[0]), "%g is seen and gives %g", double(bad),
+                                          double(among.partials[q].output[0]));
+                    }
+                    CHECK(among.partials.back().sum == 0, "nothing seen, and a sum of %g", double(among.partials.back().sum));
+                }
+            }
+        }
+    }
+}
+
 // Blocks whose scores lie far apart: the smaller one vanishes, and nothing overflows.
 void test_merge(const Kernels& k) {
     Buffer<float> left(32), right(32);
@@ -252,6 +293,7 @@ void test_attention(const Kernels& k) {
     test_values(k);
     test_queries_alone(k);
     test_stale_rows(k);
+    test_rows_that_are_no_numbers(k);
     test_merge(k);
 }
 

@@ -165,6 +165,34 @@ void test_extremes(const Kernels& k) {
     }
 }
 
+// NaN or infinity anywhere in a row is in every output of that row (integers have no such values: the row's scale keeps
+// it), and in none of another row's.
+void test_rows_that_are_no_numbers(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        for (const float bad : {NAN, INFINITY, -INFINITY}) {
+            for (const int64_t column : {0, 15, 127, 128, 200, 332}) {
+                Case c(k, f, 20, 333, 40, true, 8);
+                const std::vector<float> before = c.run(0, 40);
+                c.x[size_t(3 * 333 + column)] = bad, c.x[size_t(36 * 333 + column)] = bad;
+                for (const int64_t count : {5, 16, 40}) {
+                    const std::vector<float> got = c.run(0, count);
+                    const int64_t stride = c.packed.linear.blocks * LANES;
+                    for (int64_t r = 0; r < count; r++) {
+                        for (int64_t i = 0; i < 20; i++) {
+                            const float value = got[size_t(r * stride + i)], expected = before[size_t(r * stride + i)];
+                            if (r == 3 || r == 36) {
+                                CHECK(!std::isfinite(value), "%s: %g in column %ld gives %g", f.name, double(bad), long(column), double(value));
+                            } else if (count == 40) {
+                                CHECK(same_bits(&value, &expected, 1), "%s: row %ld beside %g", f.name, long(r), double(bad));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void test_linears(const Kernels& k) {
@@ -172,6 +200,7 @@ void test_linears(const Kernels& k) {
     test_rows_alone(k);
     test_prompt(k);
     test_extremes(k);
+    test_rows_that_are_no_numbers(k);
 }
 
 // A packed image serves every machine, so all levels pack the same bytes; and sums of integers are exact, so that int8

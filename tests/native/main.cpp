@@ -46,13 +46,14 @@ int main(int count, char** arguments) {
                                        : part == "rows"      ? test_rows
                                        : part == "attention" ? test_attention
                                        : part == "model"     ? test_model
+                                       : part == "refusals"  ? test_refusals
                                                              : nullptr;
         if (!test) return std::fprintf(stderr, "no part %s\n", part.c_str()), 2;
         const std::vector<const Kernels*> all = levels();
         for (const Kernels* kernels : all) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
-            if (part == "model" && kernels != all.front() && kernels != all.back()) continue;
+            if ((part == "model" || part == "refusals") && kernels != all.front() && kernels != all.back()) continue;
             std::printf("on %s\n", kernels->name);
             std::fflush(stdout);
             test(*kernels);

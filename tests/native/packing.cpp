@@ -157,7 +157,8 @@ void test_search(const Kernels& k) {
 void test_hard_values(const Kernels& k) {
     const float rows[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},
                              {1e-38f, -1e-38f, 0, 0}, {1e-42f, 1e-42f, 0, 0}, {1e4f, 1, 1, 1},  {1e15f, -1e15f, 1, 0},
-                             {5, 6, 5, 6},           {-5, -6, -6, -5},      {-0.0f, 0, 1, 0}, {1e-20f, 1e-20f, 0, -1e-20f}};
+                             {5, 6, 5, 6},           {-5, -6, -6, -5},      {-0.0f, 0, 1, 0}, {1e-20f, 1e-20f, 0, -1e-20f},
+                             {1e30f, -1e30f, 1, 0},  {3e38f, -3e38f, 0, 1}};
     constexpr int64_t columns = int64_t(std::size(rows)), width = 128;
     std::vector<float> source;
     for (const auto& row : rows) {
@@ -174,9 +175,43 @@ void test_hard_values(const Kernels& k) {
                 const double bound = f.precision == FP32   ? 0
                                      : f.precision == BF16 ? std::max(double(most) / 256, 1.2e-38)
                                      : f.precision == INT8 ? std::max(double(most) / 250, 1.2e-38)
+                                     : most > 1e19f        ? double(most) / 7.9  // squares overflow: a grid without a search
                                                            : std::max(double(most) / 12, 1e-29);
                 CHECK(std::abs(got - double(x[i])) <= bound, "%s, column %ld: %g for %g", f.name, long(c), got,
                       double(x[i]));
+            }
+        }
+    }
+}
+
+// A weight that is no number is said while it is packed: NaN became a group of zeros in int4, and a large number in int8.
+void test_weights_that_are_no_numbers(const Kernels& k) {
+    constexpr int64_t columns = 16, width = 200;
+    Buffer<float> exact(columns * width), out(columns * width), scales(LANES), scratch(256 * (LANES + 2));
+    Buffer<uint16_t> halves(columns * width);
+    Buffer<uint8_t> block(256 * LANES * 4);
+    const auto packs = [&](const Format& f, SourceType type) {
+        const void* from = type == SOURCE_F32 ? static_cast<const void*>(exact.data()) : halves.data();
+        const int64_t depth = padded_depth(f.precision, width);
+        const bool widened = k.widen(type, from, columns * width, out.data());
+        const bool packed = k.pack(f.precision, f.group, type, from, width, columns, width, depth, block.data(), scales.data(), scratch.data());
+        CHECK(widened == packed, "%s from type %d: widen says %d", f.name, type, widened);
+        return packed;
+    };
+    for (const Format& f : FORMATS) {
+        for (const SourceType type : {SOURCE_F32, SOURCE_F16, SOURCE_BF16}) {
+            const uint16_t infinity = type == SOURCE_F16 ? 0x7c00 : 0x7f80, most = uint16_t(infinity - 1);
+            for (size_t i = 0; i < exact.size(); i++) exact[i] = i % 2 ? 1e18f : -0.5f, halves[i] = uint16_t(i % 2 ? most : 0x8000 | 0x3000);
+            CHECK(packs(f, type), "%s: the largest numbers of type %d", f.name, type);
+            for (const size_t at : {size_t(0), size_t(15), size_t(199), size_t(200), size_t(3199)}) {
+                for (const uint16_t half : {infinity, uint16_t(infinity | 0x8000), uint16_t(infinity | 1), uint16_t(0xffff)}) {
+                    const float before = exact[at];
+                    const uint16_t was = halves[at];
+                    exact[at] = half == infinity ? INFINITY : half == (infinity | 0x8000) ? -INFINITY : half == 0xffff ? -NAN : NAN;
+                    halves[at] = half;
+                    CHECK(!packs(f, type), "%s: %04x of type %d at %zu was taken", f.name, half, type, at);
+                    exact[at] = before, halves[at] = was;
+                }
             }
         }
     }
@@ -262,6 +297,7 @@ void test_packing(const Kernels& k) {
     test_q4_0(k);
     test_search(k);
     test_hard_values(k);
+    test_weights_that_are_no_numbers(k);
     test_narrow(k);
 }
 

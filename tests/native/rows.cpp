@@ -70,6 +70,38 @@ void test_quantise(const Kernels& k) {
     }
 }
 
+// A maximum of floats drops NaN, wherever it is but last: then it became -128 or what is beside it.
+void test_spans_that_are_no_numbers(const Kernels& k) {
+    Random random(7);
+    for (const Format& f : FORMATS) {
+        if (f.precision == FP32 || f.precision == BF16) continue;
+        for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+            for (int64_t at = 0; at < 2 * SPAN; at++) {
+                std::vector<float> x = normal_row(random, 2 * SPAN);
+                x[size_t(at)] = bad;
+                Linear linear{};
+                linear.precision = f.precision, linear.group = f.group, linear.depth = 2 * SPAN;
+                const Quantised q(k, linear, x.data(), 1, 2 * SPAN);
+                CHECK(!std::isfinite(q.scales[size_t(at / SPAN)]), "%s: %g at %ld gives a scale of %g", f.name, double(bad), long(at),
+                      double(q.scales[size_t(at / SPAN)]));
+                CHECK(std::isfinite(q.scales[size_t(1 - at / SPAN)]), "%s: %g at %ld is in the other span", f.name, double(bad), long(at));
+            }
+        }
+    }
+}
+
+// Values whose squares overflow are no row of zeros.
+void test_norms_that_overflow(const Kernels& k) {
+    for (const bool rms : {true, false}) {
+        for (const float bad : {1e25f, INFINITY, NAN}) {
+            Buffer<float> x(40, 1.0f), out(40);
+            x[9] = bad;
+            k.normalise(rms, x.data(), nullptr, nullptr, 1e-5f, 40, out.data());
+            CHECK(std::any_of(out.data(), out.data() + 40, [](float v) { return std::isnan(v); }), "%g became numbers", double(bad));
+        }
+    }
+}
+
 // Rows as OPT above 6B has them: a few channels sixty times larger than the rest (Dettmers et al. 2022, LLM.int8(),
 // section 4). One scale a row rounds all other channels away; one for every 128 columns only those in their spans.
 void test_outliers(const Kernels& k) {
@@ -272,6 +304,8 @@ double Quantised::value(int64_t row, int64_t column) const {
 
 void test_rows(const Kernels& k) {
     test_quantise(k);
+    test_spans_that_are_no_numbers(k);
+    test_norms_that_overflow(k);
     test_outliers(k);
     test_normalise(k);
     test_add_and_convert(k);

@@ -22,7 +22,7 @@ FLAGS = {
     "address": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-O1", "-fsanitize=thread"),
 }
-PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "threads", "cpu"]
+PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "threads", "cpu"]
 Run = Callable[..., str]
 
 

@@ -1,0 +1,248 @@
+// What the core refuses, and that it goes on afterwards: NaN and infinity in weights, rows and logits, and calls that
+// would read or write where nothing is.
+#include <algorithm>
+#include <exception>
+
+#include "small_model.h"
+
+namespace check {
+namespace {
+
+// A sequence whose rows became NaN is as good as new once it is used again from the start.
+void check_poisoned_cache(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        Fixture x(k, f, KINDS[0], 2);
+        const Cache used(*x.model, 300), fresh(*x.model, 300);
+        const std::vector<int32_t> text = some_tokens(70, 6), step = some_tokens(1, 7), prompt = some_tokens(20, 8);
+        std::swap(x.cosine[5], x.poison);
+        CHECK(std::isnan(x.append(used, 0, text).back()), "%s: the text was to end in NaN", f.name);
+        std::swap(x.cosine[5], x.poison);
+        for (const std::vector<int32_t>* first : {&step, &prompt}) {
+            const std::vector<float> got = x.append(used, 0, *first), expected = x.append(fresh, 0, *first);
+            CHECK(same_bits(got.data(), expected.data(), got.size()), "%s: %zu rows behind NaN", f.name, first->size());
+            const std::vector<float> next = x.append(used, int32_t(first->size()), step);
+            CHECK(same_bits(next.data(), x.append(fresh, int32_t(first->size()), step).data(), next.size()), "%s: next row", f.name);
+        }
+    }
+}
+
+template <class F>
+std::string refused(F&& f) {
+    try {
+        f();
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+#define CHECK_REFUSED(text, call)                                                                         \
+    do {                                                                                                  \
+        const std::string said = refused([&] { call; }), wanted = text;                                   \
+        CHECK(said.find(wanted) != std::string::npos, "said \"%s\", not \"%s\"", said.c_str(), wanted.c_str()); \
+    } while (0)
+
+// A draft that meets NaN is an error and not token 0, whichever thread's slice holds it; the next draft is right.
+void check_draft_of_no_numbers(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        for (const int threads : {1, 3}) {
+            Fixture x(k, f, KINDS[0], threads);
+            const Cache cache(*x.model, 300);
+            const std::vector<int32_t> start = some_tokens(3, 5), at = {0, 1, 2};
+            const std::vector<const Cache*> caches(3, &cache);
+            Buffer<float> logits((VOCAB + LANES - 1) / LANES * LANES);
+            Buffer<int32_t> drafted(20);
+            Buffer<float> probabilities(20);
+            const auto draft = [&] {
+                Batch batch = x.make_batch(start, at, caches, logits.data());
+                batch.last = 1;
+                return Forward(*x.model, x.pool, x.workspace, batch, 20).draft(20, VOCAB, 0, drafted.data(), probabilities.data());
+            };
+            CHECK(draft() == 20, "%s", f.name);
+            const std::vector<int32_t> expected(drafted.data(), drafted.data() + 20);
+            std::swap(x.cosine[size_t(7 * x.model->spec.head_dim)], x.poison);
+            CHECK_REFUSED("logits of position 7 hold NaN or infinity", draft());
+            std::swap(x.cosine[size_t(7 * x.model->spec.head_dim)], x.poison);
+            CHECK(draft() == 20 && std::equal(expected.begin(), expected.end(), drafted.data()), "%s: drafted again", f.name);
+        }
+    }
+}
+
+// What no model can be is refused before sizes are divided or multiplied.
+void check_specs(const Kernels& k) {
+    const int32_t windows[3] = {0, 0, -1};
+    const auto make = [&](void (*change)(Spec&)) {
+        Spec spec = base_spec(FORMATS[3]);
+        change(spec);
+        Model(spec, windows, &k);
+    };
+    make([](Spec&) {});
+    CHECK_REFUSED("num_hidden_layers is 0", make([](Spec& s) { s.layers = 0; }));
+    CHECK_REFUSED("num_hidden_layers is -3", make([](Spec& s) { s.layers = -3; }));
+    CHECK_REFUSED("window is -1", make([](Spec& s) { s.layers = 3; }));
+    CHECK_REFUSED("4 attention heads cannot share 8", make([](Spec& s) { s.kv_heads = 8; }));
+    CHECK_REFUSED("4 attention heads cannot share 3", make([](Spec& s) { s.kv_heads = 3; }));
+    CHECK_REFUSED("num_key_value_heads is 0", make([](Spec& s) { s.kv_heads = 0; }));
+    CHECK_REFUSED("num_attention_heads is -4", make([](Spec& s) { s.heads = -4; }));
+    CHECK_REFUSED("head_dim is 9", make([](Spec& s) { s.head_dim = 9; }));
+    CHECK_REFUSED("head_dim is 0", make([](Spec& s) { s.head_dim = 0; }));
+    CHECK_REFUSED("num_attention_heads x head_dim", make([](Spec& s) { s.heads = s.kv_heads = s.head_dim = 1 << 20; }));
+    CHECK_REFUSED("vocab_size is 0", make([](Spec& s) { s.vocab_size = 0; }));
+    CHECK_REFUSED("hidden_size is -1", make([](Spec& s) { s.hidden_size = -1; }));
+    CHECK_REFUSED("intermediate_size is 2147483647", make([](Spec& s) { s.intermediate_size = INT32_MAX; }));
+    CHECK_REFUSED("embedding of 24 for a hidden size of 40", make([](Spec& s) { s.embedding_size = 24; }));
+    CHECK_REFUSED("groups of 48", make([](Spec& s) { s.group = 48; }));
+    CHECK_REFUSED("groups of 0", make([](Spec& s) { s.group = 0; }));
+    CHECK_REFUSED("precision is 4", make([](Spec& s) { s.precision = Precision(4); }));
+    CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
+    CHECK_REFUSED("epsilon is nan", make([](Spec& s) { s.norm_eps = NAN; }));
+    CHECK_REFUSED("epsilon is -1", make([](Spec& s) { s.norm_eps = -1; }));
+    CHECK_REFUSED("attention scale is inf", make([](Spec& s) { s.attention_scale = INFINITY; }));
+}
+
+// Weights: memory first, the shapes of this model, all of them before a pass, and numbers.
+void check_weights(const Kernels& k) {
+    Pool pool(2, nullptr);
+    for (const Format& f : FORMATS) {
+        for (const Kind& kind : KINDS) {
+            Spec spec = base_spec(f);
+            kind.change(spec);
+            const std::vector<int32_t> windows(size_t(spec.layers), 0);
+            Model model(spec, windows.data(), &k);
+            const std::vector<Shape> all = shapes(spec);
+            std::vector<float> values(size_t((POSITIONS + 2) * 200), 0.1f);
+            const auto pack = [&](const Shape& s, int32_t layer, int64_t rows, int64_t columns) {
+                return model.pack(pool, s.slot, layer, s.bias, SOURCE_F32, values.data(), rows, columns);
+            };
+            CHECK_REFUSED("allocated first", pack(all[0], 0, all[0].rows, all[0].columns));
+            CHECK(!model.ready(), "%s: ready without memory", kind.name);
+            model.allocate();
+            const int64_t weights = model.missing();
+            CHECK(weights > 0 && !model.ready(), "%s: %ld weights are missing", kind.name, long(weights));
+            CHECK_REFUSED("source type 3", model.pack(pool, EMBED_TOKENS, 0, false, SourceType(3), values.data(), VOCAB, spec.embedding_size));
+            CHECK_REFUSED("0 rows", pack(all[0], 0, 0, 8));
+            int64_t count = 0;
+            for (const Shape& s : all) {
+                for (int32_t layer = 0; layer < (s.layered ? spec.layers : 1); layer++) {
+                    for (const int64_t more : {-1, 1}) {
+                        CHECK(!pack(s, layer, s.rows + more, s.columns), "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
+                        if (s.columns + more < 1) continue;
+                        CHECK(!pack(s, layer, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name, s.slot, long(more));
+                    }
+                    if (s.layered) CHECK(!pack(s, spec.layers, s.rows, s.columns), "%s: a layer too many", kind.name);
+                    if (s.layered) CHECK(!pack(s, -1, s.rows, s.columns), "%s: layer -1", kind.name);
+                    const size_t at = size_t(s.rows * s.columns - 1);
+                    std::swap(values[at], values.back()), values[at] = NAN;
+                    CHECK_REFUSED("NaN in row", pack(s, layer, s.rows, s.columns));
+                    values[at] = -INFINITY;
+                    CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, layer, s.rows, s.columns));
+                    values[at] = 0.1f;
+                    CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name, s.slot);
+                    for (int twice = 0; twice < 2; twice++) CHECK(pack(s, layer, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
+                    count++;
+                    CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once", kind.name, s.slot, layer);
+                }
+            }
+            CHECK(model.ready() && count == weights, "%s: %ld of %ld weights", kind.name, long(count), long(weights));
+            CHECK(model.pack(pool, Slot(-1), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot -1");
+            CHECK(model.pack(pool, Slot(99), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot 99");
+            model.allocate();
+            CHECK(!model.ready(), "%s: ready with new memory", kind.name);
+        }
+    }
+}
+
+// Rows outside of what there is: read out of bounds before, or written.
+void check_batches(const Kernels& k) {
+    for (const Kind& kind : KINDS) {
+        Fixture x(k, FORMATS[3], kind, 2);
+        const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS ? 2 : 0], 1);
+        const Cache cache(*x.model, 256), second(*x.model, 1000), foreign(*other.model, 256);
+        const auto run = [&](std::vector<int32_t> tokens, std::vector<int32_t> at, std::vector<const Cache*> caches) { x.run(tokens, at, caches); };
+        run({0, VOCAB - 1}, {254, 255}, {&cache, &cache});
+        CHECK_REFUSED("token id 50 of a vocabulary of 50", run({1, VOCAB}, {0, 1}, {&cache, &cache}));
+        CHECK_REFUSED("token id -1 ", run({-1}, {0}, {&cache}));
+        CHECK_REFUSED("token id 2147483647", run({INT32_MAX}, {0}, {&cache}));
+        CHECK_REFUSED("position 256 of a sequence with room for 256", run({1}, {256}, {&cache}));
+        CHECK_REFUSED("position -1 ", run({1}, {-1}, {&cache}));
+        CHECK_REFUSED("positions 4 and 6", run({1, 2}, {4, 6}, {&cache, &cache}));
+        CHECK_REFUSED("positions 4 and 4", run({1, 2}, {4, 4}, {&cache, &cache}));
+        CHECK_REFUSED("not side by side", run({1, 2, 3}, {4, 0, 5}, {&cache, &second, &cache}));
+        CHECK_REFUSED("another model", run({1}, {0}, {&foreign}));
+        CHECK_REFUSED("row 1 has no sequence", run({1, 2}, {0, 1}, {&cache, nullptr}));
+        CHECK_REFUSED("and the", run({1}, {POSITIONS}, {&second}));
+        CHECK_REFUSED("rows of a pass is 0", run({}, {}, {}));
+
+        const std::vector<int32_t> token = {1}, at = {0};
+        const std::vector<const Cache*> caches = {&cache};
+        Buffer<float> logits(64);
+        const auto pass = [&](void (*change)(Batch&), int32_t further = 0) {
+            Batch batch = x.make_batch(token, at, caches, logits.data());
+            change(batch);
+            Forward(*x.model, x.pool, x.workspace, batch, further);
+        };
+        pass([](Batch&) {}, 256);
+        CHECK_REFUSED("position 256 of a sequence", pass([](Batch&) {}, 257));
+        CHECK_REFUSED("wanted is 2", pass([](Batch& b) { b.last = 2; }));
+        CHECK_REFUSED("wanted is -1", pass([](Batch& b) { b.last = -1; }));
+        CHECK_REFUSED("logits of 63 columns for a vocabulary that takes 64", pass([](Batch& b) { b.stride = 63; }));
+        CHECK_REFUSED("logits of 0 columns", pass([](Batch& b) { b.logits = nullptr; }));
+        CHECK_REFUSED("wanted is 51", pass([](Batch& b) { b.vocabulary = 51; }));
+        pass([](Batch& b) { b.vocabulary = 16, b.stride = 16; });
+        if (!x.model->spec.positions) CHECK_REFUSED("need their tables", pass([](Batch& b) { b.sine = nullptr; }));
+        if (!x.model->spec.positions) CHECK_REFUSED("holds 5 from 3 on", pass([](Batch& b) { b.table_start = 3, b.table_rows = 5; }));
+        CHECK_REFUSED("room for 0", Cache(*x.model, 0));
+        CHECK_REFUSED("room for 2147483648", Cache(*x.model, int64_t(1) << 31));
+        Spec spec = x.model->spec;
+        const std::vector<int32_t> windows(size_t(spec.layers), 0);
+        Model empty(spec, windows.data(), &k);
+        const Batch batch = x.make_batch(token, at, caches, logits.data());
+        CHECK_REFUSED("no weights yet", Forward(empty, x.pool, x.workspace, batch));
+        empty.allocate();
+        CHECK_REFUSED("weights are not packed yet", Forward(empty, x.pool, x.workspace, batch));
+    }
+}
+
+// Weights in 4 bits that come with scales of their own, and orders of columns.
+void check_stored_weights(const Kernels& k) {
+    Pool pool(2, nullptr);
+    Spec spec = base_spec(FORMATS[3]);
+    spec.ordered = 1;
+    const int32_t windows[2] = {};
+    Model model(spec, windows, &k);
+    const std::vector<uint8_t> values(40 * 40, 7), zeros(40 * 2, 8);
+    std::vector<float> scales(40 * 2, 0.5f);
+    const auto pack = [&] { return model.pack_int4(pool, Q_PROJ, 1, values.data(), scales.data(), zeros.data(), 40, 40); };
+    std::vector<int32_t> order(40);
+    for (int32_t i = 0; i < 40; i++) order[size_t(i)] = 39 - i;
+    const auto set = [&] { return model.set_order(Q_PROJ, 1, order.data(), 40); };
+    CHECK_REFUSED("allocated first", pack());
+    CHECK_REFUSED("allocated first", set());
+    model.allocate();
+    const int64_t weights = model.missing();
+    for (const float bad : {NAN, INFINITY}) {
+        scales[77] = bad;
+        CHECK_REFUSED("in row 38, column 1", pack());
+        CHECK(model.missing() == weights, "a refused weight counts");
+    }
+    scales[77] = 0.25f;
+    CHECK(pack() && model.missing() == weights - 1, "int4 weight");
+    CHECK(set(), "an order");
+    for (const int32_t bad : {-1, 40, 3, INT32_MAX}) {
+        order[5] = bad;
+        CHECK_REFUSED("names column " + std::to_string(bad), set());
+    }
+}
+
+}  // namespace
+
+void test_refusals(const Kernels& k) {
+    check_poisoned_cache(k);
+    check_draft_of_no_numbers(k);
+    check_specs(k);
+    check_weights(k);
+    check_stored_weights(k);
+    check_batches(k);
+}
+
+}  // namespace check

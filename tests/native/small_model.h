@@ -1,0 +1,157 @@
+// Small models with random weights, for tests of whole passes.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "check.h"
+#include "forward.h"
+
+namespace check {
+namespace {
+
+constexpr int32_t VOCAB = 50, POSITIONS = 400;
+
+struct Kind {
+    const char* name;
+    int32_t window;
+    void (*change)(Spec&);
+};
+
+Spec base_spec(const Format& f) {
+    Spec spec{};
+    spec.precision = spec.outer_precision = f.precision;
+    spec.group = f.group;
+    spec.vocab_size = VOCAB;
+    spec.hidden_size = 40, spec.intermediate_size = 75, spec.layers = 2;
+    spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 10, spec.embedding_size = 40;
+    spec.rms_norm = spec.norm_weight = spec.final_norm = spec.gated = 1;
+    spec.norm_eps = 1e-5f, spec.attention_scale = 0.316f;
+    return spec;
+}
+
+const Kind KINDS[] = {
+    {"grouped queries, gated, rotary, biases", 0, [](Spec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
+    {"learned positions, projected, norm behind", 0,
+     [](Spec& s) {
+         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1, s.post_norm = 1;
+         s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1, s.projected_embedding = 1;
+         s.embedding_size = 24, s.qkv_bias = 1, s.kv_heads = 4;
+     }},
+    {"one KV head, window, norms of heads", 30,
+     [](Spec& s) { s.kv_heads = 1, s.head_dim = 16, s.qk_norm = 1, s.tied_head = 1, s.activation = GELU; }},
+};
+
+struct Shape {
+    Slot slot;
+    bool layered, bias;
+    int64_t rows, columns;
+};
+
+// Every weight that a model of any spec may have.
+std::vector<Shape> shapes(const Spec& s) {
+    const int64_t hidden = s.hidden_size, inner = s.intermediate_size, attended = int64_t(s.heads) * s.head_dim;
+    const int64_t kv = int64_t(s.kv_heads) * s.head_dim;
+    std::vector<Shape> all = {{EMBED_TOKENS, false, false, s.vocab_size, s.embedding_size}};
+    if (!s.tied_head) all.push_back({LM_HEAD, false, false, s.vocab_size, s.embedding_size});
+    if (s.positions) all.push_back({EMBED_POSITIONS, false, false, s.positions, hidden});
+    if (s.projected_embedding) all.push_back({PROJECT_IN, false, false, hidden, s.embedding_size});
+    if (s.projected_embedding) all.push_back({PROJECT_OUT, false, false, s.embedding_size, hidden});
+    for (const bool bias : {false, true}) {
+        if (bias && !s.norm_bias) continue;
+        if (s.final_norm) all.push_back({FINAL_NORM, false, bias, hidden, 1});
+        all.push_back({ATTENTION_NORM, true, bias, hidden, 1});
+        all.push_back({MLP_NORM, true, bias, hidden, 1});
+    }
+    if (s.qk_norm) all.push_back({Q_NORM, true, false, s.head_dim, 1});
+    if (s.qk_norm) all.push_back({K_NORM, true, false, s.head_dim, 1});
+    const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns) {
+        all.push_back({slot, true, false, rows, columns});
+        if (bias) all.push_back({slot, true, true, rows, 1});
+    };
+    linear(Q_PROJ, s.qkv_bias, attended, hidden);
+    linear(K_PROJ, s.qkv_bias, kv, hidden);
+    linear(V_PROJ, s.qkv_bias, kv, hidden);
+    linear(O_PROJ, s.output_bias, hidden, attended);
+    if (s.gated) linear(GATE_PROJ, s.mlp_bias, inner, hidden);
+    linear(UP_PROJ, s.mlp_bias, inner, hidden);
+    linear(DOWN_PROJ, s.mlp_bias, hidden, inner);
+    return all;
+}
+
+struct Fixture {
+    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads)
+        : pool(threads, nullptr), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
+        Spec spec = base_spec(f);
+        kind.change(spec);
+        const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
+        model = std::make_unique<Model>(spec, windows.data(), &k);
+        model->allocate();
+        Random random(1);
+        for (const Shape& shape : shapes(spec)) {
+            for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
+                Buffer<float> tensor(size_t(shape.rows * shape.columns));
+                for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
+                if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
+                CHECK(model->pack(pool, shape.slot, layer, shape.bias, SOURCE_F32, tensor.data(), shape.rows, shape.columns),
+                      "%s: no place for weight %d", kind.name, shape.slot);
+                const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
+                CHECK(!matrix || !model->pack(pool, shape.slot, layer, false, SOURCE_F32, tensor.data(), shape.rows, shape.columns - 1),
+                      "%s: weight %d may have another shape", kind.name, shape.slot);
+            }
+        }
+        const int32_t dim = spec.head_dim;
+        for (int32_t i = 0; i < POSITIONS * dim; i++) {
+            const double angle = i / dim * std::pow(1e4, -2.0 * (i % dim % (dim / 2)) / dim);
+            cosine[size_t(i)] = float(std::cos(angle)), sine[size_t(i)] = float((i % dim < dim / 2 ? -1 : 1) * std::sin(angle));
+        }
+    }
+
+    // Logits (rows, VOCAB) of `tokens` appended at `start`, each row in the cache given for it.
+    std::vector<float> run(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                           const std::vector<const Cache*>& caches) {
+        const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
+        Buffer<float> logits(tokens.size() * stride, NAN);
+        const Batch batch = make_batch(tokens, positions, caches, logits.data());
+        Forward(*model, pool, workspace, batch).run();
+        std::vector<float> result;
+        for (size_t r = 0; r < tokens.size(); r++) {
+            result.insert(result.end(), logits.data() + r * stride, logits.data() + r * stride + VOCAB);
+        }
+        return result;
+    }
+
+    Batch make_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                     const std::vector<const Cache*>& caches, float* logits) {
+        Batch batch{};
+        batch.rows = batch.last = int32_t(tokens.size());
+        batch.tokens = tokens.data(), batch.positions = positions.data(), batch.caches = caches.data();
+        batch.cosine = model->spec.positions ? nullptr : cosine.data();
+        batch.sine = model->spec.positions ? nullptr : sine.data();
+        batch.table_rows = model->spec.positions ? 0 : POSITIONS;
+        batch.logits = logits, batch.stride = (VOCAB + LANES - 1) / LANES * LANES;
+        return batch;
+    }
+
+    std::vector<float> append(const Cache& cache, int32_t start, const std::vector<int32_t>& tokens) {
+        std::vector<int32_t> positions;
+        for (size_t i = 0; i < tokens.size(); i++) positions.push_back(start + int32_t(i));
+        return run(tokens, positions, std::vector<const Cache*>(tokens.size(), &cache));
+    }
+
+    Pool pool;
+    Workspace workspace;
+    std::unique_ptr<Model> model;
+    std::vector<float> table;
+    Buffer<float> cosine, sine;
+    float poison = NAN;  // for a place in a rotation table: rows at that position become NaN
+};
+
+std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {
+    Random random(seed);
+    std::vector<int32_t> tokens;
+    for (int32_t i = 0; i < count; i++) tokens.push_back(random.below(VOCAB));
+    return tokens;
+}
+
+}  // namespace
+}  // namespace check
