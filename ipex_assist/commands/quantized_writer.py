@@ -17,7 +17,7 @@ from ipex_assist.checkpoints.packed_size import packed_bytes
 from ipex_assist.checkpoints.writer import _Shards
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Architecture
-from ipex_assist.models.weights import resolve
+from ipex_assist.models.weights import check_numbers, resolve
 from ipex_assist.quantization import gptq
 from ipex_assist.quantization.rtn import quantize, relative_error
 from ipex_assist.version import __version__
@@ -43,7 +43,7 @@ def write_rtn(
 ) -> Written:
     """Quantize by rtn.py into the new folder `output`, which appears only when it is complete.
 
-    Raises IpexAssistError where a matrix does not fit the format, or the disk has no room.
+    Raises IpexAssistError where a matrix does not fit the format or holds what is no number, or the disk has no room.
     """
     spec = checkpoint.decoder_spec()
     sources = architecture.weights(spec)
@@ -58,6 +58,7 @@ def write_rtn(
         _check_room(checkpoint, work)
         shards = _Shards(work)
         for name, tensor in _with_progress(checkpoint, progress):
+            check_numbers(f"{checkpoint.source}: {name}", tensor)
             target = canonical.get(name, name)
             if name not in linears:
                 shards.add(target, tensor)

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Decoder
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import NotFiniteError
 from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
@@ -52,8 +54,25 @@ def load_decoder(
     exact: find which row counts give equal bits, as a target must have it; a draft needs none of that (nor does the
     native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
     take them from there. table_of: a decoder of the same checkpoint, whose embedding is used where that can be.
-    group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own.
+    group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own. Raises
+    IpexAssistError where the checkpoint is not whole, or holds what is no number.
     """
+    try:
+        return _load(checkpoint, precision, executor, progress, exact, cache_packed, table_of, group)
+    except NotFiniteError as error:
+        raise IpexAssistError(f"{checkpoint.source}: {error}") from None
+
+
+def _load(
+    checkpoint: Checkpoint,
+    precision: str,
+    executor: str,
+    progress: bool,
+    exact: bool,
+    cache_packed: bool,
+    table_of: Decoder | None,
+    group: int,
+) -> Decoder:
     import torch
 
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)

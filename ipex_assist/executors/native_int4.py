@@ -16,9 +16,10 @@ from collections.abc import Iterable
 import torch
 
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import check_shape, part_of, resolve
+from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import NativeModel
 from ipex_assist.native.structures import SLOTS
@@ -66,7 +67,11 @@ def pack_stored(
     for name, weight in weights:
         for ours in wanted.get(name, ()):
             order = orders.get(_linear_of(ours)) if ours.endswith(".weight") else None
-            if not _pack(model, ours, sources[ours], weight, order):
+            try:
+                exact = _pack(model, ours, sources[ours], weight, order)
+            except NotFiniteError as error:
+                raise NotFiniteError(name, error.where) from None
+            if not exact:
                 rounded.append(name)
         del weight
     if rounded:
@@ -118,8 +123,7 @@ def _pack_int4(model: NativeModel, ours: str, weight: Int4Weight) -> None:
         columns,
         width,
     )
-    model.check(status)
-    assert status == 0, f"{ours} {weight.shape} has no place in the packed image"
+    model.check_packed(status, ours, weight.shape)
 
 
 def _set_order(model: NativeModel, ours: str, order: torch.Tensor | None) -> None:
@@ -130,12 +134,12 @@ def _set_order(model: NativeModel, ours: str, order: torch.Tensor | None) -> Non
         leaf = "lm_head"
     width = _width(model.spec, leaf)
     order = (torch.arange(width) if order is None else order).to(torch.int32).contiguous()
-    assert order.shape == (width,), f"{ours}: an order of {tuple(order.shape)} for {width} columns"
+    if order.shape != (width,):
+        raise IpexAssistError(f"{ours} has an order (g_idx) of {tuple(order.shape)} for {width} columns")
     status = model.library.ia_model_set_order(
         model.handle, SLOTS[leaf], layer, ctypes.c_void_p(order.data_ptr()), width
     )
-    model.check(status)
-    assert status == 0, f"{ours} has no order in the packed image"
+    model.check_packed(status, ours, tuple(order.shape))
 
 
 def _width(spec: DecoderSpec, leaf: str) -> int:

@@ -11,7 +11,7 @@ import torch
 from ipex_assist import launch
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
-from ipex_assist.models.weights import check_shape, part_of, resolve
+from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
 from ipex_assist.native.library import Pool, shared_pool
 from ipex_assist.native.model import NativeModel
 
@@ -47,6 +47,9 @@ def pack_weights(
         for ours in wanted.get(name, ()):
             weight = part_of(tensor, sources[ours], model.spec.head_dim)
             check_shape(model.spec, ours, tuple(weight.shape))
-            model.pack(ours, weight)
+            try:
+                model.pack(ours, weight)
+            except NotFiniteError as error:
+                raise NotFiniteError(name, error.where) from None
             del weight
         del tensor

@@ -11,7 +11,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kernels import Kernels, Linear
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import part_of, resolve
+from ipex_assist.models.weights import check_numbers, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
 
@@ -58,11 +58,13 @@ def load_weights(
     """Pack every weight that `sources` names.
 
     names: those the checkpoint holds. tensors: the checkpoint's stream; those not asked for are ignored.
-    Raises IpexAssistError where a weight is missing or has another shape than the config says.
+    Raises IpexAssistError where a weight is missing, has another shape than the config says, or is no number.
     """
     wanted = resolve(sources, names)
     packer = _Packer(spec, kernels, sources)
     for name, tensor in tensors:
+        if name in wanted:
+            check_numbers(name, tensor)
         for ours in wanted.get(name, ()):
             packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
         del tensor  # or it would live on while the next one is read

@@ -27,6 +27,33 @@ def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mappi
             check_shape(spec, ours, shape)
 
 
+class NotFiniteError(IpexAssistError):
+    """A weight that holds NaN or infinity: whatever were computed with it would be wrong, and might look right."""
+
+    def __init__(self, name: str, where: str) -> None:
+        """name: the tensor's, as the checkpoint has it. where: such as "NaN in row 3, column 7"."""
+        super().__init__(
+            f"{name} holds {where}, which is no weight: the file is damaged, or was saved so. Download it again; if it "
+            "is the same then, use another checkpoint"
+        )
+        self.where = where
+
+
+def check_numbers(name: str, tensor: torch.Tensor) -> None:
+    """Raise NotFiniteError where a tensor holds NaN or infinity. Costs one reading of it."""
+    import torch
+
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    # Least and largest value are NaN where any is; other float types lack this operator.
+    known = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    if all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor if known else tensor.float())):
+        return
+    *rows, column = (~torch.isfinite(tensor.float())).nonzero()[0].tolist()
+    value = "NaN" if bool(tensor[(*rows, column)].float().isnan()) else "infinity"
+    raise NotFiniteError(name, f"{value} in row {rows[0]}, column {column}" if rows else f"{value} in row {column}")
+
+
 def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
     """Raise IpexAssistError where one of our weights has another shape than the config asks for."""
     expected = weight_shape(spec, name)

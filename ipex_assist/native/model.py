@@ -8,6 +8,7 @@ import torch
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import NotFiniteError
 from ipex_assist.native.library import Pool, kernels, last_error, library
 from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, native_spec
 from ipex_assist.quantization.precision import INT4_GROUP
@@ -73,7 +74,10 @@ class NativeModel:
         self._table_owner = other
 
     def pack(self, name: str, tensor: torch.Tensor) -> None:
-        """One of our weights (models/weights.py) in the checkpoint's own type."""
+        """One of our weights (models/weights.py) in the checkpoint's own type.
+
+        Raises NotFiniteError where it holds NaN or infinity.
+        """
         *prefix, leaf, kind = name.split(".")
         if str(tensor.dtype).removeprefix("torch.") not in SOURCE_TYPES:
             tensor = tensor.float()
@@ -90,8 +94,15 @@ class NativeModel:
             rows,
             columns,
         )
+        self.check_packed(status, name, tuple(tensor.shape))
+
+    def check_packed(self, status: int, name: str, shape: tuple[int, ...]) -> None:
+        """Raise where the core did not take a weight: see ia_model_pack in api.cpp."""
         self.check(status)
-        assert status == 0, f"{name} {tuple(tensor.shape)} has no place in the packed image"
+        if status == 1:
+            raise IpexAssistError(f"{name} {shape} has no place among the weights of this {self.spec.model_type}")
+        if status == 2:
+            raise NotFiniteError(name, last_error())
 
     def linears(self, which: str, x: torch.Tensor) -> torch.Tensor:
         """One linear of every layer in turn on rows x (rows, width), outside a pass; the last one's (rows, columns).
