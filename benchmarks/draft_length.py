@@ -62,6 +62,11 @@ class Noted:
         self.rounds: list[list[Any]] = []
         self._planned = Plan(0)
 
+    @property
+    def plain_s(self) -> float | None:
+        """The schedule's."""
+        return self.schedule.plain_s
+
     def plan(self, now: RoundState) -> Plan:
         """The schedule's."""
         self._planned = self.schedule.plan(now)

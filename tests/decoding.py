@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,20 +29,23 @@ def run(
     new: int = NEW,
     sampling: Sampling = GREEDY,
     schedule: Schedule | None = None,
+    each: Callable[[Round], None] = lambda round_: None,
 ) -> list[Round]:
-    """All rounds of one generation."""
+    """All rounds of one generation; `each` hears of them as they come."""
     generator = torch.Generator().manual_seed(0)
-    return list(
-        decode(
-            decoder,
-            prompt,
-            max_new_tokens=new,
-            sampling=sampling,
-            generator=generator,
-            draft=draft,
-            schedule=schedule or Constant(k),
-        )
-    )
+    rounds = []
+    for round_ in decode(
+        decoder,
+        prompt,
+        max_new_tokens=new,
+        sampling=sampling,
+        generator=generator,
+        draft=draft,
+        schedule=schedule or Constant(k),
+    ):
+        rounds.append(round_)
+        each(round_)
+    return rounds
 
 
 def tokens_of(rounds: list[Round]) -> list[int]:

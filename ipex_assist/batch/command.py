@@ -16,6 +16,7 @@ from ipex_assist.batch.places import check_memory_of_all, local_commands
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
+from ipex_assist.commands.demo_model import take_demo_model
 from ipex_assist.commands.memory_need import estimate_need
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import read_memory
@@ -33,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
         args = parse(argv)
     except SystemExit as exit_:  # argparse has printed the help, or what is wrong
         return int(exit_.code or 0)
-    use_demo_model(args)
+    if args.model is None:
+        take_demo_model(args)
     prompts = PromptFile(args.prompts, defaults_from(args), args.shard)
     if args.dry_run:
         return _dry_run(args, prompts)
@@ -44,16 +46,6 @@ def main(argv: Sequence[str]) -> int:
         finally:
             with suppress(OutputError):  # what the run wrote it has synced itself
                 results.close()
-
-
-def use_demo_model(args: argparse.Namespace) -> None:
-    """Without -m the embedded model, as `ipex-assist` takes it: fp32, no assistant."""
-    if args.model is None:
-        from ipex_assist.commands.demo_model import demo_model_path
-
-        args.model = str(demo_model_path())
-        args.precision = args.precision or "fp32"
-        args.assisted = args.assisted and args.assistant_model is not None
 
 
 def _run(args: argparse.Namespace, prompts: PromptFile, results: ResultFile, stop: StopSignal) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
 from ipex_assist.commands.arguments import assistant_of, parse
+from ipex_assist.commands.demo_model import take_demo_model
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.load import load_models
 from ipex_assist.commands.messages import configure_messages
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 
-DEMO_NOTE = "no smaller model shares the embedded model's vocabulary, so no draft can pay: generating without one"
 INTERRUPT_EXIT, TERMINATE_EXIT = 130, 143  # 128 + the signal's number, as shells report them
 
 
@@ -85,16 +85,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     prompt, chat = read_prompt(args.prompt, args.prompt_file, args.chat, demo=args.model is None)
-    assistant = assistant_of(args)
     if args.model is None:
-        from ipex_assist.commands.demo_model import demo_model_path
-
-        args.model = str(demo_model_path())
-        # 8 significant bits are too few for the close calls of so small a model, and fp32 is fast enough for it.
-        args.precision = args.precision or "fp32"
-        if assistant is None and args.assisted:
-            log.warning(DEMO_NOTE)
-    model, start_warnings = load_models(args, assistant)
+        take_demo_model(args)
+    model, start_warnings = load_models(args, assistant_of(args))
     generation = model.stream(prompt, chat=chat, **_options(args))
     return _generate(model, generation, args, start_warnings)
 

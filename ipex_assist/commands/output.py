@@ -57,10 +57,11 @@ def _styled(text: str, style: str) -> str:
 
 
 def statistics_line(result: Result) -> str:
-    """New tokens, speed, time to first token and, when assisted, how the draft did."""
+    """New tokens, speed, time to first token and, when assisted, how many times plain decoding's speed, and why."""
     parts = [f"{result.new_tokens} new tokens"]
     if result.tokens_per_s is not None:
-        parts.append(f"{result.tokens_per_s:.2f} tokens/s")
+        factor = "" if result.speedup is None else f" ({result.speedup:.2f}x plain)"
+        parts.append(f"{result.tokens_per_s:.2f} tokens/s{factor}")
     if result.ttft_s is not None:
         parts.append(f"first token after {result.ttft_s:.2f} s")
     draft = result.draft

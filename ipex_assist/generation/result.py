@@ -90,7 +90,11 @@ class Times:
 
 @dataclass
 class Result:
-    """What was generated, and at what speed. Times are in seconds, None where there is nothing to time."""
+    """What was generated, and at what speed. Times are in seconds, None where there is nothing to time.
+
+    tokens_per_s: of the tokens after the first. speedup: that ÷ what plain decoding would have had here, by passes that
+    were timed (Statistics.speedup); None where nothing could be drafted, and where no plain pass was timed.
+    """
 
     text: str
     tokens: list[int]
@@ -99,6 +103,7 @@ class Result:
     ttft_s: float | None
     decode_s: float
     tokens_per_s: float | None
+    speedup: float | None
     assisted: bool
     target: str
     assistant: str | None

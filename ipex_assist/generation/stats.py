@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.speculative.decode import Round
 
+PLAIN_ROUNDS = 4  # whose mean is taken for the price of one, where the schedule knows none
+
 
 @dataclass
 class Statistics:
@@ -29,6 +31,9 @@ class Statistics:
     draft_s: float = 0.0
     target_s: float = 0.0
     accepted_histogram: list[int] = field(default_factory=list)
+    _plain_s: float = 0.0  # what plain passes for the tokens kept would have taken, of rounds that knew it
+    _unpriced_tokens: int = 0  # of the others
+    _undrafted_s: list[float] = field(default_factory=list)  # the target's seconds in rounds with nothing drafted
     _length: int = 0  # of the text, as the target's cache holds it
     _cached_tokens: int = 0  # summed over passes: tokens whose keys and values a pass read
     _started: float = field(default_factory=time.perf_counter, repr=False)
@@ -50,6 +55,12 @@ class Statistics:
         self.accepted += round_.accepted
         self.draft_s += round_.draft_s
         self.target_s += round_.target_s
+        if round_.plain_s is None:
+            self._unpriced_tokens += kept
+        else:
+            self._plain_s += kept * round_.plain_s
+        if not round_.drafted:
+            self._undrafted_s.append(round_.target_s)
         self.accepted_histogram += [0] * (round_.accepted + 1 - len(self.accepted_histogram))
         self.accepted_histogram[round_.accepted] += 1
 
@@ -82,6 +93,25 @@ class Statistics:
         if not self.rounds or (self.drafted and not self.draft_s):
             return None
         return self.draft_s, self.target_s, max(0.0, self.decode_s - self.draft_s - self.target_s)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as plain decoding the tokens after the first came: plain seconds ÷ `decode_s`.
+
+        Plain seconds are, summed over rounds, the tokens that went into the text × the seconds of a target's pass of
+        one row, as measured when the round ended (the schedule's calibration, corrected by every round's own time),
+        plus the time outside draft and target, which plain decoding spends likewise. Without a schedule that measures,
+        the pass is the mean of this text's rounds in which nothing was drafted, of which there must be four.
+        None where there is neither, and where nobody told the draft's time from the target's.
+        """
+        if self.parts_s is None or self.decode_s <= 0:
+            return None
+        plain = self._plain_s
+        if self._unpriced_tokens:
+            if len(self._undrafted_s) < PLAIN_ROUNDS:
+                return None
+            plain += self._unpriced_tokens * sum(self._undrafted_s) / len(self._undrafted_s)
+        return (plain + self.parts_s[2]) / self.decode_s
 
     @property
     def read_gb_per_s(self) -> float | None:

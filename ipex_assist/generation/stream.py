@@ -102,6 +102,7 @@ class Generation(Iterator[Chunk]):
             ttft_s=counts.ttft_s,
             decode_s=counts.decode_s,
             tokens_per_s=counts.tokens_per_s,
+            speedup=counts.speedup if self._assisted else None,
             assisted=self._assisted,
             stop_reason=self._stop_reason or "interrupted",
             draft=DraftResult.of(counts) if self._assisted else DraftResult(),

@@ -96,14 +96,14 @@ class Adaptive:
     @property
     def credit(self) -> float:
         """Seconds that may be lost from here on."""
-        return self.budget.credit(self._plain, self._pays())
+        return self.budget.credit(self.plain_s, self._pays())
 
     def plan(self, now: RoundState) -> Plan:
         """Return the best choice that can be afforded."""
         self._now = now
         longest = min(self.longest, now.remaining - 1)
         choice = self._choice(longest) if longest > 0 else Choice(0, 0.0, 0.0)
-        if choice.k and choice.rate * self._plain > WORTH:
+        if choice.k and choice.rate * self.plain_s > WORTH:
             self._plan = self._affordable(choice)
         else:
             self._plan = self._trial() if longest > 0 else Plan(0)
@@ -114,7 +114,7 @@ class Adaptive:
         now, drafted, context = self._now, outcome.drafted, self._plan.context
         unread = now.unread if context is None else min(now.unread, context)
         self._live.observe(outcome, now.length if context is None and self.skipped else unread)
-        tokens, plain = outcome.accepted + 1, self._plain
+        tokens, plain = outcome.accepted + 1, self.plain_s
         self.budget.book_round(tokens, plain)
         # A source that had nothing to propose has read nothing either.
         if not drafted:
@@ -138,8 +138,8 @@ class Adaptive:
         return self._live.costs if self._now.unread else self._live.copying
 
     @property
-    def _plain(self) -> float:
-        """Seconds of a plain pass, which are the same whatever drafts."""
+    def plain_s(self) -> float:
+        """Seconds of a plain pass, the same whatever drafts: calibration's, corrected by the rounds of this text."""
         return self._live.costs.verifying(1)
 
     def _pays(self) -> bool:
@@ -193,7 +193,7 @@ class Adaptive:
         """None to read the whole text: where that pays in the tokens to come, and its price may be lost."""
         if self._has_read_nearly_all:
             return None
-        plain, price = self._plain, self._reading(None)
+        plain, price = self.plain_s, self._reading(None)
         won = min(self._now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
         if self.skipped:
             # It drafts as it is; knowing the whole text makes it better by an amount that only trying would tell.

@@ -19,7 +19,8 @@ from ipex_assist.speculative.verify import verify_greedy, verify_sampled
 class Round:
     """What one pass of the target brought: the accepted drafted tokens, then one of its own.
 
-    `prompt` marks the first round, the pass over the prompt. Times are in seconds.
+    `prompt` marks the first round, the pass over the prompt. Times are in seconds; plain_s is what a pass with nothing
+    drafted takes at this time, by the schedule's measurements, or None.
     """
 
     tokens: list[int]
@@ -28,6 +29,7 @@ class Round:
     draft_s: float = 0.0
     target_s: float = 0.0
     prompt: bool = False
+    plain_s: float | None = None
 
 
 def decode(
@@ -73,12 +75,10 @@ def decode(
             draft.accept(accepted)
         tokens += new
         target.truncate(len(tokens) - 1)
-        round_ = Round(new, len(proposal.tokens), accepted, drafted - started, time.perf_counter() - drafted)
+        draft_s, target_s = drafted - started, time.perf_counter() - drafted
         if draft is not None and remaining > 1:
-            schedule.observe(
-                RoundResult(round_.drafted, accepted, proposal.confidence, round_.draft_s, round_.target_s)
-            )
-        yield round_
+            schedule.observe(RoundResult(len(proposal.tokens), accepted, proposal.confidence, draft_s, target_s))
+        yield Round(new, len(proposal.tokens), accepted, draft_s, target_s, plain_s=schedule.plain_s)
 
 
 def _verify(

@@ -74,7 +74,15 @@ class DraftOptions:
 
 
 class Schedule(Protocol):
-    """Says how to draft, and hears what came of it. One object serves one text."""
+    """Says how to draft, and hears what came of it. One object serves one text.
+
+    plain_s: seconds that a pass of one row takes now, as was measured; None where the schedule measures nothing.
+    """
+
+    @property
+    def plain_s(self) -> float | None:
+        """See above."""
+        ...
 
     def plan(self, now: RoundState) -> Plan:
         """For the round to come."""
@@ -87,6 +95,8 @@ class Schedule(Protocol):
 
 class Constant:
     """The same number every round."""
+
+    plain_s = None
 
     def __init__(self, k: int = CONSTANT_TOKENS) -> None:
         self.k = k
@@ -101,6 +111,8 @@ class Constant:
 
 class Heuristic:
     """transformers' `num_assistant_tokens_schedule="heuristic"`: two more after a full hit, one less after a miss."""
+
+    plain_s = None
 
     def __init__(self, k: int = HEURISTIC_TOKENS) -> None:
         self.k = k

@@ -34,6 +34,7 @@ class Model:
             ttft_s=1.0,
             decode_s=self.decode_s.pop(0),
             tokens_per_s=None,
+            speedup=None,
             assisted=assisted,
             target="t",
             assistant="a",

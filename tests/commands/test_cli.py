@@ -16,7 +16,7 @@ from pathlib import Path
 import checkpoint_files
 import pytest
 import torch
-from conftest import EXECUTORS
+from conftest import EXECUTORS, HAS_NATIVE
 
 KEYS = [
     "text",
@@ -26,6 +26,7 @@ KEYS = [
     "ttft_s",
     "decode_s",
     "tokens_per_s",
+    "speedup",
     "assisted",
     "target",
     "assistant",
@@ -400,13 +401,19 @@ def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess
 
 
 def test_the_embedded_model_answers() -> None:
-    """The main job without a hub, on this stack's own executor: a real model, a real answer."""
-    done = run("-p", "What is the capital of France?", "--chat", "--json")
-    assert done.returncode == 0, done.stderr
+    """The main job without a hub: a real model, a real answer, drafted by its own copy, and the factor that gives."""
+    prompt = ["-p", "What is the capital of France?", "--chat", "--json"]
+    done, plain = run_all(prompt, [*prompt, "--no-assisted"])
+    assert (done.returncode, plain.returncode) == (0, 0), done.stderr + plain.stderr
     result = last_json(done.stdout)
     assert "Paris" in result["text"]
     assert result["stop_reason"] == "eos"
-    assert "no draft can pay" in done.stderr
+    assert result["text"] == last_json(plain.stdout)["text"]
+    assert last_json(plain.stdout)["speedup"] is None
+    if HAS_NATIVE:
+        assert (result["assistant"], result["precision"], result["assistant_precision"]) == ("self", "fp32", "int8")
+        assert result["draft"]["accepted"] > 0
+        assert f"tokens/s ({result['speedup']:.2f}x plain)" in done.stderr
 
 
 def test_no_arguments_at_all() -> None:

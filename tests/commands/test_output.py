@@ -23,6 +23,7 @@ def result(**changes: Any) -> Result:
         "ttft_s": 0.25,
         "decode_s": 0.5,
         "tokens_per_s": 4.0,
+        "speedup": None,
         "assisted": False,
         "target": "t",
         "assistant": None,
@@ -63,7 +64,9 @@ def test_statistics_of_a_plain_run() -> None:
 def test_statistics_of_an_assisted_run() -> None:
     """The rate with its counts, and tokens per target pass."""
     draft = DraftResult(rounds=4, drafted=8, accepted=6, acceptance_rate=0.75, tokens_per_pass=2.5)
-    line = statistics_line(result(assisted=True, draft=draft))
+    line = statistics_line(result(assisted=True, draft=draft, speedup=1.857))
+    assert "3 new tokens, 4.00 tokens/s (1.86x plain), first token after" in line
+    assert "plain" not in statistics_line(result(assisted=True, draft=draft))  # no plain pass was timed
     assert "acceptance rate 75% (6 of 8), 2.50 tokens per target pass" in line
     assert "not assisted" not in line
 

@@ -114,6 +114,8 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
 class Threshold:
     """Stops behind unsure tokens, and drafts from the text's end alone every other round."""
 
+    plain_s = None
+
     def __init__(self) -> None:
         self.rounds = 0
 

@@ -1,0 +1,151 @@
+"""How many times as fast as plain decoding: by an invented clock, against a plain run under the same clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from decoding import GREEDY, PROMPT, run
+
+from ipex_assist.executors.interface import Decoder
+from ipex_assist.generation import stats as stats_module
+from ipex_assist.generation.stats import Statistics
+from ipex_assist.speculative import decode as decode_module
+from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.calibration import calibrate
+from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.schedule import Constant, Schedule
+
+NEW = 100
+
+
+class Clock:
+    """Stands for the module `time`: seconds pass when a pass is run, `slower` times as many as it takes undisturbed."""
+
+    def __init__(self) -> None:
+        self.now, self.slower = 100.0, 1.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Timed:
+    """A decoder whose passes take so long by that clock."""
+
+    def __init__(self, decoder: Decoder, clock: Clock, seconds: float, row: float) -> None:
+        self.decoder, self.clock, self.seconds, self.row = decoder, clock, seconds, row
+        self.spec, self.exact_rows = decoder.spec, decoder.exact_rows
+
+    @property
+    def length(self) -> int:
+        return self.decoder.length
+
+    def reserve(self, tokens: int) -> None:
+        self.decoder.reserve(tokens)
+
+    def truncate(self, length: int) -> None:
+        self.decoder.truncate(length)
+
+    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
+        self.clock.now += (self.seconds + self.row * len(tokens)) * self.clock.slower
+        return self.decoder.forward(tokens, last)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Timed, Timed]:
+    """A target, and a draft of the same weights whose passes take a fifth: all it drafts is right."""
+    clock = Clock()
+    monkeypatch.setattr(decode_module, "time", clock)
+    monkeypatch.setattr(stats_module, "time", clock)
+    tiny_models.save(tmp_path / "target", "llama")
+    target = Timed(tiny_models.decoder(tmp_path / "target", tokens=128), clock, 0.010, 0.0002)
+    return clock, target, Timed(tiny_models.decoder(tmp_path / "target", tokens=128), clock, 0.002, 0.0001)
+
+
+class Hesitant(AssistantModel):
+    """Proposes something every other round, as a source does that has to find it in the text."""
+
+    asked = 0
+
+    def propose(self, tokens: Sequence[int], k: int, **options: Any) -> Proposal:
+        self.asked += 1
+        return super().propose(tokens, k, **options) if self.asked % 2 else Proposal([])
+
+
+def statistics(
+    clock: Clock,
+    target: Timed,
+    draft: Timed | None,
+    schedule: Schedule | None,
+    source_class: type[AssistantModel] = AssistantModel,
+) -> Statistics:
+    """Of one text of NEW tokens, each of which costs half a millisecond outside of the passes."""
+    for decoder in (target, draft):
+        if decoder is not None:
+            decoder.reserve(128)
+    source = None
+    if draft is not None:
+        source = source_class(draft, GREEDY, torch.Generator(), tiny_models.VOCAB)
+    counts = Statistics(len(PROMPT), _started=clock.now)
+    rounds: list[Round] = run(target, source, new=NEW, schedule=schedule, each=lambda round_: count(counts, round_))
+    assert len(rounds) > 5
+    return counts
+
+
+def count(counts: Statistics, round_: Round) -> None:
+    clock = stats_module.time
+    clock.now += 0.0005 * len(round_.tokens)  # type: ignore[attr-defined]
+    counts.count(round_, len(round_.tokens))
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.6])
+def test_it_is_what_a_plain_run_takes(pair: tuple[Clock, Timed, Timed], slower: float) -> None:
+    """Also where the machine has become slower since it was calibrated, and never by what the draft was hoped to do."""
+    clock, target, draft = pair
+    costs = calibrate(target, draft, clock=clock.perf_counter)
+    clock.slower = slower
+    assisted = statistics(clock, target, draft, Adaptive(costs, NEW))
+    plain = statistics(clock, target, None, None)
+    assert assisted.new_tokens == plain.new_tokens
+    true = plain.decode_s / assisted.decode_s
+    assert true > 1.5
+    assert assisted.speedup == pytest.approx(true, rel=0.04)
+
+
+def test_a_draft_that_does_not_pay(pair: tuple[Clock, Timed, Timed]) -> None:
+    """A fixed number of tokens, drafted slower than the target decodes: less than 1, by plain rounds of this text.
+
+    Where every round had a draft, no plain pass was timed, and there is nothing to say.
+    """
+    clock, target, draft = pair
+    draft.seconds = 0.030
+    plain = statistics(clock, target, None, None)
+    slow = statistics(clock, target, draft, Constant(3), Hesitant)
+    assert slow.speedup == pytest.approx(plain.decode_s / slow.decode_s, rel=0.01)
+    assert slow.speedup < 1
+    assert statistics(clock, target, draft, Constant(3)).speedup is None
+
+
+def test_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 tokens of 0.1 s each and 0.2 s of text against 0.45 s; the token that a stop cut off is not counted."""
+    clock = Clock()
+    monkeypatch.setattr(stats_module, "time", clock)
+    counts = Statistics(3, _started=clock.now)
+    assert counts.speedup is None
+    clock.now += 1.0
+    counts.count(Round([7], target_s=1.0, prompt=True), 1)
+    assert counts.speedup is None
+    clock.now += 0.3
+    counts.count(Round([1, 2, 3, 4], 3, 3, 0.05, 0.10, plain_s=0.1), 4)
+    clock.now += 0.15
+    counts.count(Round([5, 6], 1, 1, 0.02, 0.08, plain_s=0.1), 1)
+    assert counts.speedup == pytest.approx((5 * 0.1 + 0.2) / 0.45)
+    clock.now += 0.5
+    counts.count(Round([8, 9], 1, 1, 0.02, 0.08), 2)  # what a plain pass takes is not known here
+    assert counts.speedup is None
