@@ -95,6 +95,7 @@ class Instance:
 
         drafting = getattr(self.model, "drafting", None)
         if drafting is not None:
+            drafting.cache = None
             drafting.measure = lambda: calibration.calibrate(self.model.decoder, self.model.assistant)
 
     def facts(self) -> dict[str, Any]:

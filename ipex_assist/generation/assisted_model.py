@@ -91,5 +91,5 @@ class AssistedModel(TextModel):
             schedule=schedule,
         )
         if draft is not None and options.adapts and self.wrap_draft is None:
-            rounds = self.drafting.learning(rounds)
+            rounds = self.drafting.learning(rounds, schedule)
         return rounds, draft is not None

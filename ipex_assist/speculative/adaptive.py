@@ -9,7 +9,7 @@ import numpy as np
 from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
 from ipex_assist.speculative.budget import EXPECTED_TOKENS, Budget
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.live_costs import LiveCosts
+from ipex_assist.speculative.live_costs import CostFindings, LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult, RoundState
 
 TRUSTED_TOKENS = 16  # seen before a pair is trusted
@@ -82,6 +82,9 @@ class Adaptive:
     budget: Budget = field(init=False)
     drafts: int = 0  # rounds with one
     skipped: int = 0  # tokens at the text's beginning that the source has not read
+    # Of the sources that read the text (True) and those that do not, which were there to draft, and which were let.
+    _asked: set[bool] = field(default_factory=set)
+    _let: set[bool] = field(default_factory=set)
     _chosen: Choice = Choice(0, 0.0, 0.0)
     _chosen_for: tuple[object, ...] = ()
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
@@ -107,6 +110,10 @@ class Adaptive:
             self._plan = self._affordable(choice)
         else:
             self._plan = self._trial() if longest > 0 else Plan(0)
+        if longest > 0:
+            self._asked.add(now.unread > 0)
+        if self._plan.k:
+            self._let.add(now.unread > 0)
         return self._plan
 
     def observe(self, outcome: RoundResult) -> None:
@@ -128,6 +135,10 @@ class Adaptive:
         elif now.unread > context:
             self.skipped = now.length - context
         self._known.observe(outcome.confidence, drafted, outcome.accepted)
+
+    def findings(self) -> CostFindings:
+        """Return what the text so far taught about the costs that it began with."""
+        return self._live.findings(untried=self._asked > self._let)
 
     @property
     def _known(self) -> Acceptance:

@@ -52,12 +52,12 @@ class Drafting:
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
+    cache: PairCache | None = None
     _costs: Costs | None = None
 
     def go_on_from(self, cache: PairCache) -> None:
         """Know what earlier processes learnt of this pair, and keep for later ones what this one learns."""
-        measure = self.measure
-        self.measure = lambda: cache.costs(measure)
+        self.cache = cache
         self.model_acceptance, self.lookup_acceptance, self.keep = (
             cache.model_acceptance,
             cache.lookup_acceptance,
@@ -66,11 +66,15 @@ class Drafting:
 
     def forget(self) -> None:
         """The pair is unknown from here on but for its costs, and what it does is not kept for later processes."""
+        if self.cache is not None:
+            self._costs, self.cache = self.costs, None
         self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
 
     @property
     def costs(self) -> Costs:
-        """Measured, or read from the cache folder, once."""
+        """What passes cost: measured once, or what the cache keeps, which texts correct. Asked before a text begins."""
+        if self.cache is not None:
+            return self.cache.costs(self.measure)
         if self._costs is None:
             self._costs = self.measure()
         return self._costs
@@ -117,10 +121,12 @@ class Drafting:
         longest = LONGEST_DRAFT if number is None else number
         return Adaptive(self.costs, limit, longest, self.model_acceptance, self.lookup_acceptance)
 
-    def learning(self, rounds: Iterator[Round]) -> Iterator[Round]:
-        """The rounds of a text, at whose end, whatever ends it, what it taught is handed on."""
+    def learning(self, rounds: Iterator[Round], schedule: Schedule | None = None) -> Iterator[Round]:
+        """Yield the rounds of a text, and at its end, whatever ends it, hand on what it taught."""
         try:
             yield from rounds
         finally:
             if self.keep is not None:
                 self.keep(self.model_acceptance, self.lookup_acceptance)
+            if self.cache is not None and isinstance(schedule, Adaptive):
+                self.cache.correct_costs(schedule.findings())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,25 @@ _SEVERAL, _ALIKE, _ALONE, _DRAFT = 0.03, 0.02, 0.01, 0.1
 _NEIGHBOURS = 4.0  # numbers of rows over which errors are alike
 _NOISE = 0.02  # of one pass
 _PAUSE = math.log(2)  # a pass that took longer than expected counts as one of this much more
+
+# A text's passes that take less than this share of what calibration says contradict it; so many are needed to tell.
+CONTRADICTED, TELLING_PASSES = 0.8, 8
+
+
+@dataclass(frozen=True)
+class CostFindings:
+    """What a text taught about the costs that it began with.
+
+    before, costs: those costs as they were, and as its passes corrected them. seconds: of all its rounds. untried: the
+    costs forbade every draft, so that nothing was learnt of what one takes. contradicted: passes were faster than they
+    can be by them.
+    """
+
+    before: Costs
+    costs: Costs
+    seconds: float
+    untried: bool
+    contradicted: bool
 
 
 class LiveCosts:
@@ -34,12 +54,15 @@ class LiveCosts:
         self._covariance = np.diag([_SPEED, *[_ALONE] * len(rows), _DRAFT])
         self._covariance[1:-1, 1:-1] += _ALIKE * np.exp(-np.abs(rows[:, None] - rows) / _NEIGHBOURS)
         self._covariance[2:-1, 2:-1] += _SEVERAL
+        self._seconds, self._passes = 0.0, 0
         self.costs = calibrated
         self.copying = Costs(calibrated.verify)  # for a source that costs nothing
 
     def observe(self, outcome: RoundResult, read: int) -> None:
         """Compare the seconds that a round took with those that were expected; `read` tokens were unread before."""
         rows = outcome.drafted + 1
+        self._seconds += outcome.draft_s + outcome.target_s
+        self._passes += 1
         self._covariance[0, 0] += _DRIFT
         self._compare(min(rows, len(self._verify)), outcome.target_s, self._calibrated.verifying(rows))
         if outcome.drafted and read and self._calibrated.draft:
@@ -57,10 +80,24 @@ class LiveCosts:
         self._state += gain * min(max(surprise, -_PAUSE), _PAUSE)
         self._covariance -= np.outer(gain, shared)
 
+    def findings(self, untried: bool) -> CostFindings:
+        """Return what the rounds so far teach. untried: no draft could be afforded at these costs."""
+        # Nothing makes passes faster than they are in peace: where they are, calibration was disturbed. What makes them
+        # slower, another's work or a long text, shall not be kept: a plain pass stays as it was calibrated.
+        error = float(self._state[1])
+        plain = float(self._state[0]) + error
+        contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
+        corrected = self._priced(min(plain, 0.0) - error)
+        return CostFindings(self._calibrated, corrected, self._seconds, untried, contradicted)
+
     def _price(self) -> None:
-        factors = np.exp(self._state[0] + self._state[1:])
+        self.costs = self._priced(float(self._state[0]))
+        self.copying = Costs(self.costs.verify)
+
+    def _priced(self, speed: float) -> Costs:
+        """Calibration's costs without its errors, on a machine of this speed (a logarithm; 0: as it was then)."""
+        factors = np.exp(speed + self._state[1:])
         # A pass of more rows is never cheaper, whatever a disturbed measurement says.
         verify = tuple(np.maximum.accumulate(self._verify * factors[:-1]).tolist())
         draft, old = float(factors[-1]), self._calibrated
-        self.costs = Costs(verify, old.draft * draft, tuple(row * draft for row in old.rows), old.read * draft)
-        self.copying = Costs(verify)
+        return Costs(verify, old.draft * draft, tuple(row * draft for row in old.rows), old.read * draft)

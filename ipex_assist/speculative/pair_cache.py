@@ -11,14 +11,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.calibration import describe
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.kept_costs import WRITE_EVERY, KeptCosts
+from ipex_assist.speculative.live_costs import CostFindings
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 FORMAT = 1  # of the files
-# Seconds between two writings of a process whose texts follow each other: home folders may be slow.
-WRITE_EVERY = 5.0
 
 
 def pair_facts(
@@ -74,24 +72,23 @@ class PairCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pair, machine: facts for JSON. anew: forget what there is."""
-        self._costs_file = _KeptFile("costs", {**pair, **machine})
+        costs_file = _KeptFile("costs", {**pair, **machine})
         self._acceptance_file = _KeptFile("acceptance", pair)
         if anew:
-            self._costs_file.delete()
+            costs_file.delete()
             self._acceptance_file.delete()
-        self._costs = _costs(self._costs_file.read())
+        self._costs = KeptCosts(costs_file, clock)
         counts = self._acceptance_file.read()
         self.model_acceptance, self.lookup_acceptance = _acceptance(counts, "models"), _acceptance(counts, "copies")
         self._clock, self._written = clock, -math.inf
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:
-        """What is kept, or else from `measure`, and then kept."""
-        if self._costs is None:
-            started = time.perf_counter()
-            self._costs = measure()
-            log.info("calibrated in %.2f s: %s", time.perf_counter() - started, describe(self._costs))
-            self._costs_file.write(asdict(self._costs))
-        return self._costs
+        """Return what is kept, or what `measure` finds, which is then kept. To be asked before each text."""
+        return self._costs.costs(measure)
+
+    def correct_costs(self, findings: CostFindings) -> None:
+        """Take in what a text found out about the costs it began with."""
+        self._costs.correct(findings)
 
     def keep_acceptance(self, models: Acceptance, copies: Acceptance) -> None:
         """For later processes; written at most every WRITE_EVERY seconds."""
@@ -149,17 +146,6 @@ def _temporary(path: Path) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _costs(content: Any) -> Costs | None:
-    try:
-        verify, rows = tuple(map(float, content["verify"])), tuple(map(float, content["rows"]))
-        found = Costs(verify, float(content["draft"]), rows, float(content["read"]))
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return None
-    others = (found.draft, found.read, *rows)
-    known = verify and all(0 < seconds < 1e4 for seconds in verify) and all(0 <= seconds < 1e4 for seconds in others)
-    return found if known else None
 
 
 def _acceptance(content: Any, kind: str) -> Acceptance:

@@ -12,7 +12,7 @@ import pytest
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.speculative import calibration, pair_cache
+from ipex_assist.speculative import calibration, kept_costs, pair_cache
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.costs import Costs
@@ -163,7 +163,7 @@ def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
     for rounds, written in ((10, 10), (20, 10), (30, 30)):
         kept.keep_acceptance(learnt(2, rounds), Acceptance())
         assert PairCache(PAIR, {}).model_acceptance.as_counts() == learnt(2, written).as_counts()
-        now[0] += 0.6 * pair_cache.WRITE_EVERY
+        now[0] += 0.6 * kept_costs.WRITE_EVERY
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_generation_hands_on_what_it_learnt(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     """However the text ends, and only where the adaptive schedule drafted."""
-    cheap = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
+    cheap = Costs((1e-6,) * 16, 1e-9, (1e-9,) * 16, 1e-10)
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: cheap)
     folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "model")
 
@@ -235,6 +235,7 @@ def test_a_generation_hands_on_what_it_learnt(
         del generation
     assert load().drafting.model_acceptance.as_counts() == model.drafting.model_acceptance.as_counts()
     assert model.drafting.model_acceptance.seen > 0
+    assert load().drafting.costs == model.drafting.costs != cheap
     load(calibrate=False, recalibrate=True)
     assert load().drafting.model_acceptance.seen == 0
 
