@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -120,8 +121,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     Raises:
         IpexAssistError: the file is no JSON object, or larger than any that belongs to a model.
     """
-    if not path.is_file():
+    if not path.exists():
         return None
+    require_file(path)
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise IpexAssistError(f"{path} has {path.stat().st_size:,} bytes, which no such file has. Download it again.")
     try:
@@ -133,6 +135,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise IpexAssistError(f"{path} holds a {type(content).__name__}, not an object. Download it again.")
     return content
+
+
+def require_file(path: Path) -> None:
+    """Raise IpexAssistError where `path` is a folder, a pipe or a device: opening those can wait for ever."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "device or socket"
+        raise IpexAssistError(f"{path} is a {kind}, not a file. Download the model again.")
 
 
 def dtype_bytes(config: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.checkpoints import safetensors_file
-from ipex_assist.checkpoints.base import Checkpoint, dtype_bytes, read_json
+from ipex_assist.checkpoints.base import Checkpoint, dtype_bytes, read_json, require_file
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class FolderCheckpoint(Checkpoint):
 
     def __init__(self, source: str, path: Path, hint: str = "") -> None:
         self.source, self.path, self._hint = source, path, hint
+        _refuse_special_files(path)
         self.config = self._read_config()
         self.generation_config = read_json(path / "generation_config.json") or {}
         self.files = self._find_files()
@@ -35,6 +36,8 @@ class FolderCheckpoint(Checkpoint):
         if self.files[0].suffix == ".safetensors":
             for file in self.files:
                 self._safetensors.update(safetensors_file.read_header(file))
+            if not self._safetensors:
+                raise IpexAssistError(f"{self.files[0]} holds no tensors. Download it again.")
         self._bin_names: dict[str, Path] = {}
         self._bin_shapes: dict[str, tuple[int, ...]] = {}
 
@@ -115,12 +118,10 @@ class FolderCheckpoint(Checkpoint):
                 f"{self.path} has no weights: none of {', '.join(_WEIGHT_FILES)}; it holds {content}. "
                 f"{self._hint or 'Save the model with save_pretrained().'}"
             )
+        require_file(first)
         if first.suffix != ".json":
             return [first]
-        index = read_json(first) or {}
-        if not isinstance(index.get("weight_map"), dict) or not index["weight_map"]:
-            raise IpexAssistError(f"{first} has no weight_map. Download it again.")
-        shards = sorted(set(index["weight_map"].values()))
+        shards = _shards(first)
         missing = [shard for shard in shards if not (self.path / shard).exists()]
         if missing:
             shown = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")
@@ -128,4 +129,31 @@ class FolderCheckpoint(Checkpoint):
                 f"{self.path} lacks {len(missing)} of {len(shards)} shards that {first.name} names: {shown}. "
                 f"{self._hint or 'Download them again.'}"
             )
-        return [self.path / shard for shard in shards]
+        files = [self.path / shard for shard in shards]
+        for file in files:
+            require_file(file)
+        return files
+
+
+def _shards(index: Path) -> list[str]:
+    """The files an index names. They lie in its own folder, whatever it says: an index comes from anywhere."""
+    named = (read_json(index) or {}).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise IpexAssistError(f"{index} has no weight_map. Download it again.")
+    kind = index.name.split(".")[1]  # model.safetensors.index.json, pytorch_model.bin.index.json
+    for tensor, shard in named.items():
+        if not isinstance(shard, str):
+            raise IpexAssistError(f"{index} names no file for {tensor[:80]!r}. Download it again.")
+        if "/" in shard or not shard.isprintable() or not shard.endswith(f".{kind}"):
+            raise IpexAssistError(
+                f"{index} names {shard[:80]!r} as the file of {tensor[:80]!r}, which is no .{kind} file in its own "
+                "folder. Nothing else is read. Download it again."
+            )
+    return sorted(set(named.values()))
+
+
+def _refuse_special_files(folder: Path) -> None:
+    """Pipes and devices: libraries that find one among a tokenizer's files wait on it for ever."""
+    for entry in folder.iterdir():
+        if entry.exists() and not entry.is_dir():
+            require_file(entry)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ipex_assist.checkpoints import hub
-from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.base import Checkpoint, require_file
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.hub import canonical_id
@@ -19,11 +20,21 @@ def open_checkpoint(source: str, *, revision: str | None = None, offline: bool =
         IpexAssistError: nothing there, unreadable, incomplete, truncated or corrupt.
     """
     source = canonical_id(source)
-    path = Path(source).expanduser()
+    try:
+        return _open(source, revision, offline)
+    except (OSError, ValueError) as error:  # no permission, a name too long or with a zero byte, a broken disk, …
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise IpexAssistError(f"{source} cannot be read: {reason or type(error).__name__}") from error
+
+
+def _open(source: str, revision: str | None, offline: bool) -> Checkpoint:
+    path = Path(os.path.expanduser(source))
     if path.is_file():
         return GgufCheckpoint(source, path)
     if path.is_dir():
         return open_folder(FolderCheckpoint(source, path))
+    if path.exists():
+        require_file(path)
     if not hub.is_hub_id(source):
         raise IpexAssistError(f"{source}: no such file or folder (looked for {path.absolute()}).")
     folder = hub.fetch(source, revision=revision, offline=offline)

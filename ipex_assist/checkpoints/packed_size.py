@@ -13,6 +13,7 @@ from ipex_assist.checkpoints.hub import canonical_id
 from ipex_assist.checkpoints.open import open_folder
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models.config import Config
 from ipex_assist.quantization.precision import LINEAR_BYTES
 
 
@@ -67,8 +68,8 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
 
 
 def _folder_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
-    config = checkpoint.config
-    tied = bool(config.get("tie_word_embeddings", config.get("model_type") in ("opt", "gpt_bigcode")))
+    config = Config(checkpoint.config)
+    tied = config.flag("tie_word_embeddings", checkpoint.config.get("model_type") in ("opt", "gpt_bigcode"))
     in_bin = checkpoint.weight_files()[0].suffix != ".safetensors"
     if isinstance(checkpoint, QuantizedCheckpoint) and precision in (None, "int4"):
         if in_bin:
@@ -79,8 +80,8 @@ def _folder_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
         shapes = checkpoint.shapes()
         return packed_bytes(shapes, precision, tied and "lm_head.weight" not in shapes)
     # The headers of .bin files need torch: file sizes, and the embedding's shape by the config, will do.
-    width = config.get("word_embed_proj_dim") or config.get("hidden_size") or config.get("n_embd") or 0
-    embedding = (config.get("vocab_size") or 0, width)
+    width = config.integer("word_embed_proj_dim", config.integer("hidden_size", config.integer("n_embd", 0)))
+    embedding = (config.integer("vocab_size", 0), width)
     linears = (checkpoint.num_parameters - math.prod(embedding), 1)
     return packed_bytes({"embed_tokens": embedding, "linears": linears}, precision, tied)
 

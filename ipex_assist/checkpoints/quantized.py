@@ -102,7 +102,7 @@ class QuantizedCheckpoint(Checkpoint):
         if missing:
             raise self._unsupported(f"{prefix}qweight is there, and {missing[0]} is not")
         weight, zeros, scales = (shapes[name] for name in parts[:3])
-        if len(weight) != 2 or len(zeros) != 2 or len(scales) != 2 or not scales[1]:
+        if len(weight) != 2 or len(zeros) != 2 or len(scales) != 2 or not scales[1] or not weight[0]:
             raise self._unsupported(f"{prefix}* have the shapes {weight}, {zeros} and {scales}")
         groups, columns = scales
         width = weight[0] * (1 if awq else 8)
@@ -213,7 +213,7 @@ def read_scheme(declared: Mapping[str, Any]) -> Scheme:
     if bits != 4:
         raise ValueError(f"it has {bits} bits")
     size = declared.get("group_size", declared.get("q_group_size", 128))
-    if not isinstance(size, int) or (size < 1 and size != -1):
+    if type(size) is not int or (size < 1 and size != -1):
         raise ValueError(f"its group_size is {size}")
     return Scheme(method, layouts[method](declared), size)
 
@@ -238,7 +238,7 @@ def _auto_round_layout(declared: Mapping[str, Any]) -> Layout:
     data_type = str(declared.get("data_type") or "int")
     if not data_type.startswith("int"):
         raise ValueError(f"its data_type is {data_type}")
-    if (declared.get("act_bits") or 16) < 16:
+    if (declared.get("act_bits") or 16) not in (16, 32):
         raise ValueError(f"its activations have {declared['act_bits']} bits")
     packing = str(declared.get("packing_format") or declared.get("backend") or "auto_round").lower()
     if "awq" in packing:

@@ -35,6 +35,7 @@ DTYPES = {
     "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }
+_MAX_HEADER_BYTES = 100_000_000  # of the format's own reader
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         if start > size:
             raise _corrupt(path, f"its header should end at byte {start:,}, but the file has {size:,} bytes")
         try:
+            if start - 8 > _MAX_HEADER_BYTES:
+                raise ValueError(f"{start - 8:,} bytes of header, and the format allows {_MAX_HEADER_BYTES:,}")
             entries = json.loads(file.read(start - 8))
             tensors = {
                 name: _stored_tensor(path, entry, start) for name, entry in entries.items() if name != "__metadata__"
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _corrupt(path, f"its header cannot be read ({type(error).__name__}: {error})") from error
     expected = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=start)
     if expected > size:
@@ -123,10 +126,13 @@ def refuse_lfs_pointer(path: Path) -> None:
 
 def _stored_tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
-    shape = tuple(int(length) for length in entry["shape"])
+    shape = tuple(entry["shape"])
+    for number in (begin, end, *shape):
+        if type(number) is not int or not 0 <= number < 1 << 63:
+            raise ValueError(f"{number!r} among its shapes and offsets")
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"unknown data type {entry['dtype']}")
-    if begin < 0 or end - begin != math.prod(shape) * DTYPES[entry["dtype"]][1]:
+    if end - begin != math.prod(shape) * DTYPES[entry["dtype"]][1]:
         raise ValueError(f"offsets {begin}..{end} do not fit shape {list(shape)} of {entry['dtype']}")
     return StoredTensor(path, entry["dtype"], shape, start + begin, end - begin)
 

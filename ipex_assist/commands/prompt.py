@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.tokenization.tokenizer import check_text
 
 log = logging.getLogger("ipex_assist")
 
@@ -21,6 +22,7 @@ def read_prompt(given: str | None, file: str | None, chat: bool, *, demo: bool) 
     Raises UsageError where there is no prompt, or none that can be read.
     """
     if given is not None:
+        check_text(given)
         return given, chat
     try:
         if file is not None:

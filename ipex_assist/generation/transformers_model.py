@@ -60,7 +60,8 @@ class TransformersModel(TextModel):
         assistant_precision = (assistant_precision or precision) if helper else None
         self.tokenizer = load_tokenizer(checkpoint)
         self.eos = frozenset(eos_token_ids(checkpoint, self.tokenizer))
-        self._context_length = next((checkpoint.config[k] for k in CONTEXT_KEYS if checkpoint.config.get(k)), None)
+        lengths = map(checkpoint.config.get, CONTEXT_KEYS)
+        self._context_length = next((length for length in lengths if isinstance(length, int) and length > 0), None)
         if helper is not None:
             sizes = (checkpoint.config["vocab_size"], helper.config["vocab_size"])
             check_vocabulary(self.tokenizer, load_tokenizer(helper), *sizes)
@@ -128,10 +129,11 @@ def _load(
         transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(checkpoint.path, torch_dtype=dtype, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, RuntimeError, ImportError) as error:
+    except Exception as error:  # whatever a config breaks in a model of transformers
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(
             f"{checkpoint.source}: neither we nor transformers can run {checkpoint.architecture or 'this model'} "
-            f"({str(error).splitlines()[0]}). Our own decoder has {', '.join(sorted(ARCHITECTURES))}; "
+            f"({reason}). Our own decoder has {', '.join(sorted(ARCHITECTURES))}; "
             "transformers' AutoModelForCausalLM is the fallback"
         ) from error
     model = model.eval()

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.tokenization.time_limit import within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# A template takes milliseconds; one that takes this long goes on for hours.
+TEMPLATE_SECONDS = 1.0
 
 # Classes that add nothing to what tokenizer.json says unless one of these fields is set. Reading that file without
 # AutoTokenizer saves half a second of a start.
@@ -28,13 +32,16 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         from ipex_assist.tokenization.gguf_tokenizer import tokenizer_from
 
         return tokenizer_from(checkpoint.header)
+    _refuse_outside(checkpoint.path)
     if (plain := _plain_tokenizer(checkpoint.path)) is not None:
         return plain
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(checkpoint.path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # anything from a missing file to a broken tokenizer.json
+    except BaseException as error:  # anything from a missing file to a panic of the tokenizers library
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         tokenizer = _from_tokenizer_json(checkpoint.path)
         if tokenizer is not None:
             return tokenizer
@@ -59,7 +66,10 @@ def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         return None
     # Tokens that were added after tokenizer.json was written are in the configuration alone.
     added = config.get("added_tokens_decoder", {})
-    known = all(tokenizer.convert_tokens_to_ids(token["content"]) == int(id_) for id_, token in added.items())
+    try:
+        known = all(tokenizer.convert_tokens_to_ids(token["content"]) == int(id_) for id_, token in added.items())
+    except (AttributeError, TypeError, ValueError, KeyError):  # whatever stands there is no list of tokens
+        return None
     return tokenizer if known else None
 
 
@@ -82,23 +92,51 @@ def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
             # Files of transformers 4 have special tokens as objects, {"content": "</s>", "lstrip": …}.
             **{k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None},
         )
-    except Exception:  # the caller reports its own, first failure
+    except BaseException as error:  # the caller reports its own, first failure
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         return None
+
+
+def _refuse_outside(folder: Path) -> None:
+    """Raise where tokenizer_config.json names files of other folders: transformers would read them."""
+    try:
+        config = read_json(folder / "tokenizer_config.json") or {}
+    except IpexAssistError:
+        return  # said by those who need it
+    for key, name in config.items():
+        # Many published files carry such names of the machine they were made on, where nothing is here.
+        if key.endswith("_file") and isinstance(name, str) and _exists_outside(folder, name):
+            raise IpexAssistError(
+                f"{folder / 'tokenizer_config.json'} has {name[:80]!r} as its {key}, which is not in its own folder. "
+                "Nothing else is read. Take that line out."
+            )
+
+
+def _exists_outside(folder: Path, name: str) -> bool:
+    try:
+        return Path(name).exists() and Path(name).absolute().parent != folder.absolute()
+    except (OSError, ValueError):
+        return False
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> list[int]:
     """Token ids of a prompt: plain text with the tokenizer's special tokens, or one user turn of its chat template.
 
     Raises:
-        UsageError: chat without a chat template, or a template that refuses the prompt.
+        UsageError: a prompt that is no text, chat without a chat template, or a template that refuses the prompt.
     """
+    check_text(prompt)
     if not chat:
         return list(tokenizer(prompt)["input_ids"])
     if not tokenizer.chat_template:
         raise UsageError("This model has no chat template (a base model?). Leave out --chat.")
     try:
-        text: Any = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        text: Any = within(
+            TEMPLATE_SECONDS,
+            lambda: tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+            ),
         )
     except Exception as error:  # jinja2 errors, and what templates raise themselves
         raise UsageError(f"The model's chat template refuses this prompt: {error}. Leave out --chat.") from error
@@ -106,12 +144,28 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def check_text(prompt: str) -> None:
+    """UsageError where a prompt holds half characters: bytes that were not UTF-8, or half of a surrogate pair."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the prompt is not UTF-8 text: character {error.start + 1:,} stands for a byte that is none"
+        ) from None
+
+
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """All token ids that end a text: of generation_config.json, else of config.json, and the tokenizer's own."""
     ids: set[int] = set()
     for config in (checkpoint.generation_config, checkpoint.config):
         value = config.get("eos_token_id")
-        ids |= set(value) if isinstance(value, list) else {value} if value is not None else set()
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(index) is int for index in found):
+            raise IpexAssistError(
+                f"{checkpoint.source}: eos_token_id is {str(value)[:60]!r}; it must be a token's number, or a list of "
+                "such. Mend its generation_config.json or config.json"
+            )
+        ids |= set(found)
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return ids

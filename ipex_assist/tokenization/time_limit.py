@@ -1,0 +1,59 @@
+"""A time limit for Python code that a checkpoint brings along: chat templates."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_LOOK_EVERY = 0.02  # seconds
+
+
+class TooLong(Exception):
+    """The time was up."""
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; TooLong where it computes for longer, and it is stopped then.
+
+    seconds: of the processor, so that a busy machine makes nobody late. It is stopped between two steps of the
+    interpreter: a loop ends, a single call of a library does not.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    clocks: list[int] = []
+
+    def run() -> None:
+        clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+        try:
+            results.append(work())
+        except BaseException as error:  # raised again where the caller is
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="time limit", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive() and _spent(clocks) < seconds:
+            thread.join(_LOOK_EVERY)
+    finally:
+        late = thread.is_alive()
+        if late:
+            assert thread.ident is not None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(TooLong))
+    if late:
+        thread.join(seconds)
+        raise TooLong(f"it takes longer than {seconds:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _spent(clocks: list[int]) -> float:
+    with contextlib.suppress(IndexError, OSError):  # the thread has not begun yet, or has just ended
+        return time.clock_gettime(clocks[0])
+    return 0.0
