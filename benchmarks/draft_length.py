@@ -217,7 +217,7 @@ def main() -> None:
         recalibrate=args.recalibrate,
     )
     if args.wrong:
-        model.wrap_draft = lambda source, _: AlwaysWrong(source, model.decoder.spec.vocab_size)
+        model.wrap_draft = lambda source, _: AlwaysWrong(source, model.target.spec.vocab_size)
     model.generate("Hello.", chat=True, max_new_tokens=8, num_assistant_tokens=3)  # warms up
     model.drafting.forget()  # what earlier processes taught is not in the figures, nor these texts in later processes
     if not args.cold and not args.wrong:

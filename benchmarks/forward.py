@@ -17,12 +17,12 @@ from typing import Any
 import measure
 import torch
 
-from ipex_assist.executors.native import NativeDecoder
+from ipex_assist.executors.native import NativeModel, NativeSequence
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
-from ipex_assist.native.model import NativeModel
+from ipex_assist.native.model import PackedModel
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-1.5b": (
@@ -100,36 +100,38 @@ class RandomWeights:
         return self.block.repeat(repeats)[:size].reshape(shape)
 
 
-def load(name: str, precision: str) -> NativeDecoder:
-    """A decoder of the named shapes."""
+def load(name: str, precision: str) -> NativeModel:
+    """A model of the named shapes."""
     from ipex_assist.models.weights import weight_shape
 
     architecture_name, config = CONFIGS[name]
     architecture = find(architecture_name)
     assert architecture is not None
     spec = architecture.spec(config)
-    model = NativeModel(spec, precision, planned_pool())
-    model.allocate()
+    packed = PackedModel(spec, precision, planned_pool())
+    packed.allocate()
     random = RandomWeights()
     for weight in architecture.weights(spec):
-        model.pack(weight, random.tensor(weight_shape(spec, weight)))
-    return NativeDecoder(model)
+        packed.pack(weight, random.tensor(weight_shape(spec, weight)))
+    return NativeModel(packed)
 
 
-def read_per_pass(model: NativeModel, spec: DecoderSpec, context: int) -> int:
+def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int) -> int:
     """Bytes of linears and of the cache that a pass reads; the embedding table's rows count as nothing."""
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * 2
-    shared = spec.tied_head and model.precision == "bf16"
+    shared = spec.tied_head and packed.precision == "bf16"
     positions = 0 if spec.rope else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size * 4
-    return model.nbytes - (0 if shared else table) - positions + context * spec.kv_bytes_per_token(2)
+    return packed.nbytes - (0 if shared else table) - positions + context * spec.kv_bytes_per_token(2)
 
 
-def fill(decoder: NativeDecoder, context: int) -> None:
-    """Put real pages under the cache: a position in every 16 touches each page of it."""
+def filled(model: NativeModel, context: int) -> NativeSequence:
+    """A sequence of `context` tokens on real pages: a position in every 16 touches each page of it."""
+    sequence = model.new_sequence(context + 64)
     for position in range(0, context, 16):
-        decoder.sequence.length = position
-        decoder.forward([1])
-    decoder.sequence.length = context
+        sequence.length = position
+        model.extend(sequence, [1])
+    sequence.length = context
+    return sequence
 
 
 def main() -> None:
@@ -147,11 +149,10 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for name in args.models.split(","):
         for precision in args.precisions.split(","):
-            decoder = load(name, precision)
-            model, spec = decoder.model, decoder.spec
+            model = load(name, precision)
+            packed, spec = model.packed, model.spec
             for context in (int(text) for text in args.contexts.split(",")):
-                decoder.reserve(context + 64)
-                fill(decoder, context)
+                sequence = filled(model, context)
                 cases = [int(text) for text in args.rows.split(",")]
                 samples: dict[int, list[float]] = {rows: [] for rows in cases}
                 shares: dict[int, list[float]] = {rows: [] for rows in cases}
@@ -159,18 +160,18 @@ def main() -> None:
                 for repeat in range(args.repeats + 1):
                     bandwidths.append(read_bandwidth(pool, repeats=2))
                     for rows in cases:
-                        decoder.truncate(context)
-                        model.cycles()
+                        sequence.truncate(context)
+                        packed.cycles()
                         started = time.perf_counter()
-                        decoder.forward([1] * rows, last=rows)
+                        model.extend(sequence, [1] * rows, last=rows)
                         seconds = time.perf_counter() - started
-                        linear, _attention, total = model.cycles()
+                        linear, _attention, total = packed.cycles()
                         if repeat:
                             samples[rows].append(1000 * seconds)
                             shares[rows].append(1 - linear / total)
-                        decoder.truncate(context)
+                        sequence.truncate(context)
                 bandwidth = measure.summary(bandwidths)["median"]
-                size = read_per_pass(model, spec, context)
+                size = read_per_pass(packed, spec, context)
                 for rows in cases:
                     figures = measure.summary(samples[rows])
                     floor = size / bandwidth / 1e6
@@ -201,7 +202,7 @@ def main() -> None:
                         }
                     )
                     print(table[-1], flush=True)
-            del decoder, model
+            del sequence, packed, model
             gc.collect()
     measure.report(table, {"instruction_set": instruction_set(), "threads": pool.threads, "results": results})
 

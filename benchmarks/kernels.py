@@ -20,7 +20,7 @@ import torch
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models.spec import DecoderSpec, Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
-from ipex_assist.native.model import NativeModel
+from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.precision import INT4_GROUP
 
 # 4096×4096 stands for the output projection, 4096×11008 and back for Llama-2-7B's MLP, 4096×16384 for OPT-6.7B's.
@@ -56,7 +56,7 @@ def native(width: int, columns: int, precision: str) -> tuple[Run, int, int]:
     )
     up = packed_bytes(width, columns, precision)
     copies = -(-WORKING_SET // up)
-    model = NativeModel(_with_layers(spec, copies), precision, planned_pool())
+    model = PackedModel(_with_layers(spec, copies), precision, planned_pool())
     model.allocate()
     weight = random_weight(columns, width)
     for copy in range(copies):

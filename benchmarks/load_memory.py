@@ -13,7 +13,7 @@ import measure
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.choose import resolve_executor
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 
 
 def peak_bytes() -> int:
@@ -33,7 +33,7 @@ def main() -> None:
     weights = checkpoint.parameter_bytes
     executor = resolve_executor(args.executor, args.precision)
     started = time.perf_counter()
-    load_decoder(checkpoint, args.precision, executor)
+    load_model(checkpoint, args.precision, executor)
     seconds, peak = time.perf_counter() - started, peak_bytes()
     row = {
         "executor": executor,

@@ -75,11 +75,11 @@ class Instance:
             # The end stays whole: it is where a chat template asks for the answer.
             tokens = (list(tokens) * (wanted // len(tokens) + 1))[-wanted:]
         self.prompt = list(tokens)
-        names, decoders = self.model.identity, (getattr(self.model, key, None) for key in ("decoder", "assistant"))
+        names, models = self.model.identity, (getattr(self.model, key, None) for key in ("target", "assistant"))
         precisions = (names.precision, names.assistant_precision or names.precision)
         self.target, self.assistant = (
-            None if decoder is None else traffic_of(decoder, precision)
-            for decoder, precision in zip(decoders, precisions, strict=True)
+            None if model is None else traffic_of(model, precision)
+            for model, precision in zip(models, precisions, strict=True)
         )
         # Of a drafted token nobody says whether it was looked up or came from the model.
         drafts = parse_assistant(settings["assistant"])
@@ -96,7 +96,7 @@ class Instance:
         drafting = getattr(self.model, "drafting", None)
         if drafting is not None:
             drafting.cache = None
-            drafting.measure = lambda: calibration.calibrate(self.model.decoder, self.model.assistant)
+            drafting.measure = lambda: calibration.calibrate(self.model.target, self.model.assistant)
 
     def facts(self) -> dict[str, Any]:
         """What was loaded, and what is not as it was planned."""

@@ -32,8 +32,13 @@ def record(model: Any, prompt: str, new_tokens: int) -> dict[str, Any]:
     ids = encode_prompt(model.tokenizer, prompt, chat=True)
     result = model.generate(prompt, chat=True, max_new_tokens=new_tokens, assisted=False)
     text = [*ids, *result.tokens]
-    model.assistant.reserve(len(text) + LONGEST_DRAFT)
-    source = AssistantModel(model.assistant, Sampling(), torch.Generator(), model.decoder.spec.vocab_size)
+    source = AssistantModel(
+        model.assistant,
+        Sampling(),
+        torch.Generator(),
+        model.target.spec.vocab_size,
+        capacity=len(text) + LONGEST_DRAFT,
+    )
     right, confidence = "", []
     for at in range(len(ids) + 1, len(text)):
         proposal = source.propose(text[:at], LONGEST_DRAFT)

@@ -16,7 +16,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
@@ -134,23 +134,23 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
     helper_tokenizer = None
     if helper is not None and request.name.model != AUTO:
         helper_tokenizer = _other_tokenizer(request, helper, tokenizer)
-    decoder = load_decoder(checkpoint, request.precision, executor, progress=progress, cache_packed=cache_packed)
+    target = load_model(checkpoint, request.precision, executor, progress=progress, cache_packed=cache_packed)
     assistant = None
     if helper is not None or request.name.model == SELF:
         assert request.assistant_precision is not None
-        assistant = load_decoder(
+        assistant = load_model(
             helper or checkpoint,
             request.assistant_precision,
             executor,
             progress=progress,
             exact=False,
             cache_packed=cache_packed,
-            table_of=None if helper else decoder,
+            table_of=None if helper else target,
             group=DRAFT_INT4_GROUP,
         )
-    measure = functools.partial(calibration.calibrate, decoder, assistant, request.draft_vocabulary)
+    measure = functools.partial(calibration.calibrate, target, assistant, request.draft_vocabulary)
     drafting = Drafting(
-        decoder.spec.vocab_size,
+        target.spec.vocab_size,
         measure,
         assistant,
         request.name.lookup,
@@ -162,7 +162,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
         drafting.go_on_from(_cache(request, assistant is not None, recalibrate))
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(helper_tokenizer is not None)
-    return AssistedModel(decoder, tokenizer, eos, identity, assistant, drafting=drafting)
+    return AssistedModel(target, tokenizer, eos, identity, assistant, drafting=drafting)
 
 
 def _by_transformers(request: _Request, progress: bool) -> TextModel:

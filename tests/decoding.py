@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.decode import Round, decode
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.sampling import Sampling
@@ -22,7 +22,7 @@ NEW = 24
 
 
 def run(
-    decoder: Decoder,
+    target: Model,
     draft: DraftSource | None = None,
     k: int = 0,
     prompt: Sequence[int] = PROMPT,
@@ -35,7 +35,7 @@ def run(
     generator = torch.Generator().manual_seed(0)
     rounds = []
     for round_ in decode(
-        decoder,
+        target,
         prompt,
         max_new_tokens=new,
         sampling=sampling,

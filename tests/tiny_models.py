@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.executors.interface import Decoder
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.interface import DraftsInOneCall, Model, Tokens
+from ipex_assist.executors.load import load_model
 
 VOCAB = 160
 
@@ -110,10 +110,32 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
-def decoder(
-    folder: Path, executor: str = "torch", precision: str = "fp32", tokens: int = 96, exact: bool = True
-) -> Decoder:
-    """The saved model on one of our executors, with room for `tokens` tokens."""
-    loaded = load_decoder(open_checkpoint(str(folder)), precision, executor, exact=exact)
-    loaded.reserve(tokens)
-    return loaded
+def model(folder: Path, executor: str = "torch", precision: str = "fp32", exact: bool = True) -> Model:
+    """The saved model on one of our executors."""
+    return load_model(open_checkpoint(str(folder)), precision, executor, exact=exact)
+
+
+class Text:
+    """A model with one sequence, for tests that follow a single text."""
+
+    def __init__(self, model: Model, capacity: int = 96) -> None:
+        self.model, self.sequence = model, model.new_sequence(capacity)
+
+    @property
+    def length(self) -> int:
+        return self.sequence.length
+
+    def truncate(self, length: int) -> None:
+        self.sequence.truncate(length)
+
+    def forward(self, tokens: Tokens, last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
+        return self.model.extend(self.sequence, tokens, last, vocabulary)
+
+    def draft(self, tokens: Tokens, count: int, **options: Any) -> tuple[list[int], list[float]]:
+        assert isinstance(self.model, DraftsInOneCall)
+        return self.model.draft(self.sequence, tokens, count, **options)
+
+
+def text(folder: Path, executor: str = "torch", precision: str = "fp32", tokens: int = 96, exact: bool = True) -> Text:
+    """A text of at most `tokens` tokens on the saved model."""
+    return Text(model(folder, executor, precision, exact), tokens)

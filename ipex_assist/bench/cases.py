@@ -71,7 +71,7 @@ def _benchmark(args: argparse.Namespace, model: TextModel, options: dict[str, An
                 note(notes, f"{length} + {limit} tokens are left out: the context holds {model.context_length}")
                 continue
             prompt = (
-                random_prompt(length, model.decoder.spec.vocab_size, (args.seed, length))  # type: ignore[attr-defined]
+                random_prompt(length, model.target.spec.vocab_size, (args.seed, length))  # type: ignore[attr-defined]
                 if isinstance(model.tokenizer, NumberTokens)
                 else prompt_of_length(model.tokenizer, text, length)
             )
@@ -83,7 +83,7 @@ def _content(args: argparse.Namespace, model: TextModel, prompt: Prompt, number:
         return prompt.prompt
     # Four characters a token, as English text has them.
     count = max(1, len(prompt.prompt) // 4)
-    return random_prompt(count, model.decoder.spec.vocab_size, (args.seed, number))  # type: ignore[attr-defined]
+    return random_prompt(count, model.target.spec.vocab_size, (args.seed, number))  # type: ignore[attr-defined]
 
 
 def _sampling(args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_name import SELF
 
 if TYPE_CHECKING:
-    from ipex_assist.executors.interface import Decoder
+    from ipex_assist.executors.interface import Model
     from ipex_assist.generation.text_model import TextModel
 
 RANDOM = " (random weights)"
@@ -124,18 +124,18 @@ def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None
 def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
     from ipex_assist.executors.choose import resolve_executor
-    from ipex_assist.executors.load import load_decoder
+    from ipex_assist.executors.load import load_model
 
     for precision in args.precision:
         precision = precision or "bf16"
         drafts = [_draft_precision(args, precision, draft) for draft in args.assistant_precision]
         executor = resolve_executor(args.executor, precision, *drafts)
-        target = load_decoder(_random(args.model), precision, executor, cache_packed=args.cache_packed)
+        target = load_model(_random(args.model), precision, executor, cache_packed=args.cache_packed)
         for draft in dict.fromkeys(drafts) if _drafting(args) else [None]:
-            helper: Decoder | None = None
+            helper: Model | None = None
             if draft is not None:
                 source = args.model if args.assistant_model == SELF else args.assistant_model
-                helper = load_decoder(
+                helper = load_model(
                     _random(source),
                     draft,
                     executor,
@@ -152,8 +152,8 @@ def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[s
 
 def _assembled(
     args: argparse.Namespace,
-    target: Decoder,
-    helper: Decoder | None,
+    target: Model,
+    helper: Model | None,
     precision: str,
     draft: str | None,
     executor: str,

@@ -177,7 +177,7 @@ def run(
         return model.generate(case.prompt, **options)
     assert plain is not None
     assert isinstance(model, AssistedModel)
-    vocab_size = model.decoder.spec.vocab_size
+    vocab_size = model.target.spec.vocab_size
     acceptance, continuation, coins = contender.acceptance, plain.tokens, (case.seed, turn)
 
     def wrap(source: DraftSource, prompt: Sequence[int]) -> DraftSource:

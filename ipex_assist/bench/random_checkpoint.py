@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RandomCheckpoint(Checkpoint):
-    """What `load_decoder` reads like any other checkpoint: bf16 tensors by Hugging Face's names.
+    """What `load_model` reads like any other checkpoint: bf16 tensors by Hugging Face's names.
 
     The same source and name give the same tensor everywhere.
     """

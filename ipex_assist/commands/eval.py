@@ -21,7 +21,7 @@ from ipex_assist.launch import add_placement_arguments
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.commands.perplexity import Comparison, Score, Window
-    from ipex_assist.executors.interface import Decoder
+    from ipex_assist.executors.interface import Model
 
 TEXT = Path(__file__).parents[1] / "data" / "evaluation.txt"
 WINDOW = 1024
@@ -129,9 +129,9 @@ def _run(args: argparse.Namespace) -> int:
 
         check_vocabulary(tokenizer, load_tokenizer(other), checkpoint.config["vocab_size"], other.config["vocab_size"])
     tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)
-    decoder, precision = _load(checkpoint, args.precision, executor)
+    model, precision = _load(checkpoint, args.precision, executor)
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
-    length, stride = _window(args, decoder, reference)
+    length, stride = _window(args, model, reference)
     started = time.perf_counter()
     facts: dict[str, Any] = {
         "model": checkpoint.source,
@@ -143,10 +143,10 @@ def _run(args: argparse.Namespace) -> int:
     }
     with Progress(len(tokens)) as progress:
         if reference is None:
-            score = perplexity.perplexity(decoder, tokens, length, stride, progress)
+            score = perplexity.perplexity(model, tokens, length, stride, progress)
             facts |= _of(score)
         else:
-            result = perplexity.compare(decoder, reference, tokens, length, stride, progress)
+            result = perplexity.compare(model, reference, tokens, length, stride, progress)
             facts |= {**_of(result.model), "against": _against(other, against, result)}
     facts["seconds"] = round(time.perf_counter() - started, 3)
     print(json.dumps(facts, ensure_ascii=False) if args.json else "\n".join(_lines(facts)), flush=True)
@@ -172,13 +172,13 @@ def _refuse_unknown(*checkpoints: Checkpoint) -> None:
             raise IpexAssistError(f"{checkpoint.source} cannot be evaluated: {reason}")
 
 
-def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Decoder, str]:
+def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Model, str]:
     from ipex_assist.executors.choose import stored_precision
-    from ipex_assist.executors.load import load_decoder
+    from ipex_assist.executors.load import load_model
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
-    decoder = load_decoder(checkpoint, precision, executor, progress=sys.stderr.isatty(), exact=False)
-    return decoder, precision
+    model = load_model(checkpoint, precision, executor, progress=sys.stderr.isatty(), exact=False)
+    return model, precision
 
 
 def _tokens(tokenizer: Any, path: Path, most: int | None) -> list[int]:
@@ -188,8 +188,8 @@ def _tokens(tokenizer: Any, path: Path, most: int | None) -> list[int]:
     return tokens
 
 
-def _window(args: argparse.Namespace, *decoders: Decoder | None) -> tuple[int, int]:
-    context = min(decoder.spec.context_length for decoder in decoders if decoder is not None)
+def _window(args: argparse.Namespace, *models: Model | None) -> tuple[int, int]:
+    context = min(model.spec.context_length for model in models if model is not None)
     length = args.window or min(WINDOW, context)
     if length > context:
         raise UsageError(f"--window {length}: the model's context has {context} tokens")

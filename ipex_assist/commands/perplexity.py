@@ -1,14 +1,14 @@
-"""Perplexity of a text over sliding windows, and how far two decoders agree on it token by token."""
+"""Perplexity of a text over sliding windows, and how far two models agree on it token by token."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model, Sequence, Tokens
 
 _ROWS = 64  # of logits that are turned into probabilities at once: bounds the memory
 
@@ -94,13 +94,13 @@ def windows(tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 
 def perplexity(
-    decoder: Decoder, tokens: Sequence[int], length: int, stride: int, progress: Callable[[Window], None] | None = None
+    model: Model, tokens: Tokens, length: int, stride: int, progress: Callable[[Window], None] | None = None
 ) -> Score:
     """The score of a text's tokens (at least 2)."""
     score = Score()
-    decoder.reserve(min(length, len(tokens)))
+    sequence = model.new_sequence(min(length, len(tokens)))
     for window in windows(len(tokens), length, stride):
-        logits = window_logits(decoder, tokens, window)
+        logits = window_logits(model, sequence, tokens, window)
         for first in range(0, len(logits), _ROWS):
             score.add(_losses(logits[first : first + _ROWS], tokens, window, first)[0])
         if progress is not None:
@@ -109,19 +109,18 @@ def perplexity(
 
 
 def compare(
-    decoder: Decoder,
-    reference: Decoder,
-    tokens: Sequence[int],
+    model: Model,
+    reference: Model,
+    tokens: Tokens,
     length: int,
     stride: int,
     progress: Callable[[Window], None] | None = None,
 ) -> Comparison:
     """Both models' scores of a text's tokens, and how far they agree. They share a vocabulary."""
     result = Comparison(Score(), Score(), Agreement())
-    for each in (decoder, reference):
-        each.reserve(min(length, len(tokens)))
+    pair = [(each, each.new_sequence(min(length, len(tokens)))) for each in (model, reference)]
     for window in windows(len(tokens), length, stride):
-        logits, expected = (window_logits(each, tokens, window) for each in (decoder, reference))
+        logits, expected = (window_logits(each, sequence, tokens, window) for each, sequence in pair)
         for first in range(0, len(logits), _ROWS):
             losses, own = _losses(logits[first : first + _ROWS], tokens, window, first)
             result.model.add(losses)
@@ -133,16 +132,13 @@ def compare(
     return result
 
 
-def window_logits(decoder: Decoder, tokens: Sequence[int], window: Window) -> torch.Tensor:
+def window_logits(model: Model, sequence: Sequence, tokens: Tokens, window: Window) -> torch.Tensor:
     """Logits (scored, vocab) that predict the tokens a window scores."""
-    decoder.truncate(0)
-    count = window.end - window.scored
-    return decoder.forward(tokens[window.start : window.end - 1], last=count)
+    sequence.truncate(0)
+    return model.extend(sequence, tokens[window.start : window.end - 1], last=window.end - window.scored)
 
 
-def _losses(
-    logits: torch.Tensor, tokens: Sequence[int], window: Window, first: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _losses(logits: torch.Tensor, tokens: Tokens, window: Window, first: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Negative log likelihoods (rows,) of the tokens that rows from `first` on predict, and all log likelihoods."""
     logs = torch.log_softmax(logits.float(), -1)
     at = window.scored + first

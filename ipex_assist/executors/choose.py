@@ -1,48 +1,32 @@
-"""Which executor runs, and a decoder loaded on it."""
+"""Which executor runs: the one that is named, or the first that works here."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.registry import EXECUTORS
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
 
 log = logging.getLogger("ipex_assist")
 
-PRECISIONS = {
-    "native": ("bf16", "fp32", "int8", "int4"),
-    "ipex": ("bf16", "fp32", "int8", "int4"),
-    "torch": ("bf16", "fp32"),
-}
-
-
-EXECUTORS = ("auto", *PRECISIONS)
-
 
 def resolve_executor(executor: str, *precisions: str | None) -> str:
-    """auto is the best of native, ipex and torch that works here. UsageError where one is missing or lacks a precision.
+    """The name of an executor; auto is the first that works here. UsageError where it is missing or lacks a precision.
 
     `precisions` None are ignored.
     """
-    chosen = _best_executor() if executor == "auto" else executor
-    if executor == "native":
-        from ipex_assist.native.library import unavailable
-
-        if reason := unavailable():
-            raise UsageError(f"--executor native: {reason}; or use --executor {library_executor()}")
-    if executor == "ipex" and not _ipex_installed():
-        raise UsageError(
-            "--executor ipex needs intel-extension-for-pytorch, which is not installed here: "
-            "pip install 'ipex-assist[ipex]', or use --executor torch"
-        )
+    chosen = _first_available() if executor == "auto" else executor
+    if executor != "auto" and (reason := EXECUTORS[executor].unavailable()):
+        raise UsageError(f"--executor {executor}: {reason}; or use --executor {library_executor()}")
+    known = EXECUTORS[chosen].precisions
     for precision in precisions:
-        if precision is not None and precision not in PRECISIONS[chosen]:
+        if precision is not None and precision not in known:
             raise UsageError(
-                f"the {chosen} executor has no {precision} (only {', '.join(PRECISIONS[chosen])}): use native"
+                f"the {chosen} executor has no {precision} (only {', '.join(known)}): use native"
                 " or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
                 "or choose another --precision"
             )
@@ -79,18 +63,14 @@ def compute_threads() -> int:
 
 def library_executor() -> str:
     """The better of the executors that run on a library: what models without a spec of ours use, too."""
-    return "ipex" if _ipex_installed() else "torch"
+    return next(name for name, executor in EXECUTORS.items() if name != "native" and executor.available())
 
 
-def _best_executor() -> str:
-    from ipex_assist.native.library import unavailable
-
-    reason = unavailable()
-    if reason is None:
-        return "native"
-    log.warning("using --executor %s: %s", library_executor(), reason)
-    return library_executor()
-
-
-def _ipex_installed() -> bool:
-    return importlib.util.find_spec("intel_extension_for_pytorch") is not None
+def _first_available() -> str:
+    for name, executor in EXECUTORS.items():
+        reason = executor.unavailable()
+        if reason is None:
+            return name
+        if name == "native":  # its absence costs speed, and is nobody's choice
+            log.warning("using --executor %s: %s", library_executor(), reason)
+    raise AssertionError("torch is always there")

@@ -13,11 +13,10 @@ from functools import partial
 
 import torch
 
-from ipex_assist.executors.decoder import TorchDecoder
 from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.kv_cache import KVCache
-from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.executors.rows import RowPlan
+from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
 from ipex_assist.models.spec import DecoderSpec
 
@@ -57,22 +56,23 @@ class _Trial:
 
     def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int) -> None:
         self.plan = RowPlan(kernels.row_sizes, key_block)
-        self.decoder = TorchDecoder(spec, weights, kernels, self.plan)
+        self.model = TorchModel(spec, weights, kernels, self.plan)
         self.layer, self.dtype = weights.layers[0], kernels.dtype
         random = torch.Generator().manual_seed(0)
-        capacity = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
-        self.cache = KVCache(spec, capacity, kernels.dtype, layers=1)
+        rows = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
+        self.cache = KVCache(spec, rows, kernels.dtype, layers=1)
         for tensor in (self.cache.keys[0], self.cache.values[0]):
             tensor.copy_(torch.randn(tensor.shape, generator=random))
-        self.rotary = RotaryTable(spec, capacity, kernels.dtype) if spec.rope else None
+        if self.model.rotary is not None:
+            self.model.rotary.reach(rows)
         tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
-        self.rows = self.decoder.embed(tokens, 0)
+        self.rows = self.model.embed(tokens, 0)
 
     def reference(self, size: int) -> dict[int, torch.Tensor]:
         """Outputs of all rows in passes of `size`, by start; -1 holds the head's."""
         outputs = {start: self._in_passes(size, partial(self._layer, start)) for start in STARTS}
         self.head_input = outputs[STARTS[0]]
-        outputs[-1] = self._in_passes(size, lambda _, rows: self.decoder.head(rows), self.head_input)
+        outputs[-1] = self._in_passes(size, lambda _, rows: self.model.head(rows), self.head_input)
         return outputs
 
     def agrees(self, size: int, reference: dict[int, torch.Tensor]) -> bool:
@@ -80,7 +80,7 @@ class _Trial:
         offsets = [offset for offset in OFFSETS if offset + size <= ROWS]
         for offset in offsets:
             here = slice(offset, offset + size)
-            if not torch.equal(self.decoder.head(self.head_input[here].contiguous()), reference[-1][here]):
+            if not torch.equal(self.model.head(self.head_input[here].contiguous()), reference[-1][here]):
                 return False
             for start in STARTS:
                 if not torch.equal(self._layer(start, offset, self.rows[here].contiguous()), reference[start][here]):
@@ -103,6 +103,6 @@ class _Trial:
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
         position = start + offset
-        window = self.decoder.spec.window(0)
-        at = self.decoder.stretch(position, len(rows), window, True, self.rotary)
-        return self.decoder.layer(rows, self.layer, 0, self.cache, at)
+        window = self.model.spec.window(0)
+        at = self.model.stretch(position, len(rows), window, True)
+        return self.model.layer(rows, self.layer, 0, self.cache, at)

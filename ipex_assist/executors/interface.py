@@ -1,62 +1,91 @@
-"""What every executor offers: a decoder, rows in, logits out."""
+"""What every executor offers: a Model, which is weights, and Sequences, the keys and values of one text each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-import torch
+from collections import abc
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     import torch
 
+Tokens: TypeAlias = "abc.Sequence[int]"
 
-class Decoder(Protocol):
-    """A loaded model with its cache. A row is one token at its position.
 
-    A row's logits are the same, bit for bit, whatever rows run beside it in a decode step.
+class Sequence(Protocol):
+    """Keys and values of one text, of the model that made it. One thread uses it at a time.
+
+    Its memory is freed with the object.
     """
 
-    spec: DecoderSpec
+    @property
+    def capacity(self) -> int:
+        """Tokens there is room for."""
+        ...
 
     @property
     def length(self) -> int:
-        """Rows in the cache."""
+        """Tokens whose keys and values are held; the next token's position."""
         ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from `length` on, which is at most the present length."""
+        ...
+
+
+class Rows(NamedTuple):
+    """Tokens by which a sequence goes on; logits are wanted of the last `last` of them, which may be none."""
+
+    sequence: Sequence
+    tokens: Tokens
+    last: int = 1
+
+
+class Model(Protocol):
+    """Weights of a decoder, for any number of sequences and threads. A row is one token at its position.
+
+    A row's logits are the same, bit for bit, whatever rows run beside it in a decode step, of its own sequence or of
+    others. What reaches beyond a sequence's capacity or names a sequence twice is our own bug.
+    """
+
+    spec: DecoderSpec
 
     @property
     def exact_rows(self) -> int:
         """Rows that one pass over the weights can verify exactly; 1 means that verifying costs a pass a token."""
         ...
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for a sequence of `tokens` tokens; empties the cache."""
+    def new_sequence(self, capacity: int) -> Sequence:
+        """An empty sequence with room for `capacity` tokens. Raises IpexAssistError where there is no memory."""
         ...
 
-    def truncate(self, length: int) -> None:
-        """Forget all rows from `length` on."""
+    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`.
+
+        vocabulary: logits of the first so many tokens are enough.
+        """
         ...
 
-    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        """Append `tokens` to the cached sequence; logits (last, vocab) of the last `last` of them."""
-        ...
+    def extend(self, sequence: Sequence, tokens: Tokens, last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
+        """`forward` of one sequence: append `tokens`; logits (last, vocab) of the last `last` of them."""
+        return self.forward([Rows(sequence, tokens, last)], vocabulary)
 
 
 @runtime_checkable
-class NarrowDecoder(Protocol):
-    """A decoder that computes logits of the vocabulary's first tokens alone, and drafts in one call (native.py)."""
-
-    def forward(self, tokens: Sequence[int], last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
-        """Append `tokens`; logits (last, vocabulary) of the last `last`."""
-        ...
+class DraftsInOneCall(Protocol):
+    """A model that decodes several tokens greedily in one call, which is faster than a call a token."""
 
     def draft(
-        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, min_confidence: float = 0.0
+        self,
+        sequence: Sequence,
+        tokens: Tokens,
+        count: int,
+        vocabulary: int | None = None,
+        min_confidence: float = 0.0,
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities.
 
-        Ends behind a token whose probability is below `min_confidence`.
+        Ends behind a token whose probability is below `min_confidence`. The last token is not appended.
         """
         ...

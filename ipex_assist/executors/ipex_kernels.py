@@ -67,3 +67,10 @@ class WeightOnlyKernels(IpexKernels):
         wrapped = _Wrapped(weight.float(), None if bias is None else bias.float())
         prepared = prepare(wrapped, self.qconfig, inplace=True)
         return convert(prepared, inplace=True).linear
+
+
+def make_ipex_kernels(precision: str, group: int) -> IpexKernels:
+    """IPEX's, int4 in groups of `group` input columns."""
+    if precision in ("int8", "int4"):
+        return WeightOnlyKernels(precision, group)
+    return IpexKernels(torch.float32 if precision == "fp32" else torch.bfloat16)

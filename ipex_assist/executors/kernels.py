@@ -72,3 +72,8 @@ def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
     run = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: run(x, packed, bias, "none", [], "")
+
+
+def make_torch_kernels(precision: str) -> TorchKernels:
+    """PyTorch's own, at bf16 or fp32."""
+    return TorchKernels(torch.float32 if precision == "fp32" else torch.bfloat16)

@@ -1,15 +1,17 @@
-"""The native executor: checkpoint tensors into the C++ core's packed image, and a Decoder that calls it."""
+"""The native executor: a Model whose every pass is one call of the C++ core."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens
 from ipex_assist.executors.rope import RotaryTable
-from ipex_assist.native.model import NativeModel
+from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import Batch
 
 FEW_ROWS = 16  # kernels.h: FEW. Rows of one decode step: a row's bits do not depend on how many of these there are.
@@ -17,16 +19,22 @@ PROMPT_ROWS = 256  # rows of a prompt that pass at once
 
 
 class NativeSequence:
-    """Keys and values of one sequence, with room for `capacity` tokens."""
+    """A Sequence (see executors/interface.py) in the core's memory."""
 
     def __init__(self, model: NativeModel, capacity: int) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
-        self.handle = model.library.ia_cache_new(model.handle, capacity)
-        model.check(0 if self.handle else -1)
+        packed = model.packed
+        self.handle = packed.library.ia_cache_new(packed.handle, capacity)
+        packed.check(0 if self.handle else -1)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
-            self.model.library.ia_cache_delete(self.handle)
+            self.model.packed.library.ia_cache_delete(self.handle)
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from `length` on."""
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
+        self.length = length
 
 
 @dataclass(frozen=True)
@@ -38,105 +46,85 @@ class Rotation:
     start: int = 0
 
 
-class NativeDecoder:
-    """A Decoder (see executors/interface.py) on the core. Every pass is one call; logits are fp32."""
+@dataclass(frozen=True)
+class Row:
+    """One row of a decode step, and its place among the logits; None where they are not wanted."""
+
+    sequence: NativeSequence
+    token: int
+    place: int | None
+
+
+class NativeModel(Model):
+    """A Model (see executors/interface.py) on the core, where threads take turns. Logits are fp32."""
 
     exact_rows = FEW_ROWS
 
-    def __init__(self, model: NativeModel) -> None:
-        self.model, self.spec = model, model.spec
-        self.sequence = NativeSequence(model, 1)
-        self.rotary: RotaryTable | None = None
-        self._whole = Rotation()
+    def __init__(self, packed: PackedModel) -> None:
+        self.packed, self.spec = packed, packed.spec
+        self.rotary = RotaryTable(self.spec, torch.float32) if self.spec.rope is not None else None
         self._width = -(-self.spec.vocab_size // 16) * 16
 
-    @property
-    def length(self) -> int:
-        """Rows in the cache."""
-        return self.sequence.length
+    def new_sequence(self, capacity: int) -> NativeSequence:
+        """An empty sequence with room for `capacity` tokens. Raises IpexAssistError where there is no memory."""
+        if self.rotary is not None:
+            self.rotary.reach(capacity)
+        return NativeSequence(self, capacity)
 
-    def new_sequence(self, tokens: int) -> NativeSequence:
-        """A further sequence, for `forward_rows`."""
-        self._extend_rotation(tokens)
-        return NativeSequence(self.model, tokens)
+    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`.
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for a sequence of `tokens` tokens; empties the cache."""
-        if tokens > self.sequence.capacity:
-            self.sequence = self.new_sequence(tokens)
-        self.sequence.length = 0
-
-    def _extend_rotation(self, tokens: int) -> None:
-        if self.spec.rope is not None and (self.rotary is None or tokens > len(self.rotary.cos)):
-            self.rotary = RotaryTable(self.spec, tokens, torch.float32)
-            self._whole = Rotation(self.rotary.cos, self.rotary.sin)
-
-    def truncate(self, length: int) -> None:
-        """Forget all rows from `length` on."""
-        assert length <= self.sequence.length, f"{length} of {self.sequence.length} rows"
-        self.sequence.length = length
-
-    def forward(self, tokens: Sequence[int], last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
-        """Append `tokens`; logits (last, vocab) of the last `last`. Rows beyond `reserve` are our own bug.
-
-        vocabulary: compute those of the first so many tokens only.
+        A prompt passes alone, up to PROMPT_ROWS at once; all other rows pass together, up to FEW_ROWS at once.
         """
-        start, count = self.sequence.length, len(tokens)
-        assert 0 < last <= count, f"{last} of {count} rows"
-        prompt = start == 0 and count > FEW_ROWS
-        size = PROMPT_ROWS if prompt else FEW_ROWS
-        logits = torch.empty(last, self._width)
-        for done in range(0, count, size):
-            chunk = tokens[done : done + size]
-            wanted = min(len(chunk), max(0, last - (count - done - len(chunk))))
-            rotation = self._prompt_rotation(done, len(chunk), count) if prompt else self._whole
-            first = done + len(chunk) - wanted - (count - last)
-            self._pass(
-                chunk,
-                [self.sequence] * len(chunk),
-                rotation,
-                logits[first : first + wanted] if wanted else None,
-                vocabulary or 0,
-            )
+        assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
+        logits = torch.empty(sum(each.last for each in rows), self._width)
+        step: list[Row] = []
+        place = 0
+        for each in rows:
+            sequence, tokens, last = self._own(each.sequence), each.tokens, each.last
+            assert 0 <= last <= len(tokens), f"{last} of {len(tokens)} rows"
+            self._check(sequence, len(tokens))
+            if sequence.length == 0 and len(tokens) > FEW_ROWS:
+                self._prompt(sequence, tokens, logits[place : place + last], vocabulary)
+            else:
+                unwanted = len(tokens) - last
+                step += [
+                    Row(sequence, token, place + i - unwanted if i >= unwanted else None)
+                    for i, token in enumerate(tokens)
+                ]
+            place += last
+        for first in range(0, len(step), FEW_ROWS):
+            self._step(step[first : first + FEW_ROWS], logits, vocabulary)
         return logits[:, : min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)]
 
-    def forward_rows(self, rows: Sequence[tuple[NativeSequence, int]]) -> torch.Tensor:
-        """One token a row, appended to the row's sequence; rows of one sequence are consecutive. Logits (rows, vocab).
-
-        A row's logits have the bits it gets alone, as long as there are at most `exact_rows` rows.
-        """
-        logits = torch.empty(len(rows), self._width)
-        for done in range(0, len(rows), FEW_ROWS):
-            chunk = rows[done : done + FEW_ROWS]
-            self._pass(
-                [token for _, token in chunk],
-                [sequence for sequence, _ in chunk],
-                self._whole,
-                logits[done : done + len(chunk)],
-            )
-        return logits[:, : self.spec.vocab_size]
-
     def draft(
-        self, tokens: Sequence[int], count: int, vocabulary: int | None = None, min_confidence: float = 0.0
+        self,
+        sequence: Sequence,
+        tokens: Tokens,
+        count: int,
+        vocabulary: int | None = None,
+        min_confidence: float = 0.0,
     ) -> tuple[list[int], list[float]]:
         """Append `tokens`, then decode greedily in one call: up to `count` tokens and their probabilities.
 
         Only the first `vocabulary` tokens take part. Ends behind a token whose probability is below `min_confidence`.
         The last token is not in the cache.
         """
+        own = self._own(sequence)
+        self._check(own, len(tokens) + count - 1)
         done = 0
-        if self.sequence.length == 0 and len(tokens) > FEW_ROWS:
+        if own.length == 0 and len(tokens) > FEW_ROWS:
             done = len(tokens) - 1  # a long prompt first, in chunks; its logits are not wanted
-            self._prompt(tokens[:-1])
+            self._prompt(own, tokens[:-1], torch.empty(0, self._width), None)
         while len(tokens) - done > FEW_ROWS:
-            self._pass(tokens[done : done + FEW_ROWS], [self.sequence] * FEW_ROWS, self._whole, None)
+            self._pass(tokens[done : done + FEW_ROWS], [own] * FEW_ROWS, self._rotation(), None)
             done += FEW_ROWS
         rest = tokens[done:]
         drafted, probabilities = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
-        batch, _keep = self._batch(rest, [self.sequence] * len(rest), self._whole, None)
-        number = self.model.library.ia_draft(
-            self.model.handle,
-            self.model.pool.handle,
+        batch, _keep = self._batch(rest, [own] * len(rest), self._rotation(), None)
+        number = self.packed.library.ia_draft(
+            self.packed.handle,
+            self.packed.pool.handle,
             ctypes.byref(batch),
             count,
             min(vocabulary or self.spec.vocab_size, self.spec.vocab_size),
@@ -144,49 +132,83 @@ class NativeDecoder:
             drafted,
             probabilities,
         )
-        self.model.check(number)
-        self.sequence.length += len(rest) + number - 1
+        self.packed.check(number)
+        own.length += len(rest) + number - 1
         return drafted[:number], probabilities[:number]
 
-    def _prompt(self, tokens: Sequence[int]) -> None:
-        for done in range(0, len(tokens), PROMPT_ROWS):
-            chunk = tokens[done : done + PROMPT_ROWS]
-            rotation = self._prompt_rotation(done, len(chunk), len(tokens))
-            self._pass(chunk, [self.sequence] * len(chunk), rotation, None)
+    def _own(self, sequence: Sequence) -> NativeSequence:
+        assert isinstance(sequence, NativeSequence), f"a sequence of {type(sequence).__name__}"
+        assert sequence.model is self, "a sequence of another model"
+        return sequence
 
-    def _prompt_rotation(self, start: int, count: int, length: int) -> Rotation:
+    @staticmethod
+    def _check(sequence: NativeSequence, further: int) -> None:
+        length, capacity = sequence.length, sequence.capacity
+        assert length + further <= capacity, f"{length} + {further} tokens in a sequence of {capacity}"
+
+    def _prompt(self, sequence: NativeSequence, tokens: Tokens, logits: torch.Tensor, vocabulary: int | None) -> None:
+        """Pass a prompt in chunks; logits of its last rows into `logits`."""
+        count, last = len(tokens), len(logits)
+        for done in range(0, count, PROMPT_ROWS):
+            chunk = tokens[done : done + PROMPT_ROWS]
+            wanted = min(len(chunk), max(0, last - (count - done - len(chunk))))
+            first = done + len(chunk) - wanted - (count - last)
+            rotation = self._rotation(done, len(chunk), count)
+            into = logits[first : first + wanted] if wanted else None
+            self._pass(chunk, [sequence] * len(chunk), rotation, into, vocabulary)
+
+    def _step(self, rows: list[Row], logits: torch.Tensor, vocabulary: int | None) -> None:
+        """One pass over rows of any sequences; the logits that are wanted go to their places."""
+        tokens, sequences = [row.token for row in rows], [row.sequence for row in rows]
+        wanted = [(index, row.place) for index, row in enumerate(rows) if row.place is not None]
+        if not wanted:
+            self._pass(tokens, sequences, self._rotation(), None)
+            return
+        # The core gives logits of a pass's last rows: from the first that is wanted on.
+        first, place = wanted[0]
+        count = len(rows) - first
+        if len(wanted) == count:  # and their places follow each other
+            self._pass(tokens, sequences, self._rotation(), logits[place : place + count], vocabulary)
+            return
+        computed = torch.empty(count, self._width)
+        self._pass(tokens, sequences, self._rotation(), computed, vocabulary)
+        for index, place in wanted:
+            logits[place] = computed[index - first]
+
+    def _rotation(self, start: int = 0, count: int = 0, prompt_length: int | None = None) -> Rotation:
+        """Of all positions, or of a prompt's."""
         if self.rotary is None:
             return Rotation()
-        return Rotation(*self.rotary.rows(start, count, length), start)
+        if prompt_length is None:
+            return Rotation(*self.rotary.tables)
+        return Rotation(*self.rotary.rows(start, count, prompt_length), start)
 
     def _pass(
         self,
-        tokens: Sequence[int],
-        sequences: Sequence[NativeSequence],
+        tokens: Tokens,
+        sequences: abc.Sequence[NativeSequence],
         rotation: Rotation,
         logits: torch.Tensor | None,
-        vocabulary: int = 0,
+        vocabulary: int | None = None,
     ) -> None:
+        packed = self.packed
         batch, _keep = self._batch(tokens, sequences, rotation, logits, vocabulary)
-        self.model.check(self.model.library.ia_forward(self.model.handle, self.model.pool.handle, ctypes.byref(batch)))
+        packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
         for sequence in sequences:
             sequence.length += 1
 
     def _batch(
         self,
-        tokens: Sequence[int],
-        sequences: Sequence[NativeSequence],
+        tokens: Tokens,
+        sequences: abc.Sequence[NativeSequence],
         rotation: Rotation,
         logits: torch.Tensor | None,
-        vocabulary: int = 0,
+        vocabulary: int | None = None,
     ) -> tuple[Batch, object]:
         """The core's description of a pass, and what must live as long as it."""
         rows = len(tokens)
-        positions = list(_positions(sequences))
-        for sequence, position in zip(sequences, positions, strict=True):
-            assert position < sequence.capacity, f"row {position} of a sequence with room for {sequence.capacity}"
         ids = (ctypes.c_int32 * rows)(*tokens)
-        at = (ctypes.c_int32 * rows)(*positions)
+        at = (ctypes.c_int32 * rows)(*_positions(sequences))
         caches = (ctypes.c_void_p * rows)(*(sequence.handle for sequence in sequences))
         cosine, sine = (table.contiguous() if table is not None else None for table in (rotation.cosine, rotation.sine))
         batch = Batch(
@@ -201,12 +223,12 @@ class NativeDecoder:
             last=0 if logits is None else logits.shape[0],
             logits=None if logits is None else logits.data_ptr(),
             stride=self._width,
-            vocabulary=vocabulary,
+            vocabulary=vocabulary or 0,
         )
         return batch, (ids, at, caches, cosine, sine, logits)
 
 
-def _positions(sequences: Sequence[NativeSequence]) -> Iterator[int]:
+def _positions(sequences: abc.Sequence[NativeSequence]) -> Iterator[int]:
     """The position of each row: behind its sequence's rows so far, and behind those of this pass."""
     new: dict[int, int] = {}
     for sequence in sequences:

@@ -21,7 +21,7 @@ from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
 from ipex_assist.native.library import Pool
-from ipex_assist.native.model import NativeModel
+from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import SLOTS
 from ipex_assist.quantization.int4_weight import Int4Weight
 
@@ -35,11 +35,11 @@ OUTER_PRECISION = "int8"
 
 def int4_model(
     checkpoint: QuantizedCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool
-) -> NativeModel:
+) -> PackedModel:
     """An empty model of the core with the checkpoint's groups, for `pack_stored`."""
     head = sources.get("lm_head.weight")
     quantized = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
-    return NativeModel(
+    return PackedModel(
         spec,
         "int4",
         pool,
@@ -50,7 +50,7 @@ def int4_model(
 
 
 def pack_stored(
-    model: NativeModel,
+    model: PackedModel,
     checkpoint: QuantizedCheckpoint,
     sources: dict[str, Source],
     weights: Iterable[tuple[str, torch.Tensor | Int4Weight]],
@@ -86,7 +86,7 @@ def pack_stored(
 
 
 def _pack(
-    model: NativeModel, ours: str, source: Source, weight: torch.Tensor | Int4Weight, order: torch.Tensor | None
+    model: PackedModel, ours: str, source: Source, weight: torch.Tensor | Int4Weight, order: torch.Tensor | None
 ) -> bool:
     """Pack one weight; False where a float matrix of a layer had to be rounded to 4 bits, or one anew."""
     dim = model.spec.head_dim
@@ -108,7 +108,7 @@ def _pack(
     return True
 
 
-def _pack_int4(model: NativeModel, ours: str, weight: Int4Weight) -> None:
+def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:
     layer, leaf = _place(ours)
     values, scales, zeros = (part.contiguous() for part in (weight.values, weight.scales, weight.zeros))
     columns, width = weight.shape
@@ -126,7 +126,7 @@ def _pack_int4(model: NativeModel, ours: str, weight: Int4Weight) -> None:
     model.check_packed(status, ours, weight.shape)
 
 
-def _set_order(model: NativeModel, ours: str, order: torch.Tensor | None) -> None:
+def _set_order(model: PackedModel, ours: str, order: torch.Tensor | None) -> None:
     layer, leaf = _place(ours)
     if leaf == "embed_tokens":
         if not model.spec.tied_head:

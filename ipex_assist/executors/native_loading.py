@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import time
 from collections.abc import Iterable
 
 import torch
 
 from ipex_assist import launch
+from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+from ipex_assist.env.memory import release_free_memory
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native_int4 import int4_model, pack_stored
+from ipex_assist.executors.packed_cache import load_packed, packed_path, save_packed
+from ipex_assist.executors.registry import LoadRequest
+from ipex_assist.executors.tensor_stream import stream_tensors
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
 from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
-from ipex_assist.native.library import Pool, shared_pool
-from ipex_assist.native.model import NativeModel
+from ipex_assist.native.library import Pool, instruction_set, shared_pool
+from ipex_assist.native.model import PackedModel
+
+log = logging.getLogger("ipex_assist")
 
 
 @functools.cache
@@ -35,7 +46,7 @@ def spans_nodes() -> bool:
 
 
 def pack_weights(
-    model: NativeModel,
+    model: PackedModel,
     sources: dict[str, Source],
     names: Iterable[str],
     tensors: Iterable[tuple[str, torch.Tensor]],
@@ -53,3 +64,42 @@ def pack_weights(
                 raise NotFiniteError(name, error.where) from None
             del weight
         del tensor
+
+
+def load_native(request: LoadRequest) -> NativeModel:
+    """Pack a checkpoint's weights into the core's image, or take the image from the cache folder."""
+    checkpoint, spec, sources, precision = request.checkpoint, request.spec, request.sources, request.precision
+    started = time.perf_counter()
+    pool = planned_pool()
+    # With one thread torch starts no pool of its own, which would spin against the core's.
+    torch.set_num_threads(1)
+    stored = checkpoint if precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
+    model = (
+        PackedModel(spec, precision, pool, request.group) if stored is None else int4_model(stored, spec, sources, pool)
+    )
+    kept = packed_path(checkpoint, model) if request.cache_packed else None
+    from_cache = kept is not None and load_packed(model, kept, copy=spans_nodes())
+    # What is kept on disk must be whole; a mapped table takes no memory until it is read.
+    if kept is None and isinstance(request.table_of, NativeModel):
+        model.share_table(request.table_of.packed)
+    if not from_cache:
+        if stored is not None:
+            _, weights = stream_tensors(stored, sources, request.progress, stored.stored)
+            pack_stored(model, stored, sources, weights)
+        else:
+            names, tensors = stream_tensors(checkpoint, sources, request.progress)
+            pack_weights(model, sources, names, tensors)
+        release_free_memory()
+        if kept is not None:
+            save_packed(model, kept)
+    log.info(
+        "%s: %s %s (%.2f GB) in %.1f s; native core with %s, %d threads",
+        checkpoint.source,
+        precision,
+        f"from {kept}" if from_cache else "packed",
+        model.nbytes / 1e9,
+        time.perf_counter() - started,
+        instruction_set(),
+        pool.threads,
+    )
+    return NativeModel(model)

@@ -21,7 +21,7 @@ from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
-    from ipex_assist.native.model import NativeModel
+    from ipex_assist.native.model import PackedModel
 
 log = logging.getLogger("ipex_assist")
 
@@ -31,7 +31,7 @@ HEADER_BYTES = 4096
 _PIECE = 64 << 20
 
 
-def packed_path(checkpoint: Checkpoint, model: NativeModel) -> Path:
+def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path:
     """Where the packed copy of a checkpoint belongs: named for people, and by everything its content depends on."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.weight_files()]
     facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group))
@@ -40,7 +40,7 @@ def packed_path(checkpoint: Checkpoint, model: NativeModel) -> Path:
     return cache_folder("packed") / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
 
 
-def load_packed(model: NativeModel, path: Path, *, copy: bool) -> bool:
+def load_packed(model: PackedModel, path: Path, *, copy: bool) -> bool:
     """Give `model` the image in `path`. False where there is none, or, with a warning, where it is damaged.
 
     copy: into memory of the threads that own the slices, as it should be where they are on several NUMA nodes; else the
@@ -61,7 +61,7 @@ def load_packed(model: NativeModel, path: Path, *, copy: bool) -> bool:
     return True
 
 
-def _read_header(page: bytes, size: int, model: NativeModel) -> int:
+def _read_header(page: bytes, size: int, model: PackedModel) -> int:
     """The checksum of the image; ValueError says what is wrong with the file."""
     try:
         header: dict[str, Any] = json.loads(page.rstrip(b"\0"))
@@ -81,7 +81,7 @@ def _discard(path: Path, why: str) -> None:
     path.unlink(missing_ok=True)
 
 
-def save_packed(model: NativeModel, path: Path) -> bool:
+def save_packed(model: PackedModel, path: Path) -> bool:
     """Keep a copy of the model's image. False, with a warning, where there is no room or no permission."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -101,7 +101,7 @@ def save_packed(model: NativeModel, path: Path) -> bool:
     return True
 
 
-def _write(model: NativeModel, path: Path) -> None:
+def _write(model: PackedModel, path: Path) -> None:
     header = {
         "magic": MAGIC,
         "layout": LAYOUT_VERSION,

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import torch
 
 from ipex_assist.models.spec import DecoderSpec
 
+BLOCK = 1024  # positions whose angles are computed at once
+
 
 class RotaryTable:
-    """cos and sin of every position, computed once.
+    """cos and sin of the positions that sequences reach, each computed once; threads may use it together.
 
     Source of the rules: transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla;
     yarn: Peng et al. 2023, arXiv:2309.00071; llama3: Llama 3.1's reference code).
     """
 
-    def __init__(self, spec: DecoderSpec, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
         assert spec.rope is not None
         self.rope, self.dtype = spec.rope, dtype
         self.dim = spec.head_dim
         self.trained_length = spec.max_position_embeddings
         self.attention_factor = 1.0
-        inv_freq = self._inverse_frequencies()
-        positions = torch.arange(length, dtype=torch.float32)
-        angles = positions[:, None] * inv_freq[None, :]
-        if self.rope.kind == "dynamic" and length > self.trained_length:
+        self._inv_freq = self._inverse_frequencies()
+        self._growing = threading.Lock()
+        # (positions, 1, head_dim) each, contiguous. Replaced as a pair and never changed: a pass keeps what it took.
+        self.tables = self._block(0)
+
+    def reach(self, length: int) -> None:
+        """Have at least the first `length` positions."""
+        with self._growing:
+            known = len(self.tables[0])
+            if length <= known:
+                return
+            # By blocks, so that no position's bits depend on how far the table reaches; twice as many at least, as
+            # growing copies it.
+            blocks = [self._block(start) for start in range(known, max(length, 2 * known), BLOCK)]
+            cos, sin = zip(self.tables, *blocks, strict=True)
+            self.tables = torch.cat(cos), torch.cat(sin)
+
+    def _block(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(start, start + BLOCK, dtype=torch.float32)
+        angles = positions[:, None] * self._inv_freq[None, :]
+        beyond = positions[max(0, self.trained_length - start) :]
+        if self.rope.kind == "dynamic" and len(beyond):
             # A decode step at position p sees a sequence of p + 1 tokens, and its base grows with that length.
-            beyond = positions[self.trained_length :]
-            angles[self.trained_length :] = beyond[:, None] * self._dynamic(beyond + 1)
-        self.cos, self.sin = self._tables(angles)
+            angles[-len(beyond) :] = beyond[:, None] * self._dynamic(beyond + 1)
+        return self._tables(angles)
 
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of positions start…start+count-1, each (count, 1, head_dim), for `rotate`.
@@ -41,7 +61,8 @@ class RotaryTable:
             inv_freq = self._dynamic(torch.tensor([float(prompt_length)]))
             positions = torch.arange(start, start + count, dtype=torch.float32)
             return self._tables(positions[:, None] * inv_freq)
-        return self.cos[start : start + count], self.sin[start : start + count]
+        cos, sin = self.tables
+        return cos[start : start + count], sin[start : start + count]
 
     def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.quantization.precision import LINEAR_BYTES
 
 if TYPE_CHECKING:
-    from ipex_assist.executors.interface import Decoder
+    from ipex_assist.executors.interface import Model
     from ipex_assist.models.spec import DecoderSpec
 
 BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
@@ -22,16 +22,16 @@ class Traffic:
     kv_bytes_per_token: int
 
 
-def traffic_of(decoder: Decoder, precision: str) -> Traffic:
+def traffic_of(model: Model, precision: str) -> Traffic:
     """Of a loaded model. Exact for the native core; else as its linears are at `precision`.
 
     Embedding tables do not count: a pass reads a row of them.
     """
-    kv = decoder.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
-    image = getattr(decoder, "model", None)  # the native core's
-    if image is None:
-        return Traffic(linear_bytes(decoder.spec, precision), kv)
-    return Traffic(image.nbytes - table_bytes(decoder.spec, precision), kv)
+    kv = model.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    packed = getattr(model, "packed", None)  # the native core's
+    if packed is None:
+        return Traffic(linear_bytes(model.spec, precision), kv)
+    return Traffic(packed.nbytes - table_bytes(model.spec, precision), kv)
 
 
 def table_bytes(spec: DecoderSpec, precision: str) -> int:
@@ -59,12 +59,12 @@ def machine_gb_per_s(model: Any) -> float | None:
     from ipex_assist.env.errors import IpexAssistError
     from ipex_assist.env.memory import read_memory
 
-    image = getattr(getattr(model, "decoder", None), "model", None)
-    if image is None or (read_memory().available or 0) < 2 * BANDWIDTH_BYTES:
+    packed = getattr(getattr(model, "target", None), "packed", None)
+    if packed is None or (read_memory().available or 0) < 2 * BANDWIDTH_BYTES:
         return None
     from ipex_assist.native.library import read_bandwidth
 
     try:
-        return read_bandwidth(image.pool, BANDWIDTH_BYTES)
+        return read_bandwidth(packed.pool, BANDWIDTH_BYTES)
     except IpexAssistError:
         return None

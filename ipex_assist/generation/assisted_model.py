@@ -1,4 +1,4 @@
-"""A target on our own decoders, with whatever drafts for it."""
+"""A target on our own models, with whatever drafts for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
@@ -26,23 +26,26 @@ log = logging.getLogger("ipex_assist")
 
 
 class AssistedModel(TextModel):
-    """Our own decoders and decode loop."""
+    """Our own models and decode loop.
+
+    Each stream has sequences of its own, so that any number of them may be under way, in one thread or in several.
+    """
 
     def __init__(
         self,
-        decoder: Decoder,
+        target: Model,
         tokenizer: PreTrainedTokenizerBase,
         eos: frozenset[int],
         identity: Identity,
-        assistant: Decoder | None = None,
+        assistant: Model | None = None,
         *,
         drafting: Drafting | None = None,
     ) -> None:
         """drafting: what drafts, where that is more than an assistant of the same vocabulary."""
-        self.decoder, self.tokenizer, self.eos, self.identity = decoder, tokenizer, eos, identity
+        self.target, self.tokenizer, self.eos, self.identity = target, tokenizer, eos, identity
         self.assistant = assistant
         self.drafting = drafting or Drafting(
-            decoder.spec.vocab_size, lambda: calibration.calibrate(decoder, assistant), assistant
+            target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
         # For experiments: what `draft_source` returns passes through here, with the prompt's token ids. A wrapper
         # forwards `propose` and `accept`; tokens that are not the source's own choice come without confidence.
@@ -51,12 +54,12 @@ class AssistedModel(TextModel):
     @property
     def context_length(self) -> int:
         """Tokens a sequence can hold."""
-        return self.decoder.spec.context_length
+        return self.target.spec.context_length
 
     @property
     def traffic(self) -> Traffic:
         """What a pass of the target reads from memory."""
-        return traffic_of(self.decoder, self.identity.precision)
+        return traffic_of(self.target, self.identity.precision)
 
     def draft_source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
         """What drafts for one text of at most `length` tokens; None where there is no assistant."""
@@ -66,23 +69,21 @@ class AssistedModel(TextModel):
         self, tokens: list[int], limit: int, sampling: Sampling, options: DraftOptions
     ) -> tuple[Iterator[Round], bool]:
         generator = sampling.generator()
-        length = len(tokens) + limit
         schedule: Schedule | None = None
         draft: DraftSource | None = None
         if options.wanted and self.drafting.possible:
-            schedule = self.drafting.schedule(options, limit)  # first: calibration empties the caches
-            draft = self.draft_source(sampling, generator, length)
+            schedule = self.drafting.schedule(options, limit)
+            draft = self.draft_source(sampling, generator, len(tokens) + limit)
         if draft is not None:
             if self.wrap_draft is not None:
                 draft = self.wrap_draft(draft, tokens)
-            if self.decoder.exact_rows == 1:
+            if self.target.exact_rows == 1:
                 log.warning(
                     "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                     "a token, so that assisted generation is no faster than plain (--no-assisted)"
                 )
-        self.decoder.reserve(length)
         rounds = decode(
-            self.decoder,
+            self.target,
             tokens,
             max_new_tokens=limit,
             sampling=sampling,

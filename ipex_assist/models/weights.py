@@ -50,7 +50,8 @@ def check_numbers(name: str, tensor: torch.Tensor) -> None:
     if all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor if known else tensor.float())):
         return
     *rows, column = (~torch.isfinite(tensor.float())).nonzero()[0].tolist()
-    value = "NaN" if bool(tensor[(*rows, column)].float().isnan()) else "infinity"
+    place = (*rows, column)
+    value = "NaN" if bool(tensor[place].float().isnan()) else "infinity"
     raise NotFiniteError(name, f"{value} in row {rows[0]}, column {column}" if rows else f"{value} in row {column}")
 
 

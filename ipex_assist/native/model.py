@@ -14,7 +14,7 @@ from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, native_spec
 from ipex_assist.quantization.precision import INT4_GROUP
 
 
-class NativeModel:
+class PackedModel:
     """Packed weights of one model in the core. Freed with the object."""
 
     def __init__(
@@ -65,7 +65,7 @@ class NativeModel:
         """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node."""
         self.check(self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, copy))
 
-    def share_table(self, other: NativeModel) -> None:
+    def share_table(self, other: PackedModel) -> None:
         """Look tokens up in the table of `other`, a model of the same checkpoint; before `pack`, which then skips it.
 
         The rows of this model's own table stay untouched, so that they take no memory.

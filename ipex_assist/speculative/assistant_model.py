@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ipex_assist.executors.interface import Decoder, NarrowDecoder
+from ipex_assist.executors.interface import DraftsInOneCall, Model
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.sampling import Sampling, draw
 
@@ -14,61 +14,61 @@ from ipex_assist.speculative.sampling import Sampling, draw
 class AssistantModel:
     """A small model that decodes ahead of the target.
 
-    Its cache holds the text from token `_start` on, up to the last accepted token it has seen, so that a round feeds it
-    one or two new tokens.
+    A sequence of its own holds the text from token `_start` on, up to the last accepted token it has seen, so that a
+    round feeds it one or two new tokens.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         sampling: Sampling,
         generator: torch.Generator,
         vocab_size: int,
         draft_vocabulary: int | None = None,
-        room: int | None = None,
+        capacity: int | None = None,
     ) -> None:
         """`vocab_size` is the target's: probabilities are cut or padded to it, since only rows may differ in number.
 
-        draft_vocabulary: draft only among the first so many token ids. room: rows reserved in the cache, where they
-        may be too few for the text; else that is the model's context.
+        draft_vocabulary: draft only among the first so many token ids. capacity: tokens of text to make room for,
+        beyond which nothing is drafted; as many as the model's context holds where None.
         """
-        self.decoder, self.sampling, self.generator, self.vocab_size = decoder, sampling, generator, vocab_size
-        self._choices = min(draft_vocabulary or vocab_size, vocab_size, decoder.spec.vocab_size)
-        self._room = min(room or decoder.spec.context_length, decoder.spec.context_length)
+        self.model, self.sampling, self.generator, self.vocab_size = model, sampling, generator, vocab_size
+        self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        context = model.spec.context_length
+        self._sequence = model.new_sequence(min(capacity or context, context))
         self._start = self._base = 0
-        decoder.truncate(0)
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Tokens that the cache lacks."""
-        return len(tokens) - self._start - self.decoder.length
+        """Tokens that the sequence lacks."""
+        return len(tokens) - self._start - self._sequence.length
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
         """Decode up to `k` tokens, greedily or by `sampling`, whichever the target uses."""
         if (context is None and self._start) or (context is not None and self.unread(tokens) > context):
-            self.decoder.truncate(0)
+            self._sequence.truncate(0)
             self._start = 0 if context is None else len(tokens) - context
         self._base = len(tokens) - self._start
-        k = min(k, self._room - self._base)
+        k = min(k, self._sequence.capacity - self._base)
         if k <= 0:
             return Proposal([])
         # A target may hold padding rows that the assistant lacks; such a token says nothing to either.
-        last = self.decoder.spec.vocab_size - 1
-        pending = [min(token, last) for token in tokens[self._start + self.decoder.length :]]
+        last = self.model.spec.vocab_size - 1
+        pending = [min(token, last) for token in tokens[self._start + self._sequence.length :]]
         plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0
-        if plain and isinstance(self.decoder, NarrowDecoder):
-            drafted, confidence = self.decoder.draft(pending, k, self._choices, min_confidence)
+        if plain and isinstance(self.model, DraftsInOneCall):
+            drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)
             return Proposal(drafted, None, confidence)
         return self._decode(tokens, pending, k, min_confidence)
 
     def accept(self, count: int) -> None:
         """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""
-        self.decoder.truncate(min(self._base + count, self.decoder.length))
+        self._sequence.truncate(min(self._base + count, self._sequence.length))
 
     def rewind(self, length: int) -> None:
-        """Keep what the cache holds of the text's first `length` tokens, and nothing else."""
-        self.decoder.truncate(min(max(0, length - self._start), self.decoder.length))
+        """Keep what the sequence holds of the text's first `length` tokens, and nothing else."""
+        self._sequence.truncate(min(max(0, length - self._start), self._sequence.length))
         if length <= self._start:
             self._start = 0
 
@@ -82,7 +82,8 @@ class AssistantModel:
         confidence: list[float] = []
         rows: list[torch.Tensor] = []
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
-            logits = self.sampling.penalise(self._logits(pending), [*tokens, *drafted])
+            logits = self.model.extend(self._sequence, pending, vocabulary=self._choices)
+            logits = self.sampling.penalise(logits, [*tokens, *drafted])
             if self.sampling.do_sample:
                 probabilities = self.sampling.probabilities(logits)
                 token = draw(probabilities[0], self.generator)
@@ -94,11 +95,6 @@ class AssistantModel:
             confidence.append(float(probabilities[0, token]))
             pending = [token]
         return Proposal(drafted, torch.cat(rows) if rows else None, confidence)
-
-    def _logits(self, tokens: list[int]) -> torch.Tensor:
-        if isinstance(self.decoder, NarrowDecoder):
-            return self.decoder.forward(tokens, vocabulary=self._choices)
-        return self.decoder.forward(tokens)[:, : self._choices]
 
     def _padded(self, probabilities: torch.Tensor) -> torch.Tensor:
         missing = self.vocab_size - probabilities.shape[-1]

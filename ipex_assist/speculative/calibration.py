@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator
 
-from ipex_assist.executors.interface import Decoder, NarrowDecoder
+from ipex_assist.executors.interface import DraftsInOneCall, Model, Sequence
 from ipex_assist.speculative.costs import Costs
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
@@ -24,15 +25,15 @@ Clock = Callable[[], float]
 
 
 def calibrate(
-    target: Decoder,
-    assistant: Decoder | None,
+    target: Model,
+    assistant: Model | None,
     draft_vocabulary: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> Costs:
     """Time the target's pass at 1 to 16 rows and the assistant's steps. Takes 1.5 s, or a few passes of large models.
 
     Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
-    slower, never faster. Both caches are empty afterwards.
+    slower, never faster. Sequences of other texts are not touched.
     """
     verify = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock)
     if assistant is None:
@@ -41,26 +42,25 @@ def calibrate(
     return Costs(verify, _time_step(assistant, draft_vocabulary, clock), rows, _time_reading(assistant, rows, clock))
 
 
-def time_passes(decoder: Decoder, sizes: Sequence[int], seconds: float, clock: Clock) -> tuple[float, ...]:
+def time_passes(model: Model, sizes: abc.Sequence[int], seconds: float, clock: Clock) -> tuple[float, ...]:
     """Seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
 
     The first of `sizes` have all their turns before the others have one: of a few sizes it is better to know the time
     undisturbed than of many to know it as it happened to be.
     """
-    largest = max(1, min(max(sizes), decoder.spec.context_length - _BEFORE))
+    largest = max(1, min(max(sizes), model.spec.context_length - _BEFORE))
     fastest: dict[int, float] = {}
     started = clock()
-    _start(decoder, largest + _BEFORE)
+    sequence = _started(model, largest + _BEFORE)
     for number, size in enumerate(_turns([size for size in sizes if size <= largest])):
         if number >= 2 and clock() - started >= seconds:
             break
-        fastest[size] = min(fastest.get(size, float("inf")), _time_pass(decoder, size, clock))
-    decoder.truncate(0)
+        fastest[size] = min(fastest.get(size, float("inf")), _time_pass(model, sequence, size, clock))
     known = sorted(fastest)
     return tuple(interpolate(known, rising([fastest[size] for size in known]), range(1, known[-1] + 1)))
 
 
-def _turns(sizes: Sequence[int]) -> Iterator[int]:
+def _turns(sizes: abc.Sequence[int]) -> Iterator[int]:
     for _ in range(FIRST_TURNS):
         yield from sizes[:FIRST_SIZES]
     for _ in range(FIRST_TURNS):
@@ -69,59 +69,58 @@ def _turns(sizes: Sequence[int]) -> Iterator[int]:
         yield from sizes
 
 
-def _start(decoder: Decoder, tokens: int) -> None:
-    decoder.reserve(tokens)
-    decoder.forward(_tokens(decoder, min(_BEFORE, tokens - 1)))
-    decoder.forward(_tokens(decoder, 1))  # the first pass of its shape brings pages and threads
-    decoder.truncate(min(_BEFORE, tokens - 1))
+def _started(model: Model, capacity: int) -> Sequence:
+    before = min(_BEFORE, capacity - 1)
+    sequence = model.new_sequence(capacity)
+    model.extend(sequence, _tokens(model, before))
+    model.extend(sequence, _tokens(model, 1))  # the first pass of its shape brings pages and threads
+    sequence.truncate(before)
+    return sequence
 
 
-def _tokens(decoder: Decoder, count: int) -> list[int]:
-    return [(7 * i + 3) % decoder.spec.vocab_size for i in range(count)]
+def _tokens(model: Model, count: int) -> list[int]:
+    return [(7 * i + 3) % model.spec.vocab_size for i in range(count)]
 
 
-def _time_pass(decoder: Decoder, rows: int, clock: Clock) -> float:
-    before = decoder.length
-    tokens = _tokens(decoder, rows)
+def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock) -> float:
+    before = sequence.length
+    tokens = _tokens(model, rows)
     started = clock()
-    decoder.forward(tokens, last=rows).argmax(-1)
+    model.extend(sequence, tokens, last=rows).argmax(-1)
     elapsed = clock() - started
-    decoder.truncate(before)
+    sequence.truncate(before)
     return elapsed
 
 
-def _time_step(decoder: Decoder, vocabulary: int | None, clock: Clock) -> float:
+def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
     """Seconds of one greedily drafted token, the fastest of a few."""
-    decoder.reserve(_BEFORE + _DRAFTED + 1)
-    decoder.forward(_tokens(decoder, _BEFORE))
+    sequence = model.new_sequence(_BEFORE + _DRAFTED + 1)
+    model.extend(sequence, _tokens(model, _BEFORE))
     best, began = float("inf"), clock()
     while best == float("inf") or clock() - began < STEP_SECONDS:
         started = clock()
-        if isinstance(decoder, NarrowDecoder):
-            decoder.draft([3], _DRAFTED, vocabulary)
+        if isinstance(model, DraftsInOneCall):
+            model.draft(sequence, [3], _DRAFTED, vocabulary)
         else:
             for _ in range(_DRAFTED):
-                decoder.forward([3]).argmax(-1)
+                model.extend(sequence, [3]).argmax(-1)
         best = min(best, (clock() - started) / _DRAFTED)
-        decoder.truncate(_BEFORE)
-    decoder.truncate(0)
+        sequence.truncate(_BEFORE)
     return best
 
 
-def _time_reading(decoder: Decoder, rows: Sequence[float], clock: Clock) -> float:
+def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> float:
     """Seconds a token of a stretch that is longer than a decode step."""
     each = rows[-1] / len(rows)
-    if decoder.spec.context_length < READ_TOKENS or READ_TOKENS * each > READ_SECONDS:
+    if model.spec.context_length < READ_TOKENS or READ_TOKENS * each > READ_SECONDS:
         return each
-    decoder.reserve(READ_TOKENS)
+    sequence, tokens = model.new_sequence(READ_TOKENS), _tokens(model, READ_TOKENS)
     started = clock()
-    decoder.forward(_tokens(decoder, READ_TOKENS))
-    elapsed = clock() - started
-    decoder.truncate(0)
-    return min(each, elapsed / READ_TOKENS)
+    model.extend(sequence, tokens)
+    return min(each, (clock() - started) / READ_TOKENS)
 
 
-def rising(values: Sequence[float]) -> list[float]:
+def rising(values: abc.Sequence[float]) -> list[float]:
     """The nearest sequence that never falls, by least squares (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
@@ -133,7 +132,7 @@ def rising(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
-def interpolate(known: Sequence[int], values: Sequence[float], wanted: Iterable[int]) -> list[float]:
+def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: Iterable[int]) -> list[float]:
     """Values at `wanted` places on straight lines between `known` ones, ascending; level beyond both ends."""
     results = []
     for place in wanted:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Constant, RoundResult, RoundState, Schedule
@@ -33,7 +33,7 @@ class Round:
 
 
 def decode(
-    target: Decoder,
+    target: Model,
     prompt: Sequence[int],
     *,
     max_new_tokens: int,
@@ -44,15 +44,16 @@ def decode(
 ) -> Iterator[Round]:
     """Yield rounds until `max_new_tokens` tokens are out; the consumer stops earlier by no longer asking.
 
-    The target's cache holds all tokens but the last, which each round feeds first, followed by the drafted ones.
+    The text has a sequence of its own, which lives as long as this iterator and holds all tokens but the last: each
+    round feeds that one first, followed by the drafted ones.
     `schedule` says how many; without one it is the same number every round.
     Source: Leviathan et al. 2023, algorithm 1.
     """
     schedule = schedule or Constant()
     tokens = list(prompt)
-    target.truncate(0)
     started = time.perf_counter()
-    logits = target.forward(tokens)
+    sequence = target.new_sequence(len(prompt) + max_new_tokens)
+    logits = target.extend(sequence, tokens)
     new, _ = _verify(logits, tokens, Proposal([]), sampling, generator)
     tokens += new
     yield Round(new, target_s=time.perf_counter() - started, prompt=True)
@@ -69,12 +70,12 @@ def decode(
             if k > 0:
                 proposal = draft.propose(tokens, k, min_confidence=plan.min_confidence, context=plan.context)
         drafted = time.perf_counter()
-        logits = target.forward([tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
+        logits = target.extend(sequence, [tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
         new, accepted = _verify(logits, tokens, proposal, sampling, generator)
         if draft is not None and proposal.tokens:
             draft.accept(accepted)
         tokens += new
-        target.truncate(len(tokens) - 1)
+        sequence.truncate(len(tokens) - 1)
         draft_s, target_s = drafted - started, time.perf_counter() - drafted
         if draft is not None and remaining > 1:
             schedule.observe(RoundResult(len(proposal.tokens), accepted, proposal.confidence, draft_s, target_s))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
@@ -44,7 +44,7 @@ class Drafting:
 
     target_vocab_size: int
     measure: Callable[[], Costs]
-    assistant: Decoder | None = None
+    assistant: Model | None = None
     lookup: bool = False
     draft_vocabulary: int | None = None
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
@@ -93,19 +93,17 @@ class Drafting:
 
     def _model(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource:
         assert self.assistant is not None
-        context = self.assistant.spec.context_length
         if self.assistant_tokenizer is None:
-            self.assistant.reserve(min(length, context))
-            return AssistantModel(self.assistant, sampling, generator, self.target_vocab_size, self.draft_vocabulary)
+            return AssistantModel(
+                self.assistant, sampling, generator, self.target_vocab_size, self.draft_vocabulary, length
+            )
         assert self.target_tokenizer is not None
-        # Another tokenizer may need more tokens for the same text; beyond this room it stops drafting.
-        self.assistant.reserve(min(2 * length + 64, context))
         return UniversalAssistant(
             self.assistant,
             self.assistant_tokenizer,
             self.target_tokenizer,
             self.target_vocab_size,
-            min(2 * length + 64, context),
+            2 * length + 64,  # another tokenizer may need more tokens for the same text
             self.draft_vocabulary,
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.sampling import Sampling
@@ -30,16 +30,16 @@ class UniversalAssistant:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         assistant_tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase,
         target_vocab_size: int,
-        room: int,
+        capacity: int,
         draft_vocabulary: int | None = None,
     ) -> None:
-        """room: rows that were reserved in the decoder's cache; a text with more of its tokens is not drafted for."""
-        vocab_size = decoder.spec.vocab_size
-        self._model = AssistantModel(decoder, Sampling(), torch.Generator(), vocab_size, draft_vocabulary, room)
+        """capacity: a text with more of the assistant's tokens is not drafted for."""
+        vocab_size = model.spec.vocab_size
+        self._model = AssistantModel(model, Sampling(), torch.Generator(), vocab_size, draft_vocabulary, capacity)
         self._assistant, self._target = Pieces(assistant_tokenizer), Pieces(target_tokenizer)
         self._target_vocab_size = target_vocab_size
         self._ids: list[int] = []  # the text in the assistant's tokens …

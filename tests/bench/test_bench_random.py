@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ipex_assist.bench.pairs import CONFIGS, PAIRS, find_pair, published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 
 # By the models' cards and the sizes of their files on the hub.
 PARAMETERS = {
@@ -90,11 +90,10 @@ def test_names_that_are_not_known() -> None:
 
 
 @pytest.mark.parametrize("config", [TINY_OPT, TINY_BIGCODE, TINY_LLAMA], ids=["opt-350m", "bigcode", "llama"])
-def test_a_decoder_loads_it_and_computes(executor: str, config: dict) -> None:
+def test_a_model_loads_it_and_computes(executor: str, config: dict) -> None:
     """Names and shapes are what the loader asks for, and the numbers are neither all alike nor too large."""
-    decoder = load_decoder(RandomCheckpoint("tiny", config), "bf16", executor)
-    decoder.reserve(16)
-    logits = decoder.forward([1, 2, 3, 4], last=4).float()
+    model = load_model(RandomCheckpoint("tiny", config), "bf16", executor)
+    logits = model.extend(model.new_sequence(16), [1, 2, 3, 4], last=4).float()
     assert logits.shape == (4, 160)
     assert logits.isfinite().all()
     assert logits.std() > 1e-3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from checkpoint_files import tiny_tokenizer
 from ipex_assist import cli, load
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors import load as executors_load
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.config import Config, ConfigError
 from ipex_assist.models.spec import Rope
@@ -209,10 +211,10 @@ def test_no_memory_is_taken_for_shapes_that_only_the_config_has(
 ) -> None:
     """A width of 65,536 beside tensors of 64: the core would allocate gigabytes before it saw the first tensor."""
     folder = changed(models, "llama", tmp_path / "m", {"hidden_size": 1 << 16, "head_dim": 16})
-    monkeypatch.setattr(executors_load, "_load_native", lambda *_: pytest.fail("the core was asked"))
-    monkeypatch.setattr(executors_load, "make_kernels", lambda *_: pytest.fail("weights were read"))
+    asked = replace(EXECUTORS[executor], load=lambda _: pytest.fail("the executor was asked"))
+    monkeypatch.setitem(EXECUTORS, executor, asked)
     with pytest.raises(IpexAssistError, match=r"embed_tokens\.weight has the shape \(320, 64\)"):
-        executors_load.load_decoder(open_checkpoint(str(folder)), "fp32", executor)
+        load_model(open_checkpoint(str(folder)), "fp32", executor)
 
 
 def test_numbers_of_a_spec_are_checked_however_it_is_made() -> None:

@@ -28,7 +28,7 @@ from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, group_size, read_scheme
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.choose import stored_precision
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 from ipex_assist.quantization import gptq
 from ipex_assist.quantization.int4_weight import Int4Weight
 
@@ -79,11 +79,11 @@ def test_logits_of_the_core(case: str, tmp_path: Path) -> None:
     model, _ = quantized_files.save(tmp_path, **CASES[case])
     expected = reference_logits(model)
     assert stored_precision(open_checkpoint(str(tmp_path)), "native") == "int4"
-    decoder = tiny_models.decoder(tmp_path, "native", "int4")
-    prompt = relative(decoder.forward(PROMPT, last=len(PROMPT)), expected)
-    decoder.truncate(0)
-    steps = relative(torch.cat([decoder.forward([token]) for token in PROMPT]), expected)  # the other path
-    in_int8 = tiny_models.decoder(tmp_path, "native", "int8").forward(PROMPT, last=len(PROMPT))
+    text = tiny_models.text(tmp_path, "native", "int4")
+    prompt = relative(text.forward(PROMPT, last=len(PROMPT)), expected)
+    text.truncate(0)
+    steps = relative(torch.cat([text.forward([token]) for token in PROMPT]), expected)  # the other path
+    in_int8 = tiny_models.text(tmp_path, "native", "int8").forward(PROMPT, last=len(PROMPT))
     assert max(prompt, steps) < min(0.07, relative(in_int8, expected))
 
 
@@ -94,7 +94,7 @@ def test_logits_of_the_core(case: str, tmp_path: Path) -> None:
 def test_the_core_keeps_every_bit(case: str, tmp_path: Path) -> None:
     """A row with a single 1 picks one column of weights out of a linear: equal to the last bit, in every linear."""
     _, stored = quantized_files.save(tmp_path, num_hidden_layers=1, **CASES[case])
-    decoder = tiny_models.decoder(tmp_path, "native", "int4")
+    text = tiny_models.text(tmp_path, "native", "int4")
     layer = "model.layers.0."
     for which, names in {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -103,10 +103,10 @@ def test_the_core_keeps_every_bit(case: str, tmp_path: Path) -> None:
     }.items():
         parts = [stored[f"{layer}{name}.weight"].weight for name in names]
         # 127 is 1 in int8 with a scale of 1, so that nothing is rounded.
-        out = decoder.model.linears(which, 127.0 * torch.eye(parts[0].shape[1])) / 127.0
+        out = text.model.packed.linears(which, 127.0 * torch.eye(parts[0].shape[1])) / 127.0
         assert torch.equal(out[:, : sum(len(part) for part in parts)], torch.cat(parts).t()), which
     gate, up = (stored[f"{layer}mlp.{name}.weight"].weight for name in ("gate_proj", "up_proj"))
-    out = decoder.model.linears("up", 127.0 * torch.eye(gate.shape[1])) / 127.0
+    out = text.model.packed.linears("up", 127.0 * torch.eye(gate.shape[1])) / 127.0
     turns = out[:, : 2 * len(gate)].view(len(out), -1, 2, 16)
     assert torch.equal(turns[:, :, 0].flatten(1), gate.t())
     assert torch.equal(turns[:, :, 1].flatten(1), up.t())
@@ -117,9 +117,9 @@ def test_orders_that_differ_within_a_linear_are_rounded_anew(tmp_path: Path, cap
     """GPTQ writes no such file, but if one comes, it is said, and costs some precision instead of being wrong."""
     model, _ = quantized_files.save(tmp_path, act_order="each", group=64)
     with caplog.at_level("WARNING", "ipex_assist"):
-        decoder = tiny_models.decoder(tmp_path, "native", "int4")
+        text = tiny_models.text(tmp_path, "native", "int4")
     assert "6 matrices are rounded to 4 bits in groups of 64" in caplog.text  # k, v and up of two layers
-    logits, expected = decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)
+    logits, expected = text.forward(PROMPT, last=len(PROMPT)), reference_logits(model)
     assert 0.1 < relative(logits, expected) < 0.5  # 0.30 measured; 0.05 where orders are shared
 
 
@@ -129,10 +129,10 @@ def test_floats_among_the_quantized(tmp_path: Path, caplog: pytest.LogCaptureFix
     model, stored = quantized_files.save(tmp_path, group=32, keep=("0.mlp.down_proj.weight",))
     assert "model.layers.0.mlp.down_proj.weight" not in stored
     with caplog.at_level("WARNING", "ipex_assist"):
-        decoder = tiny_models.decoder(tmp_path, "native", "int4")
+        text = tiny_models.text(tmp_path, "native", "int4")
     assert "1 matrices are rounded to 4 bits" in caplog.text
     assert "layers.0.mlp.down_proj" in caplog.text
-    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.2
+    assert relative(text.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.2
 
 
 @needs_native
@@ -145,8 +145,8 @@ def test_a_quantized_head_stays_as_it_is(tmp_path: Path) -> None:
     tensors |= {f"lm_head.{part}": t for part, t in quantized_files.gptq_tensors(w, v2=False).items()}
     save_file(tensors, path, metadata={"format": "pt"})
     model.lm_head.weight.data.copy_(w.weight)
-    decoder = tiny_models.decoder(tmp_path, "native", "int4")
-    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.07
+    text = tiny_models.text(tmp_path, "native", "int4")
+    assert relative(text.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.07
 
 
 @needs_native
@@ -154,12 +154,12 @@ def test_a_quantized_head_stays_as_it_is(tmp_path: Path) -> None:
 def test_any_split_gives_the_same_bits(case: str, tmp_path: Path) -> None:
     """Losslessness with columns in an order of their own: rows of a step have the bits they get alone."""
     quantized_files.save(tmp_path, **CASES[case])
-    decoder = tiny_models.decoder(tmp_path, "native", "int4")
-    alone = torch.cat([decoder.forward([token]) for token in PROMPT[:16]])
+    text = tiny_models.text(tmp_path, "native", "int4")
+    alone = torch.cat([text.forward([token]) for token in PROMPT[:16]])
     for size in (2, 5, 8, 16):
-        decoder.truncate(0)
+        text.truncate(0)
         chunks = [PROMPT[i : min(i + size, 16)] for i in range(0, 16, size)]
-        assert torch.equal(torch.cat([decoder.forward(chunk, last=len(chunk)) for chunk in chunks]), alone), size
+        assert torch.equal(torch.cat([text.forward(chunk, last=len(chunk)) for chunk in chunks]), alone), size
 
 
 @needs_native
@@ -170,9 +170,8 @@ def test_the_packed_copy_of_an_act_order_checkpoint(tmp_path: Path, monkeypatch:
     checkpoint = open_checkpoint(str(tmp_path / "m"))
     logits = []
     for _ in range(2):
-        decoder = load_decoder(checkpoint, "int4", "native", cache_packed=True)
-        decoder.reserve(64)
-        logits.append(decoder.forward(PROMPT, last=len(PROMPT)))
+        model = load_model(checkpoint, "int4", "native", cache_packed=True)
+        logits.append(model.extend(model.new_sequence(64), PROMPT, last=len(PROMPT)))
         monkeypatch.setattr(QuantizedCheckpoint, "stored", lambda *_: pytest.fail("the checkpoint was read again"))
     assert torch.equal(*logits)
 
@@ -183,8 +182,8 @@ def test_other_executors_dequantize(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level("WARNING", "ipex_assist"):
         assert stored_precision(open_checkpoint(str(tmp_path)), "torch") == "bf16"
     assert "its weights become bf16" in caplog.text
-    decoder = tiny_models.decoder(tmp_path, "torch", "fp32")
-    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 1e-4
+    text = tiny_models.text(tmp_path, "torch", "fp32")
+    assert relative(text.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 1e-4
 
 
 @needs_native
@@ -199,7 +198,7 @@ def test_load_takes_the_stored_precision(tmp_path: Path) -> None:
 
 
 def test_memory_estimates(tmp_path: Path) -> None:
-    """What `NativeModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""
+    """What `PackedModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
     quantized_files.save(tmp_path / "q", "llama-tied", group=128, **sizes)
     tiny_models.save(tmp_path / "f", "llama-tied", **sizes)
@@ -208,8 +207,8 @@ def test_memory_estimates(tmp_path: Path) -> None:
     assert stored == estimate_bytes(str(tmp_path / "q"), "int4")
     assert stored < 0.45 * floats
     if HAS_NATIVE:
-        decoder = tiny_models.decoder(tmp_path / "q", "native", "int4")
-        assert stored == pytest.approx(decoder.model.nbytes, rel=0.1)
+        text = tiny_models.text(tmp_path / "q", "native", "int4")
+        assert stored == pytest.approx(text.model.packed.nbytes, rel=0.1)
     assert estimate_bytes(str(tmp_path / "f"), None) == estimate_bytes(str(tmp_path / "f"), "bf16")
 
 
@@ -346,7 +345,7 @@ def test_damaged_tensors_are_refused(name: str, tmp_path: Path) -> None:
     quantized_files.save(tmp_path)
     _change(tmp_path, Q + part, change)
     with pytest.raises(IpexAssistError, match=re.escape(reason)) as raised:
-        tiny_models.decoder(tmp_path, "native", "int4")
+        tiny_models.text(tmp_path, "native", "int4")
     assert "layers.1.self_attn.q_proj" in str(raised.value)
 
 
@@ -355,9 +354,9 @@ def test_groups_the_core_lacks(tmp_path: Path) -> None:
     """Groups of 16 are refused at int4 with the way out, which works."""
     model, _ = quantized_files.save(tmp_path, group=16)
     with pytest.raises(IpexAssistError, match=r"in groups of 16 input columns.*--precision bf16"):
-        tiny_models.decoder(tmp_path, "native", "int4")
-    decoder = tiny_models.decoder(tmp_path, "native", "fp32")
-    assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 1e-4
+        tiny_models.text(tmp_path, "native", "int4")
+    text = tiny_models.text(tmp_path, "native", "fp32")
+    assert relative(text.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 1e-4
 
 
 def test_scaled_activations_are_refused(tmp_path: Path) -> None:

@@ -124,8 +124,8 @@ def test_round_trip(variant: str, flags: tuple[str, ...], tmp_path: Path, capsys
     state = model.state_dict()
     model.load_state_dict({name: after.get(name, state[name]) for name in state})
     if HAS_NATIVE:
-        decoder = tiny_models.decoder(tmp_path / "q", "native", "int4")
-        assert relative(decoder.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.07
+        text = tiny_models.text(tmp_path / "q", "native", "int4")
+        assert relative(text.forward(PROMPT, last=len(PROMPT)), reference_logits(model)) < 0.07
 
 
 def test_what_is_written(tmp_path: Path) -> None:

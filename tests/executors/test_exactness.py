@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -63,48 +64,48 @@ class FeelsPlace(TorchKernels):
         return run
 
 
-def decoder_with(kernels: TorchKernels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr("ipex_assist.executors.load.make_kernels", lambda *_: kernels)
-    return tiny_models.decoder(folder)
+def model_with(kernels: TorchKernels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("ipex_assist.executors.kernels.make_torch_kernels", lambda _: kernels)
+    return tiny_models.model(folder)
 
 
 def test_a_row_count_with_other_sums_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan keeps 4 and 8."""
     tiny_models.save(tmp_path, "llama")
-    decoder = decoder_with(FeelsRowCount(torch.float32), tmp_path, monkeypatch)
-    assert decoder.plan.sizes == (4, 8)
+    model = model_with(FeelsRowCount(torch.float32), tmp_path, monkeypatch)
+    assert model.plan.sizes == (4, 8)
 
 
 def test_row_by_row_is_the_last_resort_and_still_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no size is exact, assisted output still equals plain output."""
     tiny_models.save(tmp_path, "llama")
-    copy = tiny_models.decoder(tmp_path, exact=False)
-    decoder = decoder_with(FeelsPlace(torch.float32), tmp_path, monkeypatch)
-    assert decoder.plan == ROW_BY_ROW
-    assert decoder.exact_rows == 1
-    plain = tokens_of(run(decoder))
+    copy = tiny_models.model(tmp_path, exact=False)
+    model = model_with(FeelsPlace(torch.float32), tmp_path, monkeypatch)
+    assert model.plan == ROW_BY_ROW
+    assert model.exact_rows == 1
+    plain = tokens_of(run(model))
     draft = AssistantModel(copy, Sampling(), torch.Generator(), tiny_models.VOCAB)
-    assert tokens_of(run(decoder, draft, k=4)) == plain
+    assert tokens_of(run(model, draft, k=4)) == plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_split_of_a_sequence_gives_the_same_logits(dtype: torch.dtype, tmp_path: Path) -> None:
     """The promise itself, end to end: 40 tokens in steps of 1, 2, … 16 rows, bit for bit."""
     tiny_models.save(tmp_path, "qwen2")
-    decoder = tiny_models.decoder(tmp_path, precision="fp32" if dtype == torch.float32 else "bf16", tokens=128)
-    assert decoder.exact_rows >= 8, "this machine's kernels leave nothing to test"
+    text = tiny_models.text(tmp_path, precision="fp32" if dtype == torch.float32 else "bf16", tokens=128)
+    assert text.model.exact_rows >= 8, "this machine's kernels leave nothing to test"
     following = [(7 * i) % tiny_models.VOCAB for i in range(40)]
-    decoder.forward(PROMPT)
-    reference = torch.cat([decoder.forward([token]) for token in following])
+    text.forward(PROMPT)
+    reference = torch.cat([text.forward([token]) for token in following])
     for step in (2, 3, 5, 8, 9, 16, 40):
-        decoder.truncate(len(PROMPT))
+        text.truncate(len(PROMPT))
         chunks = [following[i : i + step] for i in range(0, 40, step)]
-        logits = torch.cat([decoder.forward(chunk, last=len(chunk)) for chunk in chunks])
+        logits = torch.cat([text.forward(chunk, last=len(chunk)) for chunk in chunks])
         assert torch.equal(logits, reference), step
 
 
 def test_find_plan_repeats(tmp_path: Path) -> None:
     """Two starts on one machine must choose the same plan, or plain and assisted runs could differ."""
     tiny_models.save(tmp_path, "llama")
-    decoder = tiny_models.decoder(tmp_path)
-    assert find_plan(decoder.spec, decoder.weights, decoder.kernels) == decoder.plan
+    model: Any = tiny_models.model(tmp_path)
+    assert find_plan(model.spec, model.weights, model.kernels) == model.plan

@@ -47,7 +47,7 @@ def test_weights_that_are_no_numbers(executor: str, precision: str, name: str, v
     matrix = name.endswith("weight") and "norm" not in name
     change(tmp_path, name, (13, 7) if matrix else (13,), value)
     with pytest.raises(IpexAssistError) as caught:
-        tiny_models.decoder(tmp_path, executor, precision)
+        tiny_models.model(tmp_path, executor, precision)
     what = "NaN" if value != value else "infinity"
     assert str(caught.value).startswith(f"{tmp_path}: {name} holds {what} in row 13{', column 7' if matrix else ''}, ")
     assert "Download it again" in str(caught.value)

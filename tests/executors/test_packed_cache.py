@@ -19,12 +19,13 @@ from conftest import HAS_NATIVE
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors import packed_cache
-from ipex_assist.executors.load import load_decoder
-from ipex_assist.executors.native import NativeDecoder
+from ipex_assist.executors.interface import Model
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import HEADER_BYTES, LAYOUT_VERSION, load_packed, packed_path, save_packed
 from ipex_assist.models import find
 from ipex_assist.native.library import Pool, unavailable
-from ipex_assist.native.model import NativeModel
+from ipex_assist.native.model import PackedModel
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
@@ -46,16 +47,15 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def load(source: Path, precision: str = "int4") -> NativeDecoder:
-    decoder = load_decoder(open_checkpoint(str(source)), precision, "native", cache_packed=True)
-    assert isinstance(decoder, NativeDecoder)
-    decoder.reserve(96)
-    return decoder
+def load(source: Path, precision: str = "int4") -> NativeModel:
+    model = load_model(open_checkpoint(str(source)), precision, "native", cache_packed=True)
+    assert isinstance(model, NativeModel)
+    return model
 
 
-def logits(decoder: NativeDecoder) -> torch.Tensor:
-    decoder.truncate(0)
-    return torch.cat((decoder.forward(PROMPT, last=len(PROMPT)), decoder.forward([1, 2, 3], last=3)))
+def logits(model: Model) -> torch.Tensor:
+    text = tiny_models.Text(model)
+    return torch.cat((text.forward(PROMPT, last=len(PROMPT)), text.forward([1, 2, 3], last=3)))
 
 
 def files(folder: Path) -> list[Path]:
@@ -96,17 +96,15 @@ def test_copied_and_mapped_are_the_same(source: Path, folder: Path) -> None:
     """On several NUMA nodes threads copy their slices: one that is left out, or a gap between them, is zero."""
     packed = load(source)
     (path,) = files(folder)
-    image = bytes(packed.model.image())
+    image = bytes(packed.packed.image())
     for threads in (1, 2, 3):
         pool = Pool(threads)
         for copy in (False, True):
-            model = NativeModel(packed.spec, "int4", pool)
+            model = PackedModel(packed.spec, "int4", pool)
             assert load_packed(model, path, copy=copy)
             assert bytes(model.image()) == image, (threads, copy)
-            decoder = NativeDecoder(model)
-            decoder.reserve(96)
-            assert torch.equal(logits(decoder), logits(packed)), (threads, copy)
-        del model, decoder
+            assert torch.equal(logits(NativeModel(model)), logits(packed)), (threads, copy)
+        del model
         pool.close()
 
 
@@ -219,14 +217,14 @@ def test_a_damaged_file_is_packed_again(
 @pytest.mark.parametrize("bit", range(8))
 def test_every_bit_of_the_image_counts(bit: int, source: Path, folder: Path) -> None:
     """A checksum that skips bytes, or a file that is only looked at in part: 40 places, each with this bit flipped."""
-    model = load(source).model
+    model = load(source).packed
     (path,) = files(folder)
     whole = path.read_bytes()
     for step in range(40):
         flip(HEADER_BYTES + (len(whole) - HEADER_BYTES - 1) * step // 39, bit)(path)
-        assert not load_packed(NativeModel(model.spec, "int4", model.pool), path, copy=False)
+        assert not load_packed(PackedModel(model.spec, "int4", model.pool), path, copy=False)
         path.write_bytes(whole)
-    assert load_packed(NativeModel(model.spec, "int4", model.pool), path, copy=False)
+    assert load_packed(PackedModel(model.spec, "int4", model.pool), path, copy=False)
 
 
 # ---- no room
@@ -245,7 +243,7 @@ def test_no_room_is_a_warning(
     assert "0.2 GB are free" in warning
     assert files(folder) == []
     monkeypatch.undo()
-    assert torch.equal(logits(tiny_models.decoder(source, "native", "int4")), expected)
+    assert torch.equal(logits(tiny_models.model(source, "native", "int4")), expected)
 
 
 @pytest.fixture
@@ -284,7 +282,7 @@ def test_a_full_file_system(
         assert "No space left on device" in warning
         assert files(cache_folder("packed")) == []
         monkeypatch.undo()
-        assert torch.equal(logits(tiny_models.decoder(source, "native", "int4")), expected)
+        assert torch.equal(logits(tiny_models.model(source, "native", "int4")), expected)
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -316,7 +314,7 @@ def test_the_name_changes_with_what_the_content_depends_on(source: Path, tmp_pat
     spec, pool = architecture.spec(checkpoint.config), Pool(1)
 
     def name(precision: str = "int4", group: int = 128, of: Path = source) -> str:
-        return packed_path(open_checkpoint(str(of)), NativeModel(spec, precision, pool, group)).name
+        return packed_path(open_checkpoint(str(of)), PackedModel(spec, precision, pool, group)).name
 
     first = name()
     assert "-model-int4-" in first  # people recognise it
@@ -344,13 +342,13 @@ def test_a_changed_checkpoint_is_packed_anew(source: Path, folder: Path, caplog:
     after = logits(load(source))
     assert was_packed(caplog)
     assert not torch.equal(before, after)
-    assert torch.equal(after, logits(tiny_models.decoder(source, "native", "int4")))
+    assert torch.equal(after, logits(tiny_models.model(source, "native", "int4")))
     assert len(files(folder)) == 2
 
 
 def test_saving_twice_at_once(source: Path, folder: Path) -> None:
     """Two instances pack the same checkpoint: the second one's rename replaces a file that is as good."""
-    model = load(source).model
+    model = load(source).packed
     (path,) = files(folder)
     whole = path.read_bytes()
     assert save_packed(model, path)

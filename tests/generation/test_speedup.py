@@ -11,7 +11,8 @@ import tiny_models
 import torch
 from decoding import GREEDY, PROMPT, run
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors import interface
+from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative import decode as decode_module
@@ -35,26 +36,24 @@ class Clock:
         return self.now
 
 
-class Timed:
-    """A decoder whose passes take so long by that clock."""
+class Timed(Model):
+    """A model whose passes take so long by that clock."""
 
-    def __init__(self, decoder: Decoder, clock: Clock, seconds: float, row: float) -> None:
-        self.decoder, self.clock, self.seconds, self.row = decoder, clock, seconds, row
-        self.spec, self.exact_rows = decoder.spec, decoder.exact_rows
+    def __init__(self, model: Model, clock: Clock, seconds: float, row: float) -> None:
+        self.model, self.clock, self.seconds, self.row = model, clock, seconds, row
+        self.spec = model.spec
 
     @property
-    def length(self) -> int:
-        return self.decoder.length
+    def exact_rows(self) -> int:
+        return self.model.exact_rows
 
-    def reserve(self, tokens: int) -> None:
-        self.decoder.reserve(tokens)
+    def new_sequence(self, capacity: int) -> interface.Sequence:
+        return self.model.new_sequence(capacity)
 
-    def truncate(self, length: int) -> None:
-        self.decoder.truncate(length)
-
-    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        self.clock.now += (self.seconds + self.row * len(tokens)) * self.clock.slower
-        return self.decoder.forward(tokens, last)
+    def forward(self, rows: Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        tokens = sum(len(each.tokens) for each in rows)
+        self.clock.now += (self.seconds + self.row * tokens) * self.clock.slower
+        return self.model.forward(rows, vocabulary)
 
 
 @pytest.fixture
@@ -64,8 +63,8 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Timed,
     monkeypatch.setattr(decode_module, "time", clock)
     monkeypatch.setattr(stats_module, "time", clock)
     tiny_models.save(tmp_path / "target", "llama")
-    target = Timed(tiny_models.decoder(tmp_path / "target", tokens=128), clock, 0.010, 0.0002)
-    return clock, target, Timed(tiny_models.decoder(tmp_path / "target", tokens=128), clock, 0.002, 0.0001)
+    target = Timed(tiny_models.model(tmp_path / "target"), clock, 0.010, 0.0002)
+    return clock, target, Timed(tiny_models.model(tmp_path / "target"), clock, 0.002, 0.0001)
 
 
 class Hesitant(AssistantModel):
@@ -86,9 +85,6 @@ def statistics(
     source_class: type[AssistantModel] = AssistantModel,
 ) -> Statistics:
     """Of one text of NEW tokens, each of which costs half a millisecond outside of the passes."""
-    for decoder in (target, draft):
-        if decoder is not None:
-            decoder.reserve(128)
     source = None
     if draft is not None:
         source = source_class(draft, GREEDY, torch.Generator(), tiny_models.VOCAB)

@@ -11,7 +11,7 @@ from conftest import HAS_NATIVE
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.memory import Memory
 from ipex_assist.executors import traffic
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 from ipex_assist.executors.traffic import Traffic, linear_bytes, machine_gb_per_s, table_bytes, traffic_of
 from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative.decode import Round
@@ -92,28 +92,28 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
     wide |= {"ffn_dim": 512} if variant.startswith("opt") else {} if "n_embd" in wide else {"intermediate_size": 512}
     wide |= {"word_embed_proj_dim": 128 if variant == "opt-350m" else 256} if variant.startswith("opt") else {}
     tiny_models.save(tmp_path, variant, **wide)
-    decoder = load_decoder(open_checkpoint(str(tmp_path)), precision, "native")
-    ours = traffic_of(decoder, precision)
-    nbytes = decoder.model.nbytes  # type: ignore[attr-defined]
-    assert ours.weight_bytes == nbytes - table_bytes(decoder.spec, precision)
+    model = load_model(open_checkpoint(str(tmp_path)), precision, "native")
+    ours = traffic_of(model, precision)
+    nbytes = model.packed.nbytes  # type: ignore[attr-defined]
+    assert ours.weight_bytes == nbytes - table_bytes(model.spec, precision)
     # Norms, biases, scales and the padding to pages: small beside the matrices, here at most a tenth.
-    linears = linear_bytes(decoder.spec, precision)
+    linears = linear_bytes(model.spec, precision)
     assert linears <= ours.weight_bytes <= 1.15 * linears + 8192
-    assert ours.kv_bytes_per_token == decoder.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    assert ours.kv_bytes_per_token == model.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
 
 
 def test_traffic_of_other_executors(tmp_path: Path) -> None:
     """By the matrices alone: those of the torch executor are packed by a library that does not tell."""
     model = tiny_models.save(tmp_path, "llama")
-    decoder = load_decoder(open_checkpoint(str(tmp_path)), "fp32", "torch")
+    ours = load_model(open_checkpoint(str(tmp_path)), "fp32", "torch")
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
-    assert traffic_of(decoder, "fp32").weight_bytes == 4 * matrices
+    assert traffic_of(ours, "fp32").weight_bytes == 4 * matrices
 
 
 def test_bandwidth_is_not_measured_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of transformers has no threads of ours; a gigabyte must not be taken where little is left."""
     assert machine_gb_per_s(object()) is None
-    image = type("Image", (), {"pool": None})()
-    model = type("Model", (), {"decoder": type("Decoder", (), {"model": image})()})()
+    packed = type("PackedModel", (), {"pool": None})()
+    model = type("TextModel", (), {"target": type("Model", (), {"packed": packed})()})()
     monkeypatch.setattr("ipex_assist.env.memory.read_memory", lambda: Memory(2 << 30, traffic.BANDWIDTH_BYTES))
     assert machine_gb_per_s(model) is None

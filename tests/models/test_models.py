@@ -37,18 +37,18 @@ def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
 def test_logits_equal_transformers(variant: str, executor: str, tmp_path: Path) -> None:
     """Prompt pass, single steps and a pass of several rows, each within 1e-4 of the reference."""
     model = tiny_models.save(tmp_path, variant)
-    decoder = tiny_models.decoder(tmp_path, executor)
+    text = tiny_models.text(tmp_path, executor)
     following = [88, 14, 3, 3, 127, 60, 11]
 
-    prompt = decoder.forward(PROMPT, last=len(PROMPT))
+    prompt = text.forward(PROMPT, last=len(PROMPT))
     torch.testing.assert_close(prompt.float(), hf_logits(model, PROMPT), atol=TOLERANCE, rtol=0)
 
     reference = hf_steps(model, PROMPT, following)
-    steps = torch.cat([decoder.forward([token]) for token in following])
+    steps = torch.cat([text.forward([token]) for token in following])
     torch.testing.assert_close(steps, reference, atol=TOLERANCE, rtol=0)
 
-    decoder.truncate(len(PROMPT))
-    together = decoder.forward(following, last=len(following))
+    text.truncate(len(PROMPT))
+    together = text.forward(following, last=len(following))
     assert torch.equal(together, steps), "rows beside it changed a row's bits"
 
 
@@ -56,7 +56,7 @@ def test_logits_equal_transformers(variant: str, executor: str, tmp_path: Path) 
 def test_greedy_tokens_equal_transformers(variant: str, tmp_path: Path) -> None:
     """24 tokens by our cache and by transformers' generate."""
     model = tiny_models.save(tmp_path, variant)
-    decoder = tiny_models.decoder(tmp_path)
+    text = tiny_models.text(tmp_path)
     expected = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
@@ -65,10 +65,10 @@ def test_greedy_tokens_equal_transformers(variant: str, tmp_path: Path) -> None:
         eos_token_id=None,
     )[0, len(PROMPT) :].tolist()
     tokens = list(PROMPT)
-    logits = decoder.forward(tokens)
+    logits = text.forward(tokens)
     for _ in range(24):
         tokens.append(int(logits.argmax()))
-        logits = decoder.forward(tokens[-1:])
+        logits = text.forward(tokens[-1:])
     assert tokens[len(PROMPT) :] == expected
 
 
@@ -77,9 +77,9 @@ def test_prompt_in_chunks_equals_prompt_at_once(variant: str, tmp_path: Path, mo
     """A prompt longer than a chunk: masks, positions and the prompt-long dynamic rotation across the seam."""
     model = tiny_models.save(tmp_path, variant)
     prompt = (PROMPT * 3)[:50]
-    monkeypatch.setattr("ipex_assist.executors.decoder.PROMPT_CHUNK", 19)
-    decoder = tiny_models.decoder(tmp_path)
-    logits = decoder.forward(prompt, last=len(prompt))
+    monkeypatch.setattr("ipex_assist.executors.torch_model.PROMPT_CHUNK", 19)
+    text = tiny_models.text(tmp_path)
+    logits = text.forward(prompt, last=len(prompt))
     torch.testing.assert_close(logits, hf_logits(model, prompt), atol=TOLERANCE, rtol=0)
 
 
@@ -111,7 +111,7 @@ def test_missing_weight_is_named(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(IpexAssistError, match=r"lacks 9 of 30 weights.*model\.layers\.2\."):
-        tiny_models.decoder(tmp_path)
+        tiny_models.model(tmp_path)
 
 
 def test_wrong_shape_is_refused(tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_wrong_shape_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"intermediate_size": 96', '"intermediate_size": 112'))
     with pytest.raises(IpexAssistError, match=r"\(96, 64\) in the checkpoint and \(112, 64\)"):
-        tiny_models.decoder(tmp_path)
+        tiny_models.model(tmp_path)

@@ -1,15 +1,17 @@
-"""Calibration on decoders with a clock of their own: what is measured, and how long it takes."""
+"""Calibration on models with a clock of their own: what is measured, and how long it takes."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.speculative import calibration
 
 
@@ -23,30 +25,40 @@ class Clock:
         return self.now
 
 
-class TimedDecoder:
-    """A decoder without a model: `seconds` of a pass by its rows."""
-
-    exact_rows = 16
+class TimedModel(Model):
+    """A model without weights: `seconds` of a pass by its rows."""
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float], context: int = 4096) -> None:
         self.clock, self.seconds = clock, seconds
         self.spec: Any = SimpleNamespace(context_length=context, vocab_size=50)
-        self.length = self.capacity = self.passes = 0
+        self.passes = 0
 
-    def reserve(self, tokens: int) -> None:
-        assert tokens <= self.spec.context_length
-        self.capacity, self.length = tokens, 0
+    @property
+    def exact_rows(self) -> int:
+        return 16
+
+    def new_sequence(self, capacity: int) -> CountingSequence:
+        assert capacity <= self.spec.context_length
+        return CountingSequence(capacity)
+
+    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        for each in rows:
+            each.sequence.length += len(each.tokens)  # type: ignore[misc]
+            assert each.sequence.length <= each.sequence.capacity
+        self.clock.now += self.seconds(sum(len(each.tokens) for each in rows))
+        self.passes += 1
+        return torch.zeros(sum(each.last for each in rows), vocabulary or 50)
+
+
+class CountingSequence:
+    """A sequence that holds nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
 
     def truncate(self, length: int) -> None:
         assert length <= self.length
         self.length = length
-
-    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        self.length += len(tokens)
-        assert self.length <= self.capacity, f"{self.length} rows in {self.capacity}"
-        self.clock.now += self.seconds(len(tokens))
-        self.passes += 1
-        return torch.zeros(last, 50)
 
 
 def flat(rows: int) -> float:
@@ -55,16 +67,15 @@ def flat(rows: int) -> float:
 
 
 def test_costs_are_those_of_the_passes() -> None:
-    """Target by rows, draft step, catching up, reading a stretch; both caches empty at the end."""
+    """Target by rows, draft step, catching up, reading a stretch."""
     clock = Clock()
-    target = TimedDecoder(clock, flat)
-    assistant = TimedDecoder(clock, lambda rows: 0.002 + 0.0001 * rows)
+    target = TimedModel(clock, flat)
+    assistant = TimedModel(clock, lambda rows: 0.002 + 0.0001 * rows)
     costs = calibration.calibrate(target, assistant, clock=clock)
     assert costs.verify == pytest.approx([flat(rows) for rows in range(1, 17)])
     assert costs.draft == pytest.approx(0.0021)
     assert costs.rows == pytest.approx([0.002 + 0.0001 * rows for rows in range(1, 17)])
     assert costs.read == pytest.approx(0.0084 / 64)
-    assert (target.length, assistant.length) == (0, 0)
 
 
 def test_noise_makes_no_pass_look_cheaper_than_a_smaller_one() -> None:
@@ -74,7 +85,7 @@ def test_noise_makes_no_pass_look_cheaper_than_a_smaller_one() -> None:
     def noisy(rows: int) -> float:
         return flat(rows) * (generator.uniform(1.5, 4) if generator.random() < 0.33 else generator.uniform(1, 1.04))
 
-    verify = calibration.calibrate(TimedDecoder(clock, noisy), None, clock=clock).verify
+    verify = calibration.calibrate(TimedModel(clock, noisy), None, clock=clock).verify
     assert list(verify) == sorted(verify)
     assert verify == pytest.approx([flat(rows) for rows in range(1, 17)], rel=0.06)
 
@@ -83,8 +94,8 @@ def test_noise_makes_no_pass_look_cheaper_than_a_smaller_one() -> None:
 def test_time_is_bounded(one: float, most: float) -> None:
     """Small models get many passes; of a huge one only what a line through two points needs."""
     clock = Clock()
-    target = TimedDecoder(clock, lambda rows: one * (1 + 0.01 * rows))
-    assistant = TimedDecoder(clock, lambda rows: one / 5 * (1 + 0.01 * rows))
+    target = TimedModel(clock, lambda rows: one * (1 + 0.01 * rows))
+    assistant = TimedModel(clock, lambda rows: one / 5 * (1 + 0.01 * rows))
     costs = calibration.calibrate(target, assistant, clock=clock)
     assert clock.now <= most
     assert costs.verify[0] == pytest.approx(one * 1.01)
@@ -94,7 +105,7 @@ def test_time_is_bounded(one: float, most: float) -> None:
 def test_a_context_of_few_tokens() -> None:
     """No pass is longer than what the model can hold."""
     clock = Clock()
-    costs = calibration.calibrate(TimedDecoder(clock, flat, 12), TimedDecoder(clock, flat, 16), clock=clock)
+    costs = calibration.calibrate(TimedModel(clock, flat, 12), TimedModel(clock, flat, 16), clock=clock)
     assert costs.verify == pytest.approx([flat(rows) for rows in range(1, 5)])
     assert costs.draft == pytest.approx(flat(1))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import PRECISIONS
 from decoding import GREEDY, NEW, PROMPT, run, tokens_of
 from drafts import SCRIPTS, ScriptedDraft
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model, Rows, Sequence
 from ipex_assist.speculative import decode as decode_module
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
@@ -30,8 +31,8 @@ def test_assisted_equals_plain(variant: str, executor: str, precision: str, tmp_
     """Every script and a second random model, k from 1 to 8: a wrong rollback or a row that feels its neighbours."""
     tiny_models.save(tmp_path / "target", variant)
     tiny_models.save(tmp_path / "assistant", variant, seed=1)
-    target = tiny_models.decoder(tmp_path / "target", executor, precision)
-    assistant = tiny_models.decoder(tmp_path / "assistant", executor, precision, exact=False)
+    target = tiny_models.model(tmp_path / "target", executor, precision)
+    assistant = tiny_models.model(tmp_path / "assistant", executor, precision, exact=False)
     plain = tokens_of(run(target))
     for k in range(1, 9):
         for name in list(SCRIPTS)[k % 2 :: 2]:  # two of the four scripts for each k, all four for each parity
@@ -52,8 +53,8 @@ def test_every_source_and_schedule_equals_plain(variant: str, executor: str, pre
     """Texts that repeat, so that copies are proposed; drafts of several lengths, thresholds, windows and pauses."""
     tiny_models.save(tmp_path / "target", variant)
     tiny_models.save(tmp_path / "assistant", variant, seed=1)
-    target = tiny_models.decoder(tmp_path / "target", executor, precision)
-    assistant = tiny_models.decoder(tmp_path / "assistant", executor, precision, exact=False)
+    target = tiny_models.model(tmp_path / "target", executor, precision)
+    assistant = tiny_models.model(tmp_path / "assistant", executor, precision, exact=False)
     prompt = (PROMPT[:7] * 4)[:26]
     plain = tokens_of(run(target, prompt=prompt, new=60))
 
@@ -81,7 +82,7 @@ def test_every_source_and_schedule_equals_plain(variant: str, executor: str, pre
 def test_a_model_assists_itself_without_a_miss(tmp_path: Path) -> None:
     """Its own copy as the draft is always right: every round brings k + 1 tokens, so no cached row was wrong."""
     tiny_models.save(tmp_path, "llama")
-    target, copy = tiny_models.decoder(tmp_path), tiny_models.decoder(tmp_path)
+    target, copy = tiny_models.model(tmp_path), tiny_models.model(tmp_path)
     draft = AssistantModel(copy, GREEDY, torch.Generator(), tiny_models.VOCAB)
     rounds = run(target, draft, k=4, new=41)
     assert [round_.accepted for round_ in rounds[1:]] == [4] * 8
@@ -91,7 +92,7 @@ def test_a_model_assists_itself_without_a_miss(tmp_path: Path) -> None:
 def test_round_counts_what_was_accepted(tmp_path: Path) -> None:
     """Accepted counts come from the verification, and the draft hears the same numbers."""
     tiny_models.save(tmp_path, "llama")
-    target = tiny_models.decoder(tmp_path)
+    target = tiny_models.model(tmp_path)
     plain = tokens_of(run(target))
     draft = ScriptedDraft(PROMPT + plain, lambda i: i == len(PROMPT) + 3, tiny_models.VOCAB)
     rounds = run(target, draft, k=4)
@@ -104,7 +105,7 @@ def test_round_counts_what_was_accepted(tmp_path: Path) -> None:
 def test_never_more_than_max_new_tokens(new: int, tmp_path: Path) -> None:
     """The limit falls inside a round: exactly so many tokens, and the same as plain."""
     tiny_models.save(tmp_path, "llama")
-    target = tiny_models.decoder(tmp_path)
+    target = tiny_models.model(tmp_path)
     plain = tokens_of(run(target))
     draft = ScriptedDraft(PROMPT + plain, SCRIPTS["always right"], tiny_models.VOCAB)
     assert tokens_of(run(target, draft, k=5, new=new)) == plain[:new]
@@ -114,7 +115,7 @@ def test_never_more_than_max_new_tokens(new: int, tmp_path: Path) -> None:
 def test_short_prompts(length: int, tmp_path: Path) -> None:
     """A prompt of one token, and lengths around the row count where the prompt path begins."""
     tiny_models.save(tmp_path, "llama")
-    target = tiny_models.decoder(tmp_path)
+    target = tiny_models.model(tmp_path)
     prompt = PROMPT[:length]
     plain = tokens_of(run(target, prompt=prompt))
     draft = ScriptedDraft(prompt + plain, SCRIPTS["wrong every third"], tiny_models.VOCAB)
@@ -125,7 +126,7 @@ def test_short_prompts(length: int, tmp_path: Path) -> None:
 def test_context_to_its_last_position(variant: str, tmp_path: Path) -> None:
     """Padding rows beyond the last position must neither crash a learned table nor change a row."""
     tiny_models.save(tmp_path, variant)
-    target = tiny_models.decoder(tmp_path, tokens=128)
+    target = tiny_models.model(tmp_path)
     new = target.spec.context_length - len(PROMPT)
     plain = tokens_of(run(target, new=new))
     assert len(plain) == new
@@ -137,8 +138,8 @@ def test_a_draft_with_a_shorter_context_stops_drafting(tmp_path: Path) -> None:
     """Past the assistant's context the target goes on alone."""
     tiny_models.save(tmp_path / "target", "opt")
     tiny_models.save(tmp_path / "assistant", "opt", seed=1, max_position_embeddings=32)
-    target = tiny_models.decoder(tmp_path / "target")
-    assistant = tiny_models.decoder(tmp_path / "assistant", tokens=32)
+    target = tiny_models.model(tmp_path / "target")
+    assistant = tiny_models.model(tmp_path / "assistant")
     plain = tokens_of(run(target))
     rounds = run(target, AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB), k=4)
     assert tokens_of(rounds) == plain
@@ -149,7 +150,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting(tmp_path: Path) -> None:
 def test_repetition_penalty_sees_drafted_tokens(tmp_path: Path) -> None:
     """Each verified row is penalised for the drafted tokens before it, as plain decoding would have been."""
     tiny_models.save(tmp_path, "llama")
-    target, copy = tiny_models.decoder(tmp_path), tiny_models.decoder(tmp_path)
+    target, copy = tiny_models.model(tmp_path), tiny_models.model(tmp_path)
     penalty = Sampling(repetition_penalty=1.8)
     plain = tokens_of(run(target, sampling=penalty))
     assert plain != tokens_of(run(target)), "the penalty changes nothing here, so nothing is tested"
@@ -163,8 +164,8 @@ def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
     """Targets pad their vocabulary further than assistants do; such a token must not crash the draft."""
     tiny_models.save(tmp_path / "target", "llama")
     tiny_models.save(tmp_path / "assistant", "llama", seed=1, vocab_size=tiny_models.VOCAB - 20)
-    target = tiny_models.decoder(tmp_path / "target")
-    assistant = tiny_models.decoder(tmp_path / "assistant", exact=False)
+    target = tiny_models.model(tmp_path / "target")
+    assistant = tiny_models.model(tmp_path / "assistant", exact=False)
     assert max(PROMPT) >= tiny_models.VOCAB - 20
     plain = tokens_of(run(target))
     for sampling in (GREEDY, Sampling(do_sample=True, seed=0)):
@@ -184,29 +185,26 @@ class Clock:
         return self.now
 
 
-class Timed:
-    """A decoder whose passes take a given time, so that costs are known on any machine."""
+class Timed(Model):
+    """A model whose passes take a given time, so that costs are known on any machine."""
 
-    def __init__(self, decoder: Decoder, clock: Clock, seconds: float, row: float) -> None:
-        self.decoder, self.clock, self.seconds, self.row = decoder, clock, seconds, row
-        self.spec, self.exact_rows = decoder.spec, decoder.exact_rows
+    def __init__(self, model: Model, clock: Clock, seconds: float, row: float) -> None:
+        self.model, self.clock, self.seconds, self.row = model, clock, seconds, row
+        self.spec = model.spec
         self.slower: Callable[[], float] = lambda: 1.0
 
     @property
-    def length(self) -> int:
-        return self.decoder.length
+    def exact_rows(self) -> int:
+        return self.model.exact_rows
 
-    def reserve(self, tokens: int) -> None:
-        self.decoder.reserve(tokens)
+    def new_sequence(self, capacity: int) -> Sequence:
+        return self.model.new_sequence(capacity)
 
-    def truncate(self, length: int) -> None:
-        self.decoder.truncate(length)
-
-    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        seconds = self.seconds + self.row * len(tokens)
+    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        seconds = self.seconds + self.row * sum(len(each.tokens) for each in rows)
         self.clock.undisturbed += seconds
         self.clock.now += seconds * self.slower()
-        return self.decoder.forward(tokens, last)
+        return self.model.forward(rows, vocabulary)
 
 
 @pytest.mark.parametrize("step", [0.0005, 0.002, 0.006])
@@ -223,12 +221,11 @@ def test_an_assistant_that_is_always_wrong_costs_three_percent(
     monkeypatch.setattr(decode_module, "time", clock)
     tiny_models.save(tmp_path / "target", "llama")
     tiny_models.save(tmp_path / "assistant", "llama", seed=1)
-    target = Timed(tiny_models.decoder(tmp_path / "target", tokens=128), clock, 0.008, 0.0002)
-    assistant = Timed(tiny_models.decoder(tmp_path / "assistant", tokens=128, exact=False), clock, step, 0.0002)
+    target = Timed(tiny_models.model(tmp_path / "target"), clock, 0.008, 0.0002)
+    assistant = Timed(tiny_models.model(tmp_path / "assistant", exact=False), clock, step, 0.0002)
     costs = calibrate(target, assistant, clock=clock.perf_counter)
-    for decoder in (target, assistant):
-        decoder.reserve(128)
-        decoder.slower = lambda: 1 + noise * generator.random()
+    for model in (target, assistant):
+        model.slower = lambda: 1 + noise * generator.random()
 
     def seconds(assisted: bool) -> float:
         draft = AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB) if assisted else None

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
@@ -116,8 +116,8 @@ def pair(tmp_path: Path) -> Path:
 
 
 def assistant(folder: Path, executor: str, **options: Any) -> AssistantModel:
-    decoder = tiny_models.decoder(folder / "two", executor, "fp32", exact=False)
-    return AssistantModel(decoder, GREEDY, torch.Generator(), tiny_models.VOCAB, **options)
+    model = tiny_models.model(folder / "two", executor, "fp32", exact=False)
+    return AssistantModel(model, GREEDY, torch.Generator(), tiny_models.VOCAB, **options)
 
 
 TEXT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29, 33, 4, 80]
@@ -160,8 +160,8 @@ def test_least_ends_behind_an_unsure_token(pair: Path, executor: str) -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(do_sample=True, top_k=0), Sampling(repetition_penalty=1.3)])
 def test_a_narrow_vocabulary(pair: Path, executor: str, sampling: Sampling) -> None:
     """Only its first tokens are drafted, though the text has others; distributions are padded with zeros."""
-    decoder = tiny_models.decoder(pair / "two", executor, "fp32", exact=False)
-    source = AssistantModel(decoder, sampling, torch.Generator().manual_seed(0), tiny_models.VOCAB, 40)
+    model = tiny_models.model(pair / "two", executor, "fp32", exact=False)
+    source = AssistantModel(model, sampling, torch.Generator().manual_seed(0), tiny_models.VOCAB, 40)
     proposal = source.propose(TEXT, 8)
     assert len(proposal.tokens) == 8
     assert max(proposal.tokens) < 40
@@ -175,13 +175,13 @@ def test_a_narrow_vocabulary(pair: Path, executor: str, sampling: Sampling) -> N
 @pytest.mark.parametrize("vocabulary", [1, 16, 37, 100, 159, 160, 500])
 def test_the_cores_narrow_head_has_the_full_heads_bits(pair: Path, precision: str, vocabulary: int) -> None:
     """Columns divided over the threads in another way are the same columns, and so is their maximum."""
-    decoder: Any = tiny_models.decoder(pair / "two", "native", precision)
-    full = decoder.forward(TEXT, last=3)
-    decoder.truncate(0)
-    narrow = decoder.forward(TEXT, last=3, vocabulary=vocabulary)
+    text = tiny_models.text(pair / "two", "native", precision)
+    full = text.forward(TEXT, last=3)
+    text.truncate(0)
+    narrow = text.forward(TEXT, last=3, vocabulary=vocabulary)
     assert torch.equal(narrow, full[:, :vocabulary])
-    decoder.truncate(0)
-    tokens, confidence = decoder.draft(TEXT, 1, vocabulary)
+    text.truncate(0)
+    tokens, confidence = text.draft(TEXT, 1, vocabulary=vocabulary)
     assert tokens == [int(narrow[-1].argmax())]
     assert confidence[0] == pytest.approx(float(torch.softmax(narrow[-1], -1).max()), rel=1e-4)
 
@@ -226,10 +226,10 @@ def test_pieces_go_there_and_back(text: str) -> None:
 def test_universal_drafts_the_text_that_the_assistant_would_write(folders: Path) -> None:
     """Its own tokens of the same text give the same continuation, and a repeated call continues from its cache."""
     target, other = checkpoint_files.tiny_tokenizer(), words()
-    decoder = tiny_models.decoder(folders / "other", tokens=128, exact=False)
-    source = UniversalAssistant(decoder, other, target, checkpoint_files.VOCAB_SIZE, 128)
+    model = tiny_models.model(folders / "other", exact=False)
+    source = UniversalAssistant(model, other, target, checkpoint_files.VOCAB_SIZE, 128)
     ids = Pieces(other).first_tokens(PROMPT)
-    alone = tiny_models.decoder(folders / "other", tokens=128, exact=False)
+    alone = tiny_models.text(folders / "other", tokens=128, exact=False)
     drafted: list[int] = []
     pending = ids
     for _ in range(4):
@@ -278,12 +278,11 @@ def test_every_name_gives_the_targets_text(folders: Path, name: str, schedule: s
 def test_the_targets_copy_shares_its_embedding(folders: Path) -> None:
     """Of the copy's own table no page is written; its drafts are those of a copy with a table of its own."""
     model: Any = ipex_assist.load(str(folders / "target"), "self", executor="native")
-    alone: Any = load_decoder(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
+    alone: Any = load_model(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
     tokens = model.tokenizer(PROMPT)["input_ids"]
-    for decoder in (model.assistant, alone):
-        decoder.reserve(80)
-    assert torch.equal(model.assistant.forward(tokens), alone.forward(tokens))
-    image, whole = bytes(model.assistant.model.image()), bytes(alone.model.image())
+    ours, expected = (tiny_models.Text(each).forward(tokens) for each in (model.assistant, alone))
+    assert torch.equal(ours, expected)
+    image, whole = bytes(model.assistant.packed.image()), bytes(alone.packed.image())
     table = checkpoint_files.VOCAB_SIZE * 64 * 2
     assert len(image) == len(whole)
     assert image.count(0) > whole.count(0) + 0.9 * table

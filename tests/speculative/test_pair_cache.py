@@ -245,12 +245,12 @@ def test_interrupting_a_round_that_runs(tmp_path: Path) -> None:
     folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "model")
     model: Any = ipex_assist.load(str(folder), None, executor="torch", precision="fp32")
     generation = model.stream("the cat", max_new_tokens=24)
-    forward = model.decoder.forward
+    forward = model.target.forward
 
     def interrupted(*args: Any, **options: Any) -> Any:
         generation.interrupt()
         return forward(*args, **options)
 
-    model.decoder.forward = interrupted
+    model.target.forward = interrupted
     assert list(generation) == []
     assert generation.result().stop_reason == "interrupted"

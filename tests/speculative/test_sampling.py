@@ -1,4 +1,4 @@
-"""Sampling filters against transformers' own logits processors, and the whole assisted sampler on a real decoder."""
+"""Sampling filters against transformers' own logits processors, and the whole assisted sampler on a real model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ipex_assist.executors.interface import Decoder
+from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.decode import decode
 from ipex_assist.speculative.draft import DraftSource
@@ -80,15 +80,16 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     small = {"vocab_size": 12, "num_hidden_layers": 1}
     tiny_models.save(tmp_path / "target", "llama", **small)
     tiny_models.save(tmp_path / "assistant", "llama", seed=1, **small)
-    target, assistant = (tiny_models.decoder(tmp_path / name, tokens=16) for name in ("target", "assistant"))
+    target, assistant = (tiny_models.model(tmp_path / name) for name in ("target", "assistant"))
     prompt = [3, 7, 1]
+    text = tiny_models.Text(target)
 
     # The second token's distribution, summed over all first tokens, from the target alone.
-    first = sampling.probabilities(target.forward(prompt))[0]
+    first = sampling.probabilities(text.forward(prompt))[0]
     expected = torch.zeros(12)
     for token in range(12):
-        target.truncate(3)
-        expected += first[token] * sampling.probabilities(target.forward([token]))[0]
+        text.truncate(3)
+        expected += first[token] * sampling.probabilities(text.forward([token]))[0]
 
     generator = torch.Generator().manual_seed(5)
     counts, accepted = torch.zeros(12), 0
@@ -135,41 +136,39 @@ def letters(order: str, pairs: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def universal(decoder: Decoder) -> DraftSource:
+def universal(model: Model) -> DraftSource:
     """The assistant writes the target's letters under other numbers, and has tokens of two."""
-    return UniversalAssistant(
-        decoder, letters("lkjihgf\n", ["lk", "ji", "hg", "fl"]), letters("abcdefghijkl\n"), 12, 60
-    )
+    return UniversalAssistant(model, letters("lkjihgf\n", ["lk", "ji", "hg", "fl"]), letters("abcdefghijkl\n"), 12, 60)
 
 
 SAMPLED = Sampling(do_sample=True, top_k=0, temperature=0.8)
-SOURCES: dict[str, Callable[[Decoder, torch.Generator], DraftSource]] = {
-    "self": lambda decoder, generator: AssistantModel(decoder, SAMPLED, generator, 12),
-    "model": lambda decoder, generator: AssistantModel(decoder, SAMPLED, generator, 12),
-    "narrow": lambda decoder, generator: AssistantModel(decoder, SAMPLED, generator, 12, 7),
-    "universal": lambda decoder, generator: universal(decoder),
-    "lookup": lambda decoder, generator: PromptLookup(),
-    "lookup+model": lambda decoder, generator: LookupFirst(
-        PromptLookup(), AssistantModel(decoder, SAMPLED, generator, 12), 3
+SOURCES: dict[str, Callable[[Model, torch.Generator], DraftSource]] = {
+    "self": lambda model, generator: AssistantModel(model, SAMPLED, generator, 12),
+    "model": lambda model, generator: AssistantModel(model, SAMPLED, generator, 12),
+    "narrow": lambda model, generator: AssistantModel(model, SAMPLED, generator, 12, 7),
+    "universal": lambda model, generator: universal(model),
+    "lookup": lambda model, generator: PromptLookup(),
+    "lookup+model": lambda model, generator: LookupFirst(
+        PromptLookup(), AssistantModel(model, SAMPLED, generator, 12), 3
     ),
 }
 
 
 @pytest.fixture(scope="module")
-def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Decoder, Decoder]:
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model, Model]:
     """Of 12 tokens: a target, another model, and the target in few bits."""
     folder = tmp_path_factory.mktemp("small")
     for seed, name in enumerate(("target", "assistant")):
         tiny_models.save(folder / name, "llama", seed=seed, vocab_size=12, num_hidden_layers=1)
-    target = tiny_models.decoder(folder / "target", tokens=40)
-    assistant = tiny_models.decoder(folder / "assistant", tokens=60, exact=False)
+    target = tiny_models.model(folder / "target")
+    assistant = tiny_models.model(folder / "assistant", exact=False)
     few_bits = ("native", "int4") if HAS_NATIVE else ("torch", "bf16")
-    return target, assistant, tiny_models.decoder(folder / "target", *few_bits, tokens=40, exact=False)
+    return target, assistant, tiny_models.model(folder / "target", *few_bits, exact=False)
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_with_thresholds_keeps_the_distribution(
-    name: str, small_models: tuple[Decoder, Decoder, Decoder]
+    name: str, small_models: tuple[Model, Model, Model]
 ) -> None:
     """Second and third tokens against all their probabilities, over 1,500 texts.
 
@@ -177,16 +176,16 @@ def test_every_source_with_thresholds_keeps_the_distribution(
     """
     target, assistant = small_models[0], small_models[2 if name == "self" else 1]
     prompt = [11, *(token for other in range(12) for token in (other, 11))]  # any first token makes a match for lookup
-    target.truncate(0)
-    first = SAMPLED.probabilities(target.forward(prompt))[0]
+    text = tiny_models.Text(target)
+    first = SAMPLED.probabilities(text.forward(prompt))[0]
     second, third = torch.zeros(12), torch.zeros(12)
     for one in range(12):
-        target.truncate(len(prompt))
-        chances = first[one] * SAMPLED.probabilities(target.forward([one]))[0]
+        text.truncate(len(prompt))
+        chances = first[one] * SAMPLED.probabilities(text.forward([one]))[0]
         second += chances
         for two in range(12):
-            target.truncate(len(prompt) + 1)
-            third += chances[two] * SAMPLED.probabilities(target.forward([two]))[0]
+            text.truncate(len(prompt) + 1)
+            third += chances[two] * SAMPLED.probabilities(text.forward([two]))[0]
 
     generator = torch.Generator().manual_seed(11)
     seconds, thirds, accepted = torch.zeros(12), torch.zeros(12), 0

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections import abc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import attend_prompt, attend_rows, causal_mask
+from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens
 from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rope import RotaryTable, rotate
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.weights import Layer, Weights
 from ipex_assist.models.spec import DecoderSpec
+
+# Passes of all models take turns: each has all of torch's threads for itself, and two at a time would share cores.
+_turn = threading.Lock()
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
@@ -36,8 +43,21 @@ class Stretch:
     step: bool
 
 
-class TorchDecoder:
-    """A Decoder (see executors/interface.py) of PyTorch operators.
+class TorchSequence:
+    """A Sequence (see executors/interface.py) in tensors, with room for the padding rows behind its tokens."""
+
+    def __init__(self, model: TorchModel, capacity: int) -> None:
+        self.model, self.capacity, self.length = model, capacity, 0
+        self.cache = KVCache(model.spec, model.rows_of(capacity), model.kernels.dtype)
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from `length` on."""
+        assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
+        self.length = length
+
+
+class TorchModel(Model):
+    """A Model (see executors/interface.py) of PyTorch operators; sequences run one after the other.
 
     Two paths lead through the same layers. A prompt passes in chunks. A decode step of up to 16 rows is padded to a
     row count of the plan, and attends to a whole number of the plan's key blocks, so that each of its rows meets the
@@ -47,84 +67,80 @@ class TorchDecoder:
     def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, plan: RowPlan) -> None:
         self.spec, self.weights, self.kernels, self.plan = spec, weights, kernels, plan
         self.activation = _ACTIVATIONS[spec.activation]
-        self.cache = KVCache(spec, 0, kernels.dtype)
-        self.rotary: RotaryTable | None = None
-
-    @property
-    def length(self) -> int:
-        """Rows in the cache."""
-        return self.cache.length
+        self.rotary = RotaryTable(spec, kernels.dtype) if spec.rope is not None else None
 
     @property
     def exact_rows(self) -> int:
         """Rows of the longest single pass of a decode step."""
         return self.plan.sizes[-1]
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` tokens and for the padding rows behind them; empties the cache."""
-        capacity = self.plan.key_length(tokens + self.plan.sizes[-1])
-        if capacity > self.cache.capacity:
-            self.cache = KVCache(self.spec, capacity, self.kernels.dtype)
-            if self.spec.rope is not None:
-                self.rotary = RotaryTable(self.spec, capacity, self.kernels.dtype)
-        self.cache.length = 0
+    def new_sequence(self, capacity: int) -> TorchSequence:
+        """An empty sequence with room for `capacity` tokens."""
+        if self.rotary is not None:
+            self.rotary.reach(self.rows_of(capacity))
+        try:
+            return TorchSequence(self, capacity)
+        except RuntimeError as error:
+            raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
 
-    def truncate(self, length: int) -> None:
-        """Forget all rows from `length` on."""
-        self.cache.truncate(length)
+    def rows_of(self, capacity: int) -> int:
+        """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding behind them."""
+        return self.plan.key_length(capacity + self.plan.sizes[-1])
 
     @torch.inference_mode()
-    def forward(self, tokens: Sequence[int], last: int = 1) -> torch.Tensor:
-        """Append `tokens`; logits (last, vocab) of the last `last`. Rows beyond `reserve` are our own bug."""
-        start, count = self.cache.length, len(tokens)
-        assert 0 < last <= count, f"{last} of {count} rows"
-        assert start + count <= self.cache.capacity, f"{start} + {count} rows in a cache of {self.cache.capacity}"
+    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
+        assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
+        logits = [part for each in rows for part in self._append(*each)]
+        if not logits:
+            return torch.empty(0, min(vocabulary or self.spec.vocab_size, self.spec.vocab_size))
+        return (logits[0] if len(logits) == 1 else torch.cat(logits))[:, :vocabulary]
+
+    def _append(self, sequence: Sequence, tokens: Tokens, last: int) -> Iterator[torch.Tensor]:
+        """One sequence's tokens in passes; logits of the last `last` rows, in parts."""
+        assert isinstance(sequence, TorchSequence), f"a sequence of {type(sequence).__name__}"
+        assert sequence.model is self, "a sequence of another model"
+        start, count = sequence.length, len(tokens)
+        assert 0 <= last <= count, f"{last} of {count} rows"
+        assert start + count <= sequence.capacity, f"{start} + {count} tokens in a sequence of {sequence.capacity}"
         prompt_length = count if start == 0 else None
         prompt = start == 0 and count > self.exact_rows
-        outputs = []
         steps = self._chunks(count) if prompt else self.plan.split(count)
         done = 0
         for rows, padded in steps:
             chunk = list(tokens[done : done + rows])
             wanted = min(rows, max(0, last - (count - done - rows)))
-            hidden = self._pass(chunk, padded, prompt_length)
-            if wanted:
+            with _turn:
+                hidden = self._pass(sequence, chunk, padded, prompt_length)
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
-                hidden = hidden if padded else hidden[rows - wanted : rows]
-                logits = self.head(hidden)
-                outputs.append(logits[rows - wanted : rows] if padded else logits)
-            self.cache.length += rows
+                logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None
+            sequence.length += rows
             done += rows
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            if logits is not None:
+                yield logits[rows - wanted : rows] if padded else logits
 
     @staticmethod
     def _chunks(count: int) -> list[tuple[int, int]]:
         return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
 
-    def _pass(self, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
+    def _pass(self, sequence: TorchSequence, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
         """All layers over one stretch of rows; `padded` is the row count of a decode step, 0 in a prompt."""
-        start = self.cache.length
+        start = sequence.length
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self.embed(torch.tensor(tokens), start)
         stretches: dict[int | None, Stretch] = {}
         for index, layer in enumerate(self.weights.layers):
             window = self.spec.window(index)
             if window not in stretches:
-                stretches[window] = self.stretch(start, len(tokens), window, padded > 0, self.rotary, prompt_length)
-            x = self.layer(x, layer, index, self.cache, stretches[window])
+                stretches[window] = self.stretch(start, len(tokens), window, padded > 0, prompt_length)
+            x = self.layer(x, layer, index, sequence.cache, stretches[window])
         return x
 
     def stretch(
-        self,
-        start: int,
-        rows: int,
-        window: int | None,
-        step: bool,
-        rotary: RotaryTable | None,
-        prompt_length: int | None = None,
+        self, start: int, rows: int, window: int | None, step: bool, prompt_length: int | None = None
     ) -> Stretch:
         """What layers with this window need to know about `rows` rows from position `start` on."""
-        angles = rotary.rows(start, rows, prompt_length) if rotary else None
+        angles = self.rotary.rows(start, rows, prompt_length) if self.rotary is not None else None
         return Stretch(start, angles, self._mask(start, rows, window, step), step)
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:

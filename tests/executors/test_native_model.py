@@ -1,4 +1,4 @@
-"""The native decoder: a row's bits do not depend on what runs beside it, and drafting is decoding."""
+"""The native model: a row's bits do not depend on what runs beside it, and drafting is decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipex_assist.executors.choose import resolve_executor
-from ipex_assist.executors.native import FEW_ROWS, NativeDecoder, NativeSequence
+from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.native import FEW_ROWS, NativeModel, NativeSequence
 from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, read_bandwidth, unavailable
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
@@ -57,26 +58,30 @@ _folders: list[object] = []
 
 
 @functools.cache
-def decoder(variant: str, precision: str, threads: int = 1) -> NativeDecoder:
+def loaded(variant: str, precision: str, threads: int = 1) -> NativeModel:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
-        made = tiny_models.decoder(folder(variant), "native", precision, tokens=700)
-    assert isinstance(made, NativeDecoder)
-    assert made.model.pool.threads == threads
+        made = tiny_models.model(folder(variant), "native", precision)
+    assert isinstance(made, NativeModel)
+    assert made.packed.pool.threads == threads
     return made
+
+
+def text(variant: str, precision: str, threads: int = 1) -> tiny_models.Text:
+    return tiny_models.Text(loaded(variant, precision, threads), 700)
 
 
 @functools.cache
 def sequences(variant: str, precision: str) -> tuple[list[NativeSequence], list[torch.Tensor]]:
     """One sequence of each of LENGTHS, and the logits of the rows that follow it, each alone in its pass."""
-    model = decoder(variant, precision)
+    model = loaded(variant, precision)
     made, alone = [], []
     for length in LENGTHS:
         sequence = model.new_sequence(length + FOLLOWING)
-        model.forward_rows([(sequence, token) for token in tokens(length)])
-        rows = [model.forward_rows([(sequence, token)]) for token in tokens(FOLLOWING, length)]
+        for token in tokens(length):
+            model.extend(sequence, [token])
         made.append(sequence)
-        alone.append(torch.cat(rows))
+        alone.append(torch.cat([model.extend(sequence, [token]) for token in tokens(FOLLOWING, length)]))
     return made, alone
 
 
@@ -89,21 +94,22 @@ def sequences(variant: str, precision: str) -> tuple[list[NativeSequence], list[
 @given(data=st.data())
 def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: st.DataObject) -> None:
     """Rows of up to four sequences in passes of any grouping: a sum whose order follows the rows beside it."""
-    model = decoder(variant, precision)
+    model = loaded(variant, precision)
     made, alone = sequences(variant, precision)
     for sequence, length in zip(made, LENGTHS, strict=True):
         sequence.length = length
     for _ in range(data.draw(st.integers(1, 4), label="passes")):
-        rows: list[tuple[NativeSequence, int]] = []
-        expected = []
+        rows, expected = [], []
         for index in data.draw(st.permutations(range(len(LENGTHS))), label="order"):
             done = made[index].length - LENGTHS[index]
-            count = data.draw(st.integers(0, min(FOLLOWING - done, FEW_ROWS - len(rows))), label="rows")
+            count = data.draw(st.integers(0, FOLLOWING - done), label="rows")
+            last = data.draw(st.integers(0, count), label="wanted")
             following = tokens(FOLLOWING, LENGTHS[index])[done : done + count]
-            rows += [(made[index], token) for token in following]
-            expected.append(alone[index][done : done + count])
+            if following:
+                rows.append(Rows(made[index], following, last))
+                expected.append(alone[index][done + count - last : done + count])
         if rows:
-            assert torch.equal(model.forward_rows(rows), torch.cat(expected))
+            assert torch.equal(model.forward(rows), torch.cat(expected))
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m"])
@@ -113,7 +119,7 @@ def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str)
     prompt, following = tokens(270), tokens(FEW_ROWS, 1)
     first: list[torch.Tensor] = []
     for threads in (1, 2, 3, 4):
-        model = decoder(variant, precision, threads)
+        model = text(variant, precision, threads)
         model.truncate(0)
         read = model.forward(prompt, last=40)
         step = model.forward(following[:1])
@@ -128,7 +134,7 @@ def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_prompt_is_its_rows(variant: str, precision: str) -> None:
     """A long prompt's own path against decoding it token by token: another order of sums, but the same mathematics."""
-    model = decoder(variant, precision)
+    model = text(variant, precision)
     prompt = tokens(300, 2)
     model.truncate(0)
     whole = model.forward(prompt, last=300)
@@ -143,7 +149,7 @@ def test_fewer_bits_stay_near_fp32(variant: str) -> None:
     prompt = tokens(40, 3)
     logits = {}
     for precision in PRECISIONS:
-        model = decoder(variant, precision)
+        model = text(variant, precision)
         model.truncate(0)
         logits[precision] = torch.cat((model.forward(prompt, last=40), model.forward(tokens(9, 4), last=9)))
     errors = {precision: relative(logits[precision], logits["fp32"]) for precision in PRECISIONS}
@@ -167,7 +173,7 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("length", [1, 16, 17, 250, 280])
 def test_draft_is_greedy_decoding(variant: str, precision: str, length: int) -> None:
     """The tokens of single steps, their softmax, and a cache that goes on from there: after short and long prompts."""
-    model, prompt, count = decoder(variant, precision), tokens(length, 5), 12
+    model, prompt, count = text(variant, precision), tokens(length, 5), 12
     model.truncate(0)
     if length > 1:
         model.forward(prompt[:-1])
@@ -190,7 +196,7 @@ def test_draft_is_greedy_decoding(variant: str, precision: str, length: int) -> 
 
 def test_draft_stops_behind_an_unlikely_token() -> None:
     """`min_confidence` saves passes over tokens nobody will accept; the token that fell below it is still given."""
-    model, prompt = decoder("qwen3", "bf16"), tokens(30, 6)
+    model, prompt = text("qwen3", "bf16"), tokens(30, 6)
     model.truncate(0)
     drafted, probabilities = model.draft(prompt, 16)
     assert len(drafted) == 16
@@ -208,19 +214,19 @@ def test_draft_stops_behind_an_unlikely_token() -> None:
 
 def test_drafting_goes_on_after_a_rejection() -> None:
     """Rounds of drafting and rolling back leave the cache as plain decoding would have it."""
-    model, text = decoder("llama", "int8"), tokens(20, 7)
+    model, written = text("llama", "int8"), tokens(20, 7)
     model.truncate(0)
     for accepted in (0, 3, 1, 4):
-        drafted, _ = model.draft(text[model.length :], 4)
-        text = [*text, *drafted[:accepted], 7]
-        model.truncate(min(model.length, len(text) - 1))
-    rest = text[model.length :]
+        drafted, _ = model.draft(written[model.length :], 4)
+        written = [*written, *drafted[:accepted], 7]
+        model.truncate(min(model.length, len(written) - 1))
+    rest = written[model.length :]
     assert rest
     after = model.forward(rest)
     model.truncate(0)
-    model.forward(text[:19])
-    for start in range(19, len(text)):
-        expected = model.forward(text[start : start + 1])
+    model.forward(written[:19])
+    for start in range(19, len(written)):
+        expected = model.forward(written[start : start + 1])
     assert torch.equal(after, expected)
 
 
@@ -237,7 +243,7 @@ def test_lower_levels_compute_the_same(level: str, monkeypatch: pytest.MonkeyPat
         if limit and instruction_set() != level:
             pytest.skip(f"this processor has no {level}")
         for precision in PRECISIONS:
-            model = tiny_models.decoder(folder("llama"), "native", precision, tokens=100)
+            model = tiny_models.text(folder("llama"), "native", precision, tokens=100)
             decode[limit, precision] = torch.cat((model.forward(prompt), model.forward(tokens(5, 9), last=5)))
     for precision in PRECISIONS:
         bound = 1e-5 if precision == "fp32" else 0.02
@@ -270,7 +276,7 @@ from pathlib import Path
 import torch
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors import native_loading
-from ipex_assist.executors.load import load_decoder
+from ipex_assist.executors.load import load_model
 from ipex_assist.native.library import shared_pool
 
 def threads():
@@ -285,13 +291,13 @@ torch.ones(8, 8) @ torch.ones(8, 8)
 mask, before = sorted(os.sched_getaffinity(0)), threads()
 cpus = (mask * 2)[:2]
 native_loading.planned_pool = lambda: shared_pool(2, cpus)
-decoder = load_decoder(open_checkpoint(sys.argv[1]), sys.argv[2], "native")
-decoder.reserve(100)
+model = load_model(open_checkpoint(sys.argv[1]), sys.argv[2], "native")
+sequence = model.new_sequence(100)
 unbound = True
 for step in range(8):
-    decoder.forward([3] * 40 if step == 0 else [step])
+    model.extend(sequence, [3] * 40 if step == 0 else [step])
     unbound &= sorted(os.sched_getaffinity(0)) == mask
-decoder.draft([5], 8)
+model.draft(sequence, [5], 8)
 added = {task: mask for task, mask in threads().items() if task not in before}
 print(json.dumps({"added": list(added.values()), "cpus": [str(cpu) for cpu in cpus], "unbound": unbound,
                   "after": sorted(os.sched_getaffinity(0)) == mask}))
@@ -324,7 +330,7 @@ def test_the_core_has_no_openmp() -> None:
 
 def test_a_pool_without_work_sleeps() -> None:
     """Between passes its threads give their processors back: torch, the tokenizer and other processes need them."""
-    model = decoder("llama", "bf16", 4)
+    model = text("llama", "bf16", 4)
     model.truncate(0)
     model.forward([1, 2, 3])
     time.sleep(0.05)

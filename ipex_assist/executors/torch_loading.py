@@ -1,0 +1,38 @@
+"""A model on PyTorch's operators, or on IPEX's kernels among them."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ipex_assist.executors.exactness import find_plan, unchecked_plan
+from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.registry import LoadRequest
+from ipex_assist.executors.tensor_stream import stream_tensors
+from ipex_assist.executors.torch_model import TorchModel
+from ipex_assist.executors.weights import load_weights
+
+log = logging.getLogger("ipex_assist")
+
+
+def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchModel:
+    """Pack a checkpoint's weights for `kernels`, and find the row counts that are exact with them."""
+    started = time.perf_counter()
+    spec, sources, table_of = request.spec, request.sources, request.table_of
+    names, tensors = stream_tensors(request.checkpoint, sources, request.progress)
+    weights = load_weights(spec, sources, names, tensors, kernels)
+    if isinstance(table_of, TorchModel) and table_of.kernels.dtype == kernels.dtype:
+        weights.embed_tokens = table_of.weights.embed_tokens
+    loaded = time.perf_counter()
+    plan = find_plan(spec, weights, kernels) if request.exact else unchecked_plan(kernels)
+    log.info(
+        "%s: %s on %s in %.1f s; passes of %s rows, keys by %d (%.2f s)",
+        request.checkpoint.source,
+        request.precision,
+        executor,
+        loaded - started,
+        " or ".join(map(str, plan.sizes)),
+        plan.key_block,
+        time.perf_counter() - loaded,
+    )
+    return TorchModel(spec, weights, kernels, plan)
