@@ -38,8 +38,7 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
         return {cpu: tree.number(f"{CPU}/cpu{cpu}/topology/physical_package_id") for cpu in online}
 
     if not any(tree.exists(f"{CPU}/cpu{cpu}/topology") for cpu in online[:1] + online[-1:]):
-        warnings.append(f"no {CPU}/cpu*/topology: every CPU is taken for a core of its own, all of them for one socket")
-        return tuple(Core((cpu,), socket=0) for cpu in online)
+        return _cores_by_cpuinfo(tree, online, warnings)
     groups = _group(online, siblings)
     packages = _merge_split_packages(tree, _group(online, neighbours))
     if len(packages) >= len(groups) and set(package_ids().values()) == {-1}:
@@ -49,6 +48,42 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
     cores = [Core(cpus, socket_of[cpus[0]]) for cpus in groups]
     slow = _efficiency_cpus(tree, cores) if len(packages) == 1 else frozenset()
     return tuple(replace(core, efficiency=core.cpus[0] in slow) for core in cores)
+
+
+def _cores_by_cpuinfo(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tuple[Core, ...]:
+    """For kernels and sandboxes that show no topology files: sockets by `physical id`, siblings by `core id`.
+
+    A package with as many siblings as cores has no second threads, whatever its core ids are.
+    """
+    processors = read_cpuinfo(tree)
+    if not all("physical id" in processors.get(cpu, {}) for cpu in online):
+        warnings.append(
+            f"no {CPU}/cpu*/topology, and no physical id in proc/cpuinfo: every CPU is taken for a core of its own, "
+            "all of them for one socket"
+        )
+        return tuple(Core((cpu,), socket=0) for cpu in online)
+
+    def core_of(cpu: int) -> tuple[str, str]:
+        fields = processors[cpu]
+        threaded = "core id" in fields and fields.get("siblings") != fields.get("cpu cores")
+        return fields["physical id"], fields["core id"] if threaded else f"cpu {cpu}"
+
+    sockets = list(dict.fromkeys(processors[cpu]["physical id"] for cpu in online))
+    cores: dict[tuple[str, str], list[int]] = {}
+    for cpu in online:
+        cores.setdefault(core_of(cpu), []).append(cpu)
+    return tuple(Core(tuple(cpus), sockets.index(package)) for (package, _), cpus in cores.items())
+
+
+def read_cpuinfo(tree: Tree) -> dict[int, dict[str, str]]:
+    """The fields of proc/cpuinfo by the number of the CPU, of which only x86 has many."""
+    processors: dict[int, dict[str, str]] = {}
+    for paragraph in (tree.text("proc/cpuinfo") or "").split("\n\n"):
+        lines = (line.partition(":") for line in paragraph.splitlines())
+        fields = {name.strip(): value.strip() for name, _, value in lines}
+        if fields.get("processor", "").isdecimal():
+            processors[int(fields["processor"])] = fields
+    return processors
 
 
 def _group(cpus: tuple[int, ...], named_by: Callable[[int], Collection[int]]) -> list[tuple[int, ...]]:

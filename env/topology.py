@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ipex_assist.env.cgroup import CgroupLimits, read_cgroup_limits
-from ipex_assist.env.cores import CPU, read_cores, read_l3
+from ipex_assist.env.cores import CPU, read_cores, read_cpuinfo, read_l3
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine, Node
@@ -62,12 +62,7 @@ def _online_cpus(tree: Tree) -> tuple[int, ...]:
     present = [cpu for cpu in tree.numbered(CPU, "cpu") if tree.number(f"{CPU}/cpu{cpu}/online") != 0]
     if present:
         return tuple(present)
-    cpuinfo = (tree.text("proc/cpuinfo") or "").splitlines()
-    return tuple(
-        int(number)
-        for line in cpuinfo
-        if line.startswith("processor") and (number := line.partition(":")[2].strip()).isdecimal()
-    )
+    return tuple(read_cpuinfo(tree))
 
 
 def _read_nodes(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tuple[Node, ...]:
@@ -155,11 +150,7 @@ def _memory_policy(tree: Tree) -> tuple[str, tuple[int, ...]]:
 
 def _first_flags(tree: Tree) -> set[str]:
     """The flags of the first CPU in proc/cpuinfo; empty on processors without that line."""
-    for line in (tree.text("proc/cpuinfo") or "").partition("\n\n")[0].splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "flags":
-            return set(value.split())
-    return set()
+    return next((set(fields["flags"].split()) for fields in read_cpuinfo(tree).values() if "flags" in fields), set())
 
 
 def _status_list(tree: Tree, key: str) -> tuple[int, ...] | None:

@@ -321,6 +321,37 @@ def test_kernel_without_topology_files(tmp_path: Path) -> None:
     assert len(machine.warnings) == 1
 
 
+def cpuinfo(*processors: dict[str, int]) -> str:
+    """As the kernel writes it."""
+    return "\n\n".join(
+        "\n".join(f"{name}\t: {value}" for name, value in {"processor": number, **fields}.items())
+        for number, fields in enumerate(processors)
+    )
+
+
+def test_sockets_of_cpuinfo_where_there_are_no_topology_files(tmp_path: Path) -> None:
+    """Catches two packages counted as one: a dual E5345 on an old kernel, whose CPUs take turns between the sockets."""
+    cores = [{"physical id": cpu % 2, "siblings": 4, "core id": cpu // 2, "cpu cores": 4} for cpu in range(8)]
+    write(tmp_path, "proc/cpuinfo", cpuinfo(*cores))
+    machine = read_topology(tmp_path)
+    assert [core.socket for core in machine.cores] == [0, 1] * 4
+    assert [core.cpus for core in machine.cores] == [(cpu,) for cpu in range(8)]
+    assert machine.warnings == ()
+
+
+@pytest.mark.parametrize(("siblings", "cores"), [(4, [(0, 4), (1, 5), (2, 6), (3, 7)]), (2, None)])
+def test_threads_of_cpuinfo(siblings: int, cores: list[tuple[int, ...]] | None, tmp_path: Path) -> None:
+    """Catches second threads taken for cores, and cores whose ids repeat taken for threads."""
+    fields = [
+        {"physical id": 3 * (cpu % 2), "siblings": siblings, "core id": cpu // 2 % 2, "cpu cores": 2}
+        for cpu in range(8)
+    ]
+    write(tmp_path, "proc/cpuinfo", cpuinfo(*fields))
+    machine = read_topology(tmp_path)
+    assert [core.cpus for core in machine.cores] == (cores or [(cpu,) for cpu in range(8)])
+    assert {core.socket for core in machine.cores} == {0, 1}
+
+
 def test_package_ids_without_sibling_lists(tmp_path: Path) -> None:
     """Catches one socket per CPU in sandboxes that show the ids only."""
     write_machine(MachineSpec(sockets=2, cores_per_socket=2), tmp_path)
