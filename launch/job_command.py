@@ -35,9 +35,13 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> Command:
         parse = parsers[word]
         args = parse(arguments[1:] if word else arguments) if parse else None
         if word == "batch" and args is not None:
+            if args.prompts == "-":
+                raise UsageError("a job has no standard input: give the prompts as a file")
             return _batch(list(argv), args, parsers)
-        if word == "" and args is not None and args.model and args.prompt is None and args.prompt_file is None:
+        if word == "" and args is not None and args.model and args.prompt is None and args.prompt_file in (None, "-"):
             raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
+        if word == "" and args is not None:
+            return Command(tuple(argv), prompts=args.prompt_file)
     return Command(tuple(argv))
 
 

@@ -26,7 +26,8 @@ class Command:
 
     Of `ipex-assist batch …`, `results` is the file of `-o`, and `argv` is without it and without `--resume`: the
     script adds both, so that every part of the prompts has a file of its own and can be gone on with. `prompts` is its
-    file of prompts, `sharded` whether it is told already which part of them to do.
+    file of prompts (without `batch`, that of `--prompt-file`), `sharded` whether it is told already which part of them
+    to do.
     """
 
     argv: tuple[str, ...]

@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         EPILOG,
         NOT_HERE,
     )
-    parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines")
+    parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines, or - for standard input")
     batch = parser.add_argument_group("batch")
     batch.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")
     batch.add_argument("-o", "--output", metavar="RESULTS", required=True, help="append results here, one a line")

@@ -169,11 +169,11 @@ class PromptFile:
 
 
 def _open(path: str) -> IO[bytes]:
-    """The file; what cannot be read twice, such as a pipe from zcat, as a copy in a temporary file."""
-    if not Path(path).exists():
+    """The file, - being standard input; of what cannot be read twice, such as a pipe from zcat, a temporary copy."""
+    if path != "-" and not Path(path).exists():
         raise UsageError(f"{path}: there is no such file")
     try:
-        file = open(path, "rb")  # noqa: SIM115 (open as long as the run)
+        file = open("/dev/stdin" if path == "-" else path, "rb")  # noqa: SIM115 (open as long as the run)
         if file.seekable():
             return file
         copy = tempfile.TemporaryFile()  # noqa: SIM115

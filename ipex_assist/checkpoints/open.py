@@ -10,14 +10,15 @@ from ipex_assist.checkpoints.base import Checkpoint, require_file
 from ipex_assist.checkpoints.folder import FolderCheckpoint
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.hub import canonical_id
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 
 
 def open_checkpoint(source: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
     """Open a hub id (fetched into the hub cache if need be), a folder, or a .gguf file. Reads no weights.
 
     Raises:
-        IpexAssistError: nothing there, unreadable, incomplete, truncated or corrupt.
+        UsageError: a path where nothing is.
+        IpexAssistError: not to be had, unreadable, incomplete, truncated or corrupt.
     """
     source = canonical_id(source)
     try:
@@ -36,7 +37,7 @@ def _open(source: str, revision: str | None, offline: bool) -> Checkpoint:
     if path.exists():
         require_file(path)
     if not hub.is_hub_id(source):
-        raise IpexAssistError(f"{source}: no such file or folder (looked for {path.absolute()}).")
+        raise UsageError(f"{source}: no such file or folder (looked for {path.absolute()}).")
     folder = hub.fetch(source, revision=revision, offline=offline)
     hint = f"The cached copy of {source} is incomplete; run once without --offline to complete it."
     return open_folder(FolderCheckpoint(source, folder, hint))

@@ -111,9 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("--revision", metavar="REV", help="branch, tag or commit of the target on the hub")
     models.add_argument("--offline", action="store_true", help="use only what is on this machine")
 
-    prompt = parser.add_argument_group("prompt (standard input where neither is given)")
+    prompt = parser.add_argument_group("prompt (text that is piped in goes behind it, or is it where neither is given)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
-    prompt.add_argument("--prompt-file", metavar="FILE")
+    prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
     prompt.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
 
     generation = parser.add_argument_group("generation")
@@ -152,8 +152,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UsageError("--prompt and --prompt-file are both given; give one of them")
     if args.prompt is not None and not args.prompt.strip():
         raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-    if args.prompt_file is not None and not Path(args.prompt_file).is_file():
-        raise UsageError(f"--prompt-file {args.prompt_file}: there is no such file")
     if any(not stop for stop in args.stop):
         raise UsageError("--stop is empty; give the text to stop before")
     _check_number("--max-new-tokens", args.max_new_tokens, 1, 10_000_000)

@@ -131,6 +131,22 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     assert [file.read(entry).prompt for entry in reversed(file.entries)] == ["b", "a"]
 
 
+def test_standard_input() -> None:
+    """`zcat prompts.gz | ipex-assist batch - …`; a file that is called - is ./-."""
+    reading, writing = os.pipe()
+    os.write(writing, b'{"prompt": "a"}\n{"prompt": "b"}\n')
+    os.close(writing)
+    before = os.dup(0)
+    try:
+        os.dup2(reading, 0)
+        file = PromptFile("-", DEFAULTS)
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(reading)
+    assert [file.read(entry).prompt for entry in reversed(file.entries)] == ["b", "a"]
+
+
 def test_a_file_that_changes_meanwhile(tmp_path: Path) -> None:
     """Another prompt must not run under the id of the one that was there."""
     file = indexed(tmp_path, '{"id": "a", "prompt": "x"}', '{"id": "b", "prompt": "y"}')

@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "one token": (("--max-tokens", "1"), 2, "must be at least 2"),
     "int4 on torch": (("--against", "int4"), 2, "has no int4"),
     "unknown precision": (("--against", "int3"), 2, ""),
-    "no such model": (("--against-model", "/nowhere/m"), 1, "no such file or folder"),
+    "no such model": (("--against-model", "/nowhere/m"), 2, "no such file or folder"),
 }
 
 

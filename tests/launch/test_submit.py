@@ -109,6 +109,8 @@ REFUSED = [
     (["slurm", "--", "ipex-assist", "btach", "p"], "unrecognized arguments: btach p"),
     (["slurm", "--", "ipex-assist", "--nonsense"], "unrecognized arguments: --nonsense"),
     (["slurm", "--", "ipex-assist", "-m", "x"], "no standard input"),
+    (["slurm", "--", "ipex-assist", "-m", "x", "--prompt-file", "-"], "no standard input"),
+    (["slurm", "--", "ipex-assist", "batch", "-", "-o", "out.jsonl"], "no standard input"),
     (["slurm", "--", "ipex-assist", "batch", "p.jsonl"], "required: -o/--output"),
     (["slurm", "--", *BATCH, "--temperature", "-3"], "--temperature"),
     (["slurm", "--", "ipex-assist", "batch", "p", "-vo", "x"], "write -o x as words of their own"),
@@ -133,6 +135,17 @@ REFUSED = [
     (["pbs", "--nodes", "2", "--cores-per-instance", "4", "--", *BATCH], "--array 2"),
     (["pbs", "--log", "a b", "--cores-per-instance", "4", "--", *BATCH], "blanks"),
 ]
+
+
+def test_a_prompt_that_is_still_to_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A job before it in the queue may write it: said, and no reason to refuse."""
+    file = tmp_path / "prompt.txt"
+    words = ["submit", "slurm", "--dry-run", "--", "ipex-assist", "-m", "x", "--prompt-file", str(file)]
+    assert cli.main(words) == 0
+    assert f"{file}: there is no such file yet" in capfd.readouterr().err
+    file.write_text("a fox")
+    assert cli.main(words) == 0
+    assert "no such file" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(words)[:60] for words, _ in REFUSED])

@@ -1,0 +1,122 @@
+"""Where the prompt comes from: flags, files, pipes, terminals, and any two of them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ipex_assist.commands import prompt
+from ipex_assist.commands.prompt import DEMO_PROMPT, read_prompt
+from ipex_assist.env.errors import UsageError
+
+pytestmark = pytest.mark.one_stack
+
+
+@contextmanager
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes | None, *, after: float = 0.0) -> Iterator[None]:
+    """A pipe with that content, which comes `after` seconds; None is a pipe that is never closed."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        os.write(writing, content or b"")
+        os.close(writing)
+
+    timer = threading.Timer(after, write)
+    if content is not None:
+        timer.start()
+    with os.fdopen(reading) as file:
+        monkeypatch.setattr("sys.stdin", file)
+        yield
+    timer.join() if content is not None else os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("piped", "given", "read"),
+    [
+        (b"a fox\n", None, "a fox"),
+        (b"a fox\r\n", None, "a fox"),
+        (b"a fox\n\n", None, "a fox\n"),  # exactly one
+        (b" a fox", None, " a fox"),
+        (b"", "sum up:", "sum up:"),
+        (b" \n", "sum up:", "sum up:"),
+        (b"one\ntwo\n", "sum up:", "sum up:\n\none\ntwo"),
+        ("Füchse".encode(), "sum up:\n", "sum up:\n\n\nFüchse"),
+    ],
+)
+def test_pipes(piped: bytes, given: str | None, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`echo fox |` is the prompt `-p fox`, and `cat document | … -p` loses neither of the two."""
+    with stdin(monkeypatch, piped):
+        assert read_prompt(given, None, False, demo=False) == (read, False)
+
+
+@pytest.mark.parametrize("demo", [False, True])
+def test_a_document_that_comes_late(
+    demo: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is generated must not depend on who is quicker; who waits for nothing learns what for."""
+    monkeypatch.setattr(prompt, "PATIENCE_S", 0.05)
+    with stdin(monkeypatch, b"document", after=0.4):
+        assert read_prompt("sum up:", None, True, demo=demo) == ("sum up:\n\ndocument", True)
+    assert "waiting for standard input" in caplog.text
+    assert "</dev/null" in caplog.text
+
+
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file as an editor saves it, with a document piped in, and by names that are standard input."""
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"sum up:\n")
+    with stdin(monkeypatch, b""):
+        assert read_prompt(None, str(file), False, demo=False)[0] == "sum up:"
+    with stdin(monkeypatch, b"document\n"):
+        assert read_prompt(None, str(file), False, demo=True)[0] == "sum up:\n\ndocument"
+    with stdin(monkeypatch, b"a fox\n"):
+        assert read_prompt(None, "-", False, demo=False)[0] == "a fox"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "there is no such file"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "not UTF-8"),
+        (lambda path: path.write_bytes(b" \n"), "prompt is empty"),
+    ],
+)
+def test_files_without_a_prompt(make, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "prompt.txt")
+    with stdin(monkeypatch, b""), pytest.raises(UsageError, match=message):
+        read_prompt(None, str(tmp_path / "prompt.txt"), False, demo=True)
+
+
+def test_without_any_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model has a prompt of its own, even under a pipe that nobody closes; another model needs one."""
+    monkeypatch.setattr(prompt, "PATIENCE_S", 0.05)
+    for content in (b"", b"\n", None):
+        with stdin(monkeypatch, content):
+            assert read_prompt(None, None, False, demo=True) == (DEMO_PROMPT, True)
+    with stdin(monkeypatch, b"\n"), pytest.raises(UsageError, match="prompt is empty"):
+        read_prompt(None, None, False, demo=False)
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="prompt is empty"):
+        read_prompt(None, None, False, demo=False)
+    assert read_prompt("a fox", None, False, demo=False) == ("a fox", False)
+
+
+def test_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who gives no prompt types it, and is told how to end it; beside -p nobody is asked for anything."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert read_prompt("a fox", None, False, demo=False) == ("a fox", False)
+        assert read_prompt(None, None, False, demo=True) == (DEMO_PROMPT, True)
+        assert capsys.readouterr().err == ""
+        os.write(master, b"a typed\nfox\n\x04")
+        assert read_prompt(None, None, True, demo=False) == ("a typed\nfox", True)
+    assert "Ctrl-D" in capsys.readouterr().err
+    os.close(master)
