@@ -73,6 +73,7 @@ setup(
         "psutil>=5.9",
         "py-cpuinfo>=9.0",
         "tqdm>=4.66",
+        "tabulate>=0.9",
         "intel-openmp>=2024.0; platform_machine == 'x86_64' and sys_platform == 'linux'",
     ],
     extras_require={
@@ -94,7 +95,6 @@ setup(
             "ruff==0.17.5",
             "mypy==2.4.1",
             "import-linter>=2.1",
-            "tabulate>=0.9",
             "pre-commit>=4",
         ],
     },

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.launch.plan import MASK_AT_START
 
@@ -52,12 +54,8 @@ def machine() -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows of equal keys as an aligned text table."""
-    columns = list(rows[0])
-    cells = [columns, *([str(row[column]) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
+    cells = [[str(cell) for cell in row.values()] for row in rows]
+    return tabulate(cells, headers=list(rows[0]), tablefmt="plain", disable_numparse=True)
 
 
 def report(rows: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:

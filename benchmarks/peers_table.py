@@ -9,6 +9,7 @@ from typing import Any
 
 import measure
 from peers_known import OURS, Case
+from tabulate import tabulate
 
 
 @dataclass
@@ -126,7 +127,5 @@ def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows of equal keys as a Markdown table."""
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[each[column].replace("|", "\\|") for column in columns] for each in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[cell.replace("|", "\\|") for cell in each.values()] for each in rows]
+    return tabulate(cells, headers=list(rows[0]), tablefmt="pipe", disable_numparse=True)

@@ -12,11 +12,12 @@ from ipex_assist.launch.plan import PLAN_VARIABLE
 
 def format_instances(commands: Sequence[Command]) -> str:
     """Comments, one line per instance, then the variables: those that all have in common, and those of each."""
+    from tabulate import tabulate  # takes a while, and only a dry run has a table
+
     comments = dict.fromkeys(line for command in commands for line in (*command.notes, *command.warnings))
-    rows = [("instance", "threads", "cpus", "memory", "nodes", "command"), *map(_row, commands)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = ("instance", "threads", "cpus", "memory", "nodes", "command")
     lines = [f"# {line}" for line in comments]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(tabulate(list(map(_row, commands)), headers=columns, tablefmt="plain", disable_numparse=True))
     shown = [{name: value for name, value in c.set.items() if name != PLAN_VARIABLE} for c in commands]
     common = {name: value for name, value in shown[0].items() if all(other.get(name) == value for other in shown)}
     lines += ["", "variables of all", *(f"  {name}={shlex.quote(value)}" for name, value in common.items())]

@@ -20,17 +20,21 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._ended: float | None = None
         self._shown: set[str] = set()
-        self._bar: tqdm | None = None
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._bar = tqdm(
-                total=total, initial=done_before, unit=" prompts", file=sys.stderr, dynamic_ncols=True, leave=False
-            )
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total,
+            initial=done_before,
+            unit=" prompts",
+            file=sys.stderr,
+            dynamic_ncols=True,
+            leave=False,
+            disable=not terminal,
+        )
 
     def begin(self) -> None:
         """The first instance is ready: speed is counted from here."""
         self._started = self._last_line = time.monotonic()
-        if self._bar is not None:
-            self._bar.unpause()
+        self._bar.unpause()
 
     def count(self, new_tokens: int | None) -> None:
         """One more prompt is over, with so many tokens, or None if it failed."""
@@ -40,10 +44,9 @@ class Progress:
         else:
             self.tokens += new_tokens
         with suppress(OSError, ValueError):
-            if self._bar is not None:
-                self._bar.set_postfix_str(self._rates().partition(", ")[2], refresh=False)
-                self._bar.update()
-        if self._bar is None and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._bar.set_postfix_str(self._rates().partition(", ")[2], refresh=False)
+            self._bar.update()
+        if self._bar.disable and time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(f"{self._before + self.done} of {self._total} prompts, {self._rates()}")
 
@@ -72,8 +75,7 @@ class Progress:
         """End the bar; the time counts up to here."""
         self._ended = time.monotonic()
         with suppress(OSError, ValueError):
-            if self._bar is not None:
-                self._bar.close()
+            self._bar.close()
 
     def summary(self) -> str:
         """The closing line."""

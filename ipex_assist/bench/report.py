@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from ipex_assist import launch
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
@@ -261,8 +263,8 @@ def _ours(row: Row, plain: bool) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return tabulate(cells, headers=columns, tablefmt="pipe", disable_numparse=True).splitlines()
 
 
 def _speeds(row: Row) -> list[float]:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,8 @@ def _reference_need(args: argparse.Namespace) -> int | None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     from ipex_assist.checkpoints.open import open_checkpoint
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.messages import quiet_stderr
@@ -141,7 +143,11 @@ def _run(args: argparse.Namespace) -> int:
         "window": length,
         "stride": stride,
     }
-    with Progress(len(tokens)) as progress:
+    with tqdm(total=len(tokens), desc="scoring", unit=" tokens", leave=False, disable=not sys.stderr.isatty()) as bar:
+
+        def progress(window: Window) -> None:
+            bar.update(window.end - bar.n)
+
         if reference is None:
             score = perplexity.perplexity(model, tokens, length, stride, progress)
             facts |= _of(score)
@@ -197,24 +203,6 @@ def _window(args: argparse.Namespace, *models: Model | None) -> tuple[int, int]:
     if stride >= length:  # the first token of a window is read, not predicted
         raise UsageError(f"--stride {stride}: must be less than the window, {length}, or tokens would be left out")
     return length, stride
-
-
-class Progress:
-    """A bar over the text's tokens, on a terminal."""
-
-    def __init__(self, tokens: int) -> None:
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=tokens, desc="scoring", unit=" tokens", leave=False)
-
-    def __enter__(self) -> Callable[[Window], None] | None:
-        return None if self._bar is None else lambda window: self._bar.update(window.end - self._bar.n)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _of(score: Score) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from tqdm import tqdm
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.packed_size import packed_bytes
@@ -57,7 +56,8 @@ def write_rtn(
         work.mkdir(parents=True)
         _check_room(checkpoint, work)
         shards = _Shards(work)
-        for name, tensor in _with_progress(checkpoint, progress):
+        count, bar = len(checkpoint.names()), f"quantizing {checkpoint.source}"
+        for name, tensor in tqdm(checkpoint.tensors(), total=count, desc=bar, unit=" tensors", disable=not progress):
             check_numbers(f"{checkpoint.source}: {name}", tensor)
             target = canonical.get(name, name)
             if name not in linears:
@@ -102,15 +102,6 @@ def _check_room(checkpoint: Checkpoint, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < need:
         raise IpexAssistError(f"{folder.parent} has {free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB are needed")
-
-
-def _with_progress(checkpoint: Checkpoint, progress: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    if not progress:
-        return checkpoint.tensors()
-    from tqdm import tqdm
-
-    count = len(checkpoint.names())
-    return iter(tqdm(checkpoint.tensors(), total=count, desc=f"quantizing {checkpoint.source}", unit=" tensors"))
 
 
 def _write_configs(checkpoint: Checkpoint, folder: Path, group: int, sym: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from ipex_assist.models.weights import resolve
 
 if TYPE_CHECKING:
@@ -21,14 +23,6 @@ def stream_tensors(
     """All names of a checkpoint, and the tensors that `sources` needs of it (or what `read` gives by their names)."""
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
-    return names, _with_progress((read or checkpoint.tensors)(wanted), len(wanted), checkpoint.source, progress)
-
-
-def _with_progress(
-    tensors: Iterator[tuple[str, Any]], count: int, name: str, progress: bool
-) -> Iterator[tuple[str, Any]]:
-    if not progress:
-        return tensors
-    from tqdm import tqdm
-
-    return iter(tqdm(tensors, total=count, desc=f"loading {name}", unit=" tensors", leave=False))
+    tensors = (read or checkpoint.tensors)(wanted)
+    bar = f"loading {checkpoint.source}"
+    return names, iter(tqdm(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))
