@@ -11,6 +11,7 @@ import torch
 
 from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens
 from ipex_assist.executors.rope import RotaryTable
+from ipex_assist.executors.turn import turn
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import Batch
 
@@ -122,17 +123,18 @@ class NativeModel(Model):
         rest = tokens[done:]
         drafted, probabilities = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
         batch, _keep = self._batch(rest, [own] * len(rest), self._rotation(), None)
-        number = self.packed.library.ia_draft(
-            self.packed.handle,
-            self.packed.pool.handle,
-            ctypes.byref(batch),
-            count,
-            min(vocabulary or self.spec.vocab_size, self.spec.vocab_size),
-            min_confidence,
-            drafted,
-            probabilities,
-        )
-        self.packed.check(number)
+        with turn:
+            number = self.packed.library.ia_draft(
+                self.packed.handle,
+                self.packed.pool.handle,
+                ctypes.byref(batch),
+                count,
+                min(vocabulary or self.spec.vocab_size, self.spec.vocab_size),
+                min_confidence,
+                drafted,
+                probabilities,
+            )
+            self.packed.check(number)
         own.length += len(rest) + number - 1
         return drafted[:number], probabilities[:number]
 
@@ -165,9 +167,9 @@ class NativeModel(Model):
             self._pass(tokens, sequences, self._rotation(), None)
             return
         # The core gives logits of a pass's last rows: from the first that is wanted on.
-        first, place = wanted[0]
+        (first, place), (_, last) = wanted[0], wanted[-1]
         count = len(rows) - first
-        if len(wanted) == count:  # and their places follow each other
+        if len(wanted) == count == last - place + 1:
             self._pass(tokens, sequences, self._rotation(), logits[place : place + count], vocabulary)
             return
         computed = torch.empty(count, self._width)
@@ -193,7 +195,8 @@ class NativeModel(Model):
     ) -> None:
         packed = self.packed
         batch, _keep = self._batch(tokens, sequences, rotation, logits, vocabulary)
-        packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
+        with turn:
+            packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
         for sequence in sequences:
             sequence.length += 1
 

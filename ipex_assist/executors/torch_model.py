@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rope import RotaryTable, rotate
 from ipex_assist.executors.rows import RowPlan
+from ipex_assist.executors.turn import turn
 from ipex_assist.executors.weights import Layer, Weights
 from ipex_assist.models.spec import DecoderSpec
-
-# Passes of all models take turns: each has all of torch's threads for itself, and two at a time would share cores.
-_turn = threading.Lock()
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
@@ -110,7 +107,7 @@ class TorchModel(Model):
         for rows, padded in steps:
             chunk = list(tokens[done : done + rows])
             wanted = min(rows, max(0, last - (count - done - rows)))
-            with _turn:
+            with turn:
                 hidden = self._pass(sequence, chunk, padded, prompt_length)
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
                 logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -54,6 +55,7 @@ class Drafting:
     keep: Callable[[Acceptance, Acceptance], None] | None = None
     cache: PairCache | None = None
     _costs: Costs | None = None
+    _measuring: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def go_on_from(self, cache: PairCache) -> None:
         """Know what earlier processes learnt of this pair, and keep for later ones what this one learns."""
@@ -73,11 +75,12 @@ class Drafting:
     @property
     def costs(self) -> Costs:
         """What passes cost: measured once, or what the cache keeps, which texts correct. Asked before a text begins."""
-        if self.cache is not None:
-            return self.cache.costs(self.measure)
-        if self._costs is None:
-            self._costs = self.measure()
-        return self._costs
+        with self._measuring:  # once, though several texts begin at the same time
+            if self.cache is not None:
+                return self.cache.costs(self.measure)
+            if self._costs is None:
+                self._costs = self.measure()
+            return self._costs
 
     @property
     def possible(self) -> bool:

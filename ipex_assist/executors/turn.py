@@ -1,0 +1,27 @@
+"""Passes take turns: each has all cores for itself, and what a model's passes share is used by one at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+
+class Turn:
+    """A lock for `with`; a child of fork() finds it free, as the thread that held it is not in the child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+# Of this process. Two passes at a time, of one model or of two, would only share the cores that one of them can fill.
+turn = Turn()
