@@ -96,7 +96,7 @@ def load(
 
 @dataclass(frozen=True)
 class _Request:
-    """What is to be loaded; `helper` is None where nothing, lookup alone, or the target's copy drafts."""
+    """Names what is to be loaded; `helper` is None where nothing, lookup alone, or the target's copy drafts."""
 
     checkpoint: Checkpoint
     helper: Checkpoint | None
@@ -202,7 +202,7 @@ def _other_tokenizer(
 
 
 def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
-    """What is kept of the pair; drafts: whether a model does."""
+    """Open the cache of what earlier processes learnt of this pair. drafts: a model does, not lookup alone."""
     pair = pair_facts(
         request.checkpoint,
         request.precision,
