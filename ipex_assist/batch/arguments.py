@@ -38,7 +38,7 @@ NOT_HERE = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags; the models' and the generation's are those of `ipex-assist`, the same objects."""
+    """Return the parser of all flags; those of models and generation are the objects that `ipex-assist` has."""
     parser = arguments.inheriting_parser(
         "ipex-assist batch",
         "%(prog)s PROMPTS -o RESULTS [options]",
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def defaults_from(args: argparse.Namespace) -> Defaults:
-    """What the flags say about lines that say nothing themselves.
+    """Return the options that the flags give to lines which have none of their own.
 
     Raises:
         UsageError: a flag's value is out of range.
@@ -102,7 +102,7 @@ def defaults_from(args: argparse.Namespace) -> Defaults:
 
 
 def instance_request(args: argparse.Namespace, model_bytes: int | None) -> InstanceRequest:
-    """Which instances the flags ask for: one per NUMA node, unless something else is said."""
+    """Return the instances that the flags ask for: one per NUMA node, unless something else is said."""
     instances = args.instances
     if instances is None and args.cores_per_instance is None and args.threads is None:
         instances = "per-node"
@@ -112,7 +112,7 @@ def instance_request(args: argparse.Namespace, model_bytes: int | None) -> Insta
 
 
 def worker_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What an instance is told to load, as plain data: all flags, so that a new one for models reaches it by itself."""
+    """Return what an instance is told to load, as plain data: all flags, so that a new one for models is among them."""
     return {"args": vars(args), "assistant": arguments.assistant_of(args)}
 
 

@@ -64,7 +64,7 @@ class StopSignal:
 
 @dataclass
 class _Instance:
-    """Where an instance stands. `restart_at` is when a dead one is started anew; `deadline` its prompt's."""
+    """Holds the state of an instance. `restart_at` is when a dead one is started anew; `deadline` its prompt's."""
 
     alive: bool = False
     ready: bool = False
@@ -78,7 +78,7 @@ class _Instance:
 
 
 class Coordinator:
-    """One run over `todo`. Every prompt gets exactly one record: a result, or an error after two tries."""
+    """Does one run over the prompts of `todo`. Each gets exactly one record: a result, or an error after two tries."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Coordinator:
         self._begun = False
 
     def run(self) -> None:
-        """Until every prompt has its record, or a signal comes.
+        """Serve the instances until every prompt has its record, or a signal comes.
 
         Raises:
             OutputError: a record cannot be written.
@@ -277,7 +277,7 @@ class Coordinator:
             self._pool.end(number, f"gave no result within {self._timeout:g} s (--timeout)")
 
     def _keep_what_is_nearly_done(self) -> None:
-        """Nothing new is begun; what ends within the grace is kept, and everything is brought to disk."""
+        """Begin no other prompt, keep what ends within the grace, and bring every record to disk."""
         deadline = time.monotonic() + GRACE_SECONDS
         busy = [number for number in range(len(self._instances)) if self._queue.running(number) is not None]
         while busy and time.monotonic() < deadline and not self._stop.twice:

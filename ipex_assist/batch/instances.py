@@ -56,10 +56,10 @@ class Pool(Protocol):
         """How many instances there may be."""
 
     def describe(self, instance: int) -> str:
-        """Where it runs, for people."""
+        """Return where an instance runs, as text for people."""
 
     def host(self, instance: int) -> str:
-        """The name of its machine."""
+        """Return the name of the machine that an instance runs on."""
 
     def start(self, instance: int) -> None:
         """Start its process, which loads the model and reports Ready. Raises IpexAssistError where it cannot."""
@@ -71,7 +71,7 @@ class Pool(Protocol):
         """Kill it; it reports Ended with this reason, after what it had answered before."""
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """What happened, in its order; waits at most so long for something to happen."""
+        """Return what happened, in its order; wait at most so many seconds for something to happen."""
 
     def close(self) -> None:
         """End all that is left; nothing is reported any more."""

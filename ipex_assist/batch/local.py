@@ -63,7 +63,7 @@ class _Worker:
         return [line for line in lines if line], bool(data)
 
     def drain(self, fd: int) -> list[bytes]:
-        """The lines that are in the pipe already."""
+        """Return the lines that are in the pipe already."""
         found: list[bytes] = []
         more = True
         with suppress(BlockingIOError):
@@ -80,7 +80,7 @@ class _Worker:
 
 
 class LocalPool:
-    """One process per command. `settings` is the first line that each is sent: what to load."""
+    """Runs one process per command. `settings` is the first line that each is sent: what to load."""
 
     def __init__(self, commands: Sequence[Command], settings: Mapping[str, Any]) -> None:
         self._commands, self._settings = commands, settings
@@ -110,7 +110,7 @@ class LocalPool:
         self._send(instance)
 
     def _send(self, instance: int) -> None:
-        """Now if the pipe has room, else as it gets some: an instance that reads nothing must not stop the others."""
+        """Send now, or as the pipe gets room: an instance that reads nothing must not stop the others."""
         worker = self._workers[instance]
         waits = worker.requests in self._selector.get_map()
         if worker.write():
@@ -177,7 +177,7 @@ class LocalPool:
         self._events.append(Ended(instance, reason or _describe_end(code), worker.refusal))
 
     def close(self) -> None:
-        """Without another prompt a process ends by itself; the others are killed."""
+        """End all processes: those without a prompt end by themselves, the others are killed."""
         for worker in self._workers.values():
             with suppress(OSError):
                 worker.process.stdin.close()  # type: ignore[union-attr]

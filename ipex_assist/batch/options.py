@@ -91,6 +91,6 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def suggestion(name: str) -> str:
-    """What somebody who wrote `name` may have meant, ready to be appended to a message."""
+    """Return what somebody who wrote `name` may have meant, as the end of a message; empty where nothing is near."""
     close = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.75)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -37,7 +37,7 @@ class Progress:
         self._bar.unpause()
 
     def count(self, new_tokens: int | None) -> None:
-        """One more prompt is over, with so many tokens, or None if it failed."""
+        """Count a prompt that is over: with so many new tokens, or None if it failed."""
         self.done += 1
         if new_tokens is None:
             self.failed += 1
@@ -51,14 +51,14 @@ class Progress:
             self.say(f"{self._before + self.done} of {self._total} prompts, {self._rates()}")
 
     def say(self, line: str) -> None:
-        """A line of ours, above the bar."""
+        """Print a message above the bar."""
         with suppress(OSError, ValueError):
             if sys.stderr is not None:
                 tqdm.write(f"ipex-assist: {line}", file=sys.stderr)
                 sys.stderr.flush()
 
     def say_once(self, line: str) -> None:
-        """The same, but only if it was not said before: instances are alike, and so are their messages."""
+        """Print a message that was not printed before: instances are alike, and so are their messages."""
         if line not in self._shown:
             if len(self._shown) < 1000:
                 self._shown.add(line)
@@ -78,6 +78,6 @@ class Progress:
             self._bar.close()
 
     def summary(self) -> str:
-        """The closing line."""
+        """Return the line that ends a run: prompts, seconds, speeds, failures."""
         good = self.done - self.failed
         return f"{good} prompts done in {self._seconds():.1f} s ({self._rates()}), {self.failed} failed"

@@ -33,7 +33,7 @@ class Prompt:
     unknown: tuple[str, ...] = ()
 
     def request(self) -> dict[str, Any]:
-        """What an instance is sent."""
+        """Return the prompt as the JSON object that an instance is sent."""
         return {"prompt": self.prompt, "messages": self.messages, "chat": self.chat, "options": self.options}
 
     def digest(self) -> str:
@@ -45,7 +45,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What lines that do not say otherwise are run with: the flags of the command."""
+    """Options from the command's flags, for lines that have none of their own."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False

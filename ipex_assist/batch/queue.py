@@ -40,11 +40,11 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """Prompts that no instance is at."""
+        """How many prompts no instance is working on."""
         return self._left + len(self._again)
 
     def running(self, instance: int) -> Task | None:
-        """What `instance` is at."""
+        """Return the task that `instance` is working on; None where it is idle."""
         return self._running.get(instance)
 
     def next_for(self, instance: int, usable: Collection[int]) -> Task | None:

@@ -165,7 +165,7 @@ class Actor:
         return self._until(Ready)
 
     def run(self, request: Mapping[str, Any]) -> list[Event]:
-        """One prompt; all events up to Answered or Ended."""
+        """Answer one prompt, and return all events up to Answered or Ended."""
         self._pool.submit(0, request)
         return self._until(Answered)
 
@@ -177,7 +177,7 @@ class Actor:
 
 
 class RayPool:
-    """One actor per place, on the place's node, with as many of Ray's CPUs as it has threads."""
+    """Runs one actor per place, on the place's node, with as many of Ray's CPUs as it has threads."""
 
     def __init__(self, places: Sequence[Place], settings: Mapping[str, Any]) -> None:
         import ray

@@ -27,7 +27,7 @@ class OutputError(IpexAssistError):
 
 @dataclass(frozen=True)
 class Done:
-    """What the file says of one prompt. `model` is the target and its precision."""
+    """The state of one prompt in the file of results. `model` is the target and its precision."""
 
     failed: bool
     digest: str | None
@@ -182,7 +182,7 @@ class ResultFile:
 
 
 def _parse(raw: bytes) -> tuple[Id, Done] | None:
-    """Id and state of one line, or None where it is no record of ours."""
+    """Return the id and the state that one line records, or None where it is no record of ours."""
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):

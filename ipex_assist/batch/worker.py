@@ -25,7 +25,7 @@ _CODE = "import sys; sys.path[:] = filter(None, sys.path); from ipex_assist.batc
 
 
 def worker_program() -> list[str]:
-    """The argv of an instance."""
+    """Return the argv that starts an instance."""
     return [sys.executable, "-c", _CODE]
 
 
@@ -83,7 +83,7 @@ def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
 
 
 def _load(settings: Mapping[str, Any]) -> TextModel:
-    """Both models, with the flags of the command in `settings`."""
+    """Load both models with the flags of the command in `settings`."""
     args = argparse.Namespace(**settings["args"])
     configure_messages(args.verbose, "%(message)s", progress=False)
     from ipex_assist.commands.load import load_models
@@ -93,7 +93,7 @@ def _load(settings: Mapping[str, Any]) -> TextModel:
 
 
 def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
-    """One prompt: its result, or what went wrong and whether another instance may do better."""
+    """Return the result of one prompt, or what went wrong and whether another instance may do better."""
     try:
         prompt, chat = request["prompt"], request["chat"]
         if request["messages"] is not None:
