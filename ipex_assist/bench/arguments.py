@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags; the models' and the placement's are those of `ipex-assist`, the same objects."""
+    """Return the parser of all flags; those of models and placement are the objects that `ipex-assist` has."""
     parser = arguments.inheriting_parser(
         "ipex-assist bench",
         "%(prog)s [--task benchmark|decode|dataset] [FILE|NAME] [options]",
@@ -140,7 +140,7 @@ def _check_task(args: argparse.Namespace) -> None:
 
 
 def _check_inputs(args: argparse.Namespace) -> None:
-    """What prompts are made of, before models are loaded and files of records begun."""
+    """Check what prompts are made of, before models are loaded and files of records begun."""
     if args.text is not None:
         read_text(args.text)
     if args.task == "dataset":

@@ -39,7 +39,7 @@ def contenders(args: argparse.Namespace, model: TextModel) -> list[Contender]:
 
 
 def cases(args: argparse.Namespace, model: TextModel, notes: list[str]) -> Iterator[Case]:
-    """What --task asks for; `notes` gets what a reader of the figures must know."""
+    """Return the cases that --task asks for; `notes` gets what a reader of the figures must know."""
     options = _sampling(args, notes)
     if args.task == "benchmark":
         yield from _benchmark(args, model, options, notes)

@@ -83,7 +83,7 @@ class Records:
 
 
 def summaries(rows: Iterable[Row], seed: int) -> list[dict[str, Any]]:
-    """One summary for each contender and pair of precisions, over all prompts and for each kind of them."""
+    """Return one summary for each contender and pair of precisions, over all prompts and for each kind of them."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     kinds: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:

@@ -34,7 +34,7 @@ class NumberTokens:
     chat_template = None
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        """The numbers, with spaces."""
+        """Return the token ids as decimal numbers with spaces between them."""
         return "".join(f"{token} " for token in token_ids)
 
 
@@ -45,7 +45,7 @@ def needed_bytes(args: argparse.Namespace) -> int | None:
 
 
 def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
-    """Each combination of precisions as a loaded pair, with what is not as the launcher planned it.
+    """Yield a loaded pair for each combination of precisions, with what is not as the launcher planned it.
 
     A model is given back as the next one is asked for; whoever holds it must let go of it then.
     Raises IpexAssistError, before anything is built, where a combination does not fit into memory.
@@ -168,7 +168,7 @@ def _assembled(
 
 
 def _settle() -> list[str]:
-    """As `ipex-assist` does after loading: all CPUs for threads yet to come, and a look at what came of the plan."""
+    """Give threads yet to come all CPUs, and look at what came of the plan, as `ipex-assist` does after loading."""
     from ipex_assist.executors.choose import compute_threads
 
     plan = launch.inherited_plan(os.environ)

@@ -25,7 +25,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """As tables name it. A simulation is called so everywhere."""
+        """The name that tables give to this contender. A simulation is called one everywhere."""
         if self.draft is None:
             return "plain"
         length = f"k = {self.draft}" if isinstance(self.draft, int) else f"{self.draft} k"
@@ -34,7 +34,7 @@ class Contender:
         )
 
     def options(self, schedule: str | None) -> dict[str, Any]:
-        """Of `TextModel.stream`."""
+        """The options of `TextModel.stream` that make it draft as this contender does."""
         if self.draft is None:
             return {"assisted": False}
         if isinstance(self.draft, int):
@@ -80,7 +80,7 @@ class Sample:
 
     @classmethod
     def of(cls, result: Result) -> Sample:
-        """The figures of a result."""
+        """Take the figures from a result."""
         prefill = result.ttft_s or 0.0
         draft, times = result.draft, result.times
         return cls(
@@ -100,7 +100,7 @@ class Sample:
 
 @dataclass
 class Row:
-    """What one contender did on one case. `speedup` has a value a turn: plain seconds a token ÷ its own.
+    """The samples of one contender on one case. `speedup` has a value a turn: plain seconds a token ÷ its own.
 
     assistant_precision: of the draft that took its turns, also where this is the plain run beside it.
     """
@@ -117,7 +117,7 @@ class Row:
     equals_plain: bool | None = None  # None where tokens are drawn
 
     def median(self, figure: Callable[[Sample], float | None]) -> float | None:
-        """Of a figure over the samples that have it."""
+        """Return the median of a figure over the samples that have it; None where none has."""
         values = [value for value in map(figure, self.samples) if value is not None]
         return statistics.median(values) if values else None
 
@@ -134,7 +134,7 @@ class Row:
         return 1 + sum(sample.accepted or 0 for sample in self.samples) / rounds if rounds else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return the row with all of its samples as JSON has it."""
         return {**asdict(self), "simulated": self.contender.acceptance is not None}
 
     @classmethod
@@ -149,7 +149,7 @@ class Row:
 def measure(
     model: TextModel, case: Case, contenders: Sequence[Contender], schedule: str | None = None
 ) -> Iterator[Row]:
-    """One row a contender, plain first, when all turns are done.
+    """Measure all contenders in turns, and return a row for each, plain first.
 
     In every turn each contender runs once, so that a change of the machine's speed meets them alike.
     """
@@ -169,7 +169,7 @@ def measure(
 def run(
     model: TextModel, case: Case, contender: Contender, turn: int, plain: Result | None, schedule: str | None = None
 ) -> Result:
-    """One generation of a contender. `plain` is the same turn's plain result, whose text a simulation follows."""
+    """Run one generation of a contender. `plain` is the same turn's plain result, whose text a simulation follows."""
     forget(model)
     seed = {"seed": case.seed + turn} if case.options.get("do_sample") else {}
     options = {**case.options, **contender.options(schedule), **seed}
@@ -191,7 +191,7 @@ def run(
 
 
 def forget(model: TextModel) -> None:
-    """What earlier texts taught the adaptive schedule, here and in earlier processes: a sample is to depend on none."""
+    """Forget what earlier texts taught the adaptive schedule, here and in earlier processes: samples depend on none."""
     drafting = getattr(model, "drafting", None)
     if drafting is not None:
         drafting.forget()

@@ -145,7 +145,7 @@ def _parsed(path: Path, text: str) -> Iterable[tuple[str, Any]]:
 
 
 def _prompt_of(entry: Any, place: str) -> Prompt:
-    """ValueError says what is missing."""
+    """Return the prompt of one line's object. Raises ValueError, which says what is missing."""
     if not isinstance(entry, dict):
         raise ValueError(f"a {type(entry).__name__}, not an object")
     text = next((entry[name] for name in ("prompt", "instruction", "question", "text") if entry.get(name)), None)

@@ -76,12 +76,12 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """What every form of the report says first."""
+        """The remarks that every form of the report begins with."""
         return [*([SIMULATED] if self.simulated else []), *([RANDOM] if self.random_weights else []), *self.notes]
 
 
 def _commit() -> str | None:
-    """Of the checkout this package runs from; None where it is installed."""
+    """Return the commit of the checkout this package runs from; None where it is installed."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
@@ -101,7 +101,7 @@ def render(report: Report, form: str, seed: int = 0) -> str:
 
 
 def as_dict(report: Report, seed: int) -> dict[str, Any]:
-    """Everything, every sample too."""
+    """Return the whole report as JSON has it, with every sample."""
     facts = {name: value for name, value in asdict(report).items() if name != "rows"}
     return {
         **facts,
@@ -158,7 +158,7 @@ def as_csv(report: Report) -> str:
 
 
 def as_markdown(report: Report, seed: int) -> str:
-    """What was measured on what, then a table for each contender at each pair of precisions."""
+    """Return what was measured on what, then a table for each contender at each pair of precisions."""
     assistant = f", assistant {report.assistant}" if report.assistant else ", no assistant"
     lines = [f"# ipex-assist bench, task {report.task}", "", f"Target {report.target}{assistant}, {report.executor}."]
     lines += [_machine(report), "", f"    {report.command}", ""]

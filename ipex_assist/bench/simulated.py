@@ -27,13 +27,13 @@ class SimulatedDraft:
         self._right = numpy.random.default_rng(list(seed)).random(len(text)) < acceptance
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """As the source says."""
+        """Return what the source itself says."""
         return self.source.unread(tokens)
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """As many tokens as the source proposes; it never ends early, since its confidence says nothing about these."""
+        """Propose as many tokens as the source, which never ends early: its confidence says nothing about these."""
         proposal = self.source.propose(tokens, k, context=context)
         return Proposal([self._exchanged(len(tokens) + i, token) for i, token in enumerate(proposal.tokens)])
 
