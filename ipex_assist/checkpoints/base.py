@@ -41,7 +41,7 @@ class Checkpoint(ABC):
         return architecture_of(self.config)
 
     def decoder_spec(self) -> DecoderSpec:
-        """What our own decoder must know of it.
+        """Return the description of this model that our own decoder runs.
 
         Raises:
             NotComputed: it asks for something our decoder does not have; the message says what.
@@ -67,7 +67,7 @@ class Checkpoint(ABC):
             raise IpexAssistError(f"{self.source}: {error}") from error
 
     def why_not_ours(self) -> str | None:
-        """What our own decoder lacks for this model, which transformers runs then; None where it lacks nothing.
+        """Return what our own decoder lacks for this model, which transformers runs then; None where it lacks nothing.
 
         Raises IpexAssistError where a value of its config cannot be.
         """

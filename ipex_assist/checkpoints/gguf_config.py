@@ -80,7 +80,7 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
 
 
 def generation_config_from(header: GgufHeader) -> dict[str, Any]:
-    """What generation_config.json would say: every token that ends a turn, and bos."""
+    """Return what generation_config.json would say: every token that ends a turn, and bos."""
     ids = {
         header.get(f"tokenizer.ggml.{kind}_token_id")
         for kind in ("eos", "eot", "eom")

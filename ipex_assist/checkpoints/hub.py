@@ -171,7 +171,7 @@ def _endpoint() -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What the first of a chain of exceptions was: "Name or service not known", not the HTTP library's retelling."""
+    """Return the first of a chain of exceptions: "Name or service not known", not the HTTP library's retelling."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     return error

@@ -31,7 +31,7 @@ _PARTS = ("qweight", "qzeros", "scales")
 
 @dataclass(frozen=True)
 class Scheme:
-    """What config.json says about a quantized checkpoint; group_size -1 is one group a column."""
+    """The number format that config.json gives for a quantized checkpoint; group_size -1 is one group a column."""
 
     method: str
     layout: Layout
@@ -137,7 +137,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def act_order(self) -> dict[str, torch.Tensor]:
-        """Of matrices whose groups are not consecutive columns: the group of each column, int64 (width,)."""
+        """The group of each input column, int64 (width,), of matrices whose groups are not consecutive columns."""
         import torch
 
         from ipex_assist.quantization.int4_weight import plain_groups
@@ -177,7 +177,7 @@ class QuantizedCheckpoint(Checkpoint):
             del weight
 
     def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
-        """As `tensors`, with quantized matrices as they are."""
+        """Yield what `tensors` does, but quantized matrices as they are stored."""
         wanted = list(names)
         raw = [part for name in wanted for part in (self.modules[name].parts if name in self.modules else (name,))]
         stream = self._stored.tensors(raw)
