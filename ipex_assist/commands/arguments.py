@@ -64,7 +64,7 @@ def inheriting_parser(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags, in groups. A precision that is not given is None."""
+    """Return the parser of all flags, in groups. A precision that is not given is None."""
     parser = ArgumentParser(
         prog="ipex-assist",
         usage="%(prog)s [options]\n       %(prog)s env [--json] [--root DIR]",
@@ -172,7 +172,7 @@ def _check_number(flag: str, value: float | None, lowest: float, highest: float,
 
 
 def assistant_of(args: argparse.Namespace) -> str | None:
-    """What `load` is given: "auto", a source, or None."""
+    """Return the assistant that `load` is given: "auto", a source, or None."""
     if not args.assisted or args.num_assistant_tokens == 0:
         return None
     name = args.assistant_model
@@ -183,7 +183,7 @@ def assistant_of(args: argparse.Namespace) -> str | None:
 
 
 def read_text(path: str | Path) -> str:
-    """What --text names, a UTF-8 file. UsageError for anything else."""
+    """Return the content of the UTF-8 file that --text names. Raises UsageError where it is none."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

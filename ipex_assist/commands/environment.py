@@ -19,7 +19,7 @@ KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
 
 
 def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, Any]:
-    """Where and on what this process runs."""
+    """Return where this process runs, on what processor, and with which versions, for statistics and reports."""
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
     from ipex_assist.executors.choose import compute_threads

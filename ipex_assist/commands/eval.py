@@ -42,7 +42,7 @@ distributions.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags."""
+    """Return the parser of all flags of `ipex-assist eval`."""
     parser = ArgumentParser(
         prog="ipex-assist eval",
         description="Perplexity of a text, and how far a precision or a quantized checkpoint agrees with another.",
@@ -227,7 +227,7 @@ def _against(other: Checkpoint, precision: str | None, result: Comparison) -> di
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    """For people."""
+    """Return the figures as lines of text for people."""
     lines = [
         f"{facts['model']} {facts['precision']}: perplexity {facts['perplexity']:.4f} ± {facts['standard_error']:.4f} "
         f"({facts['tokens']} tokens of {facts['text']}, windows of {facts['window']} every {facts['stride']}; "

@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `stream` is told; flags that were not given keep its defaults."""
+    """Return the options that `stream` is told; flags that were not given keep its defaults."""
     options = {
         "max_new_tokens": args.max_new_tokens,
         "stop": args.stop,

@@ -18,7 +18,7 @@ log = logging.getLogger("ipex_assist")
 
 
 def load_models(args: argparse.Namespace, assistant: str | None) -> tuple[Any, list[str]]:
-    """Both models, and what is not as the launcher planned it."""
+    """Load both models; return them, and what is not as the launcher planned it."""
     precision = args.precision
     from ipex_assist.executors.choose import compute_threads, resolve_executor
 

@@ -25,7 +25,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int | None:
-        """All of it with the runtime's own; None where the target's size is not known."""
+        """Bytes for all purposes, the runtime's own among them; None where the target's size is not known."""
         if self.target is None:
             return None
         return self.target + (self.assistant or 0) + self.kv + RUNTIME_BYTES
@@ -41,7 +41,7 @@ def estimate_need(
     *,
     offline: bool = True,
 ) -> MemoryNeed:
-    """What `load(model, assistant)` and a generation will take, without downloading anything.
+    """Estimate the bytes that `load(model, assistant)` and a generation will take, without downloading anything.
 
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
     hub is asked for the sizes of models that are not.
@@ -90,5 +90,5 @@ def check_memory(need: MemoryNeed) -> None:
 
 
 def gib(size: int) -> str:
-    """A size as people read it."""
+    """Return a number of bytes as text in GiB."""
     return f"{size / (1 << 30):.1f} GiB"

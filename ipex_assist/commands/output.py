@@ -52,7 +52,7 @@ class TextPrinter:
 
 
 def _styled(text: str, style: str) -> str:
-    """Each line in its style by itself: pagers end a style at the end of a line."""
+    """Put each line into its style by itself: pagers end a style at the end of a line."""
     return "\n".join(f"{style}{line}{PLAIN_STYLE}" if line else "" for line in text.split("\n"))
 
 
@@ -75,7 +75,7 @@ def statistics_line(result: Result) -> str:
 
 
 def statistics_text(result: Result) -> str:
-    """All statistics, one a line; the first two paragraphs as llama.cpp's example `speculative` prints them.
+    """Return all statistics, one a line; the first two paragraphs as llama.cpp's example `speculative` prints them.
 
     The second paragraph and the shares of time are of assisted runs. n_draft is the longest draft of a round.
     """
@@ -119,5 +119,5 @@ def _speed_line(what: str, tokens: int, seconds: float) -> str:
 
 
 def json_line(result: Result, environment: dict[str, Any]) -> str:
-    """One object on one line; every key of Result is there, null where it does not apply."""
+    """Return the result as one JSON object on one line with every key of Result, null where it does not apply."""
     return json.dumps({**result.as_dict(), "environment": environment})

@@ -37,7 +37,7 @@ class Score:
 
     @property
     def standard_error(self) -> float:
-        """Of the perplexity: its derivative times the standard error of the mean loss, tokens taken as independent."""
+        """The perplexity's standard error: its derivative times that of the mean loss, tokens taken as independent."""
         mean = self.loss / self.tokens
         variance = max(self.squared_loss / self.tokens - mean * mean, 0.0)
         return self.perplexity * math.sqrt(variance / self.tokens)
@@ -60,7 +60,7 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """Of tokens where both find the same one likeliest: what greedy decoding would take."""
+        """The share of tokens where both models find the same one likeliest, which greedy decoding would take."""
         return self.same / self.tokens
 
     @property
@@ -116,7 +116,7 @@ def compare(
     stride: int,
     progress: Callable[[Window], None] | None = None,
 ) -> Comparison:
-    """Both models' scores of a text's tokens, and how far they agree. They share a vocabulary."""
+    """Score a text's tokens by both models, which share a vocabulary, and count how far they agree."""
     result = Comparison(Score(), Score(), Agreement())
     pair = [(each, each.new_sequence(min(length, len(tokens)))) for each in (model, reference)]
     for window in windows(len(tokens), length, stride):

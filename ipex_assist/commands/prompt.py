@@ -75,7 +75,7 @@ def _read_input(*, typed: bool) -> str:
 
 
 def _text(content: bytes) -> str:
-    """Without one newline at its end, which editors and `echo` put there."""
+    """Return the text without one newline at its end, which editors and `echo` put there."""
     try:
         return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:

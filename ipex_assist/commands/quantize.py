@@ -29,7 +29,7 @@ the layers get 4 bits; embeddings, norms and the head stay as they are.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags."""
+    """Return the parser of all flags of `ipex-assist quantize`."""
     parser = ArgumentParser(
         prog="ipex-assist quantize",
         description="Write a checkpoint with 4-bit weights, which loads without quantizing again.",

@@ -29,7 +29,7 @@ _LARGEST_COPY = 64 << 20
 
 @dataclass
 class Written:
-    """What a run wrote."""
+    """Counts what a run wrote, and how far it is from the original."""
 
     matrices: int = 0
     bytes: int = 0

@@ -83,7 +83,7 @@ def _work(args: argparse.Namespace, work: Callable[[], int]) -> int:
 
 
 def set_threads(threads: int | None) -> None:
-    """As many threads for torch as were planned, or asked for."""
+    """Let torch compute with as many threads as were planned, or asked for."""
     import torch
 
     plan = launch.inherited_plan(os.environ)
