@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to scores (rows, length): 0 where row start+i may see a position, else the lowest finite number.
+    """Return what to add to scores (rows, length): 0 where row start+i sees a position, else the lowest finite number.
 
     Finite, because a block of positions that are all masked with -inf would make a row's softmax 0 ÷ 0.
     """

@@ -21,7 +21,7 @@ class Sequence(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Tokens there is room for."""
+        """How many tokens there is room for."""
         ...
 
     @property

@@ -55,7 +55,7 @@ class TorchKernels:
         return lambda x: functional.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """As Llama's: scaled in float32, rounded, then weighted."""
+        """Normalise the last dimension as Llama does: scaled in float32, rounded, then weighted."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return wide.to(self.dtype) * weight
@@ -75,5 +75,5 @@ def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 
 def make_torch_kernels(precision: str) -> TorchKernels:
-    """PyTorch's own, at bf16 or fp32."""
+    """Return PyTorch's own kernels, at bf16 or fp32."""
     return TorchKernels(torch.float32 if precision == "fp32" else torch.bfloat16)

@@ -160,7 +160,7 @@ class NativeModel(Model):
             self._pass(chunk, [sequence] * len(chunk), rotation, into, vocabulary)
 
     def _step(self, rows: list[Row], logits: torch.Tensor, vocabulary: int | None) -> None:
-        """One pass over rows of any sequences; the logits that are wanted go to their places."""
+        """Run one pass over rows of any sequences; the logits that are wanted go to their places."""
         tokens, sequences = [row.token for row in rows], [row.sequence for row in rows]
         wanted = [(index, row.place) for index, row in enumerate(rows) if row.place is not None]
         if not wanted:
@@ -178,7 +178,7 @@ class NativeModel(Model):
             logits[place] = computed[index - first]
 
     def _rotation(self, start: int = 0, count: int = 0, prompt_length: int | None = None) -> Rotation:
-        """Of all positions, or of a prompt's."""
+        """Return the rotation's cosines and sines of all positions, or of a prompt's."""
         if self.rotary is None:
             return Rotation()
         if prompt_length is None:

@@ -159,7 +159,7 @@ def _place(ours: str) -> tuple[int, str]:
 
 
 def _linear_of(ours: str) -> str:
-    """What shares an order of input columns: "layers.3.qkv" for "layers.3.k_proj.weight"."""
+    """Name the parts that share an order of input columns: "layers.3.qkv" for "layers.3.k_proj.weight"."""
     prefix, _, leaf = ours.removesuffix(".weight").rpartition(".")
     return f"{prefix}.{_TOGETHER.get(leaf, leaf)}"
 

@@ -32,7 +32,7 @@ _PIECE = 64 << 20
 
 
 def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path:
-    """Where the packed copy of a checkpoint belongs: named for people, and by everything its content depends on."""
+    """Return the packed copy's place: named for people, and by everything its content depends on."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.weight_files()]
     facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group))
     source = "-".join(checkpoint.source.rstrip("/").removesuffix(".gguf").split("/")[-2:])

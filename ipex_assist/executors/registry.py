@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What an executor is to load; see `load.load_model` for the fields that are its arguments."""
+    """Describes what an executor is to load; see `load.load_model` for the fields that are its arguments."""
 
     checkpoint: Checkpoint
     spec: DecoderSpec
@@ -41,7 +41,7 @@ class Executor:
     load: Callable[[LoadRequest], Model]
 
     def available(self) -> bool:
-        """Whether it works here."""
+        """Whether this executor works on this machine."""
         return self.unavailable() is None
 
 

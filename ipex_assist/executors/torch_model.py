@@ -94,7 +94,7 @@ class TorchModel(Model):
         return (logits[0] if len(logits) == 1 else torch.cat(logits))[:, :vocabulary]
 
     def _append(self, sequence: Sequence, tokens: Tokens, last: int) -> Iterator[torch.Tensor]:
-        """One sequence's tokens in passes; logits of the last `last` rows, in parts."""
+        """Append one sequence's tokens in passes; yields the logits of the last `last` rows in parts."""
         assert isinstance(sequence, TorchSequence), f"a sequence of {type(sequence).__name__}"
         assert sequence.model is self, "a sequence of another model"
         start, count = sequence.length, len(tokens)
@@ -121,7 +121,7 @@ class TorchModel(Model):
         return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
 
     def _pass(self, sequence: TorchSequence, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
-        """All layers over one stretch of rows; `padded` is the row count of a decode step, 0 in a prompt."""
+        """Run all layers over one stretch of rows; `padded` is the row count of a decode step, 0 in a prompt."""
         start = sequence.length
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self.embed(torch.tensor(tokens), start)
@@ -136,7 +136,7 @@ class TorchModel(Model):
     def stretch(
         self, start: int, rows: int, window: int | None, step: bool, prompt_length: int | None = None
     ) -> Stretch:
-        """What layers with this window need to know about `rows` rows from position `start` on."""
+        """Return what layers with this window need to know about `rows` rows from position `start` on."""
         angles = self.rotary.rows(start, rows, prompt_length) if self.rotary is not None else None
         return Stretch(start, angles, self._mask(start, rows, window, step), step)
 
@@ -164,7 +164,7 @@ class TorchModel(Model):
         return mask
 
     def layer(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
-        """One layer over rows x (rows, hidden) at a stretch of positions; writes their keys and values."""
+        """Run one layer over rows x (rows, hidden) at a stretch of positions; it writes their keys and values."""
         post_norm = self.spec.post_norm
         h = x if post_norm else self._norm(x, layer.attention_norm)
         x = x + self._attention(h, layer, index, cache, at)

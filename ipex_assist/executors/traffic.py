@@ -23,7 +23,7 @@ class Traffic:
 
 
 def traffic_of(model: Model, precision: str) -> Traffic:
-    """Of a loaded model. Exact for the native core; else as its linears are at `precision`.
+    """Return what a loaded model reads. It is exact for the native core; else linears count as stored at `precision`.
 
     Embedding tables do not count: a pass reads a row of them.
     """
@@ -43,7 +43,7 @@ def table_bytes(spec: DecoderSpec, precision: str) -> int:
 
 
 def linear_bytes(spec: DecoderSpec, precision: str) -> int:
-    """All matrices of a model but its embedding tables, packed."""
+    """Return the packed bytes of all matrices of a model but its embedding tables."""
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
     layer = hidden * (2 * spec.query_size + 2 * spec.key_value_size)
     layer += hidden * spec.intermediate_size * (3 if spec.gated else 2)
