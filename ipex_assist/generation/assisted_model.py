@@ -26,7 +26,7 @@ log = logging.getLogger("ipex_assist")
 
 
 class AssistedModel(TextModel):
-    """Our own models and decode loop.
+    """Generates with our own models and decode loop.
 
     Each stream has sequences of its own, so that any number of them may be under way, in one thread or in several.
     """
@@ -53,16 +53,16 @@ class AssistedModel(TextModel):
 
     @property
     def context_length(self) -> int:
-        """Tokens a sequence can hold."""
+        """How many tokens a sequence can hold."""
         return self.target.spec.context_length
 
     @property
     def traffic(self) -> Traffic:
-        """What a pass of the target reads from memory."""
+        """The bytes that a pass of the target reads from memory."""
         return traffic_of(self.target, self.identity.precision)
 
     def draft_source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
-        """What drafts for one text of at most `length` tokens; None where there is no assistant."""
+        """Return what drafts for one text of at most `length` tokens; None where there is no assistant."""
         return self.drafting.source(sampling, generator, length)
 
     def _rounds(

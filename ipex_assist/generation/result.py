@@ -54,7 +54,7 @@ class DraftResult:
 
     @classmethod
     def of(cls, counts: Statistics) -> DraftResult:
-        """What `counts` says about the draft."""
+        """Take what `counts` says about the draft."""
         return cls(
             rounds=counts.rounds,
             drafted=counts.drafted,
@@ -83,7 +83,7 @@ class Times:
 
     @classmethod
     def of(cls, counts: Statistics) -> Times:
-        """What `counts` says about times."""
+        """Take what `counts` says about times."""
         draft_s, verify_s, other_s = counts.parts_s or (None, None, None)
         return cls(counts.encode_tokens_per_s, draft_s, verify_s, other_s, counts.read_gb_per_s)
 
@@ -115,5 +115,5 @@ class Result:
     times: Times = field(default_factory=Times)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name, nested ones too, as `--json` prints them."""
+        """Return all fields by name, nested ones too, as `--json` prints them."""
         return asdict(self)

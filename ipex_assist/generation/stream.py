@@ -85,7 +85,7 @@ class Generation(Iterator[Chunk]):
         return self._pieces[-1]
 
     def _close(self) -> None:
-        """No round is wanted any more: where they come from a generator, it ends here and not when it is collected."""
+        """Ask for no further round: where they come from a generator, it ends here and not when it is collected."""
         close = getattr(self._rounds, "close", None)
         if close is not None:
             with contextlib.suppress(ValueError):  # a round is running, in another thread or under a signal's handler

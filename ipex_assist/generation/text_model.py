@@ -33,7 +33,7 @@ class TextModel(ABC):
 
     @property
     def traffic(self) -> Traffic | None:
-        """What a pass of the target reads from memory; None where that is not known."""
+        """The bytes that a pass of the target reads from memory; None where that is not known."""
         return None
 
     @abstractmethod

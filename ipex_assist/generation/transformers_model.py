@@ -194,7 +194,7 @@ class _Worker:
         self.items.put(_Pass(value.reshape(-1).tolist(), self.draft_passes, time.perf_counter()))
 
     def end(self) -> None:
-        """Nothing more comes; `_generate` says so itself, after errors too."""
+        """Ignore the streamer's end: `_generate` announces it itself, after errors too."""
 
     def _generate(self) -> None:
         from transformers import StoppingCriteriaList
@@ -228,7 +228,7 @@ class _Worker:
         return torch.full((ids.shape[0],), self.stopped.is_set(), dtype=torch.bool)
 
     def rounds(self) -> Iterator[Round]:
-        """One round a pass of the target; closing the iterator ends the thread at its next token."""
+        """Yield one round a pass of the target; closing the iterator ends the thread at its next token."""
         thread = threading.Thread(target=self._generate, name="generate", daemon=True)
         started = time.perf_counter()
         thread.start()
