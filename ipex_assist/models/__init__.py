@@ -31,7 +31,7 @@ class Architecture:
     weights: Callable[[DecoderSpec], dict[str, Source]]
 
     def spec(self, config: Mapping[str, Any]) -> DecoderSpec:
-        """The spec of a config.json.
+        """Return the spec of a config.json.
 
         Raises ConfigError for values that cannot be, by the names they have there; NotComputed for a sound config that
         asks for something our decoder does not have.

@@ -46,7 +46,7 @@ def rope(config: Config, default_theta: float = 10000.0) -> Rope:
 
 
 def with_windows(spec: DecoderSpec, config: Config) -> DecoderSpec:
-    """With the window of each layer of Qwen's configs: layer_types where given, else those after max_window_layers."""
+    """Return the spec with each layer's window, as Qwen's configs have it: layer_types, else max_window_layers."""
     window = config.optional_integer("sliding_window")
     if not config.flag("use_sliding_window", False) or window is None:
         return spec

@@ -146,7 +146,7 @@ class DecoderSpec:
 
     @property
     def scale(self) -> float:
-        """What query · key is multiplied with."""
+        """The factor that query · key is multiplied with."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
@@ -156,7 +156,7 @@ class DecoderSpec:
 
     @property
     def query_size(self) -> int:
-        """Columns of the query projection."""
+        """The number of columns of the query projection."""
         return self.num_attention_heads * self.head_dim
 
     @property
