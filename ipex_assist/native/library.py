@@ -97,7 +97,7 @@ def unavailable() -> str | None:
 
 
 def last_error() -> str:
-    """What the core's last failed call said in this thread."""
+    """Return the message of the core's last failed call in this thread."""
     return str(library().ia_last_error().decode())
 
 
@@ -113,7 +113,7 @@ class Pool:
             raise IpexAssistError(f"cannot start {threads} threads: {last_error()}")
 
     def close(self) -> None:
-        """End the threads."""
+        """End the pool's threads."""
         if self.handle:
             self._library.ia_pool_delete(self.handle)
             self.handle = None
@@ -136,7 +136,7 @@ _pools: dict[tuple[int, tuple[int, ...] | None], Pool] = {}
 
 
 def shared_pool(threads: int, cpus: Sequence[int] | None) -> Pool:
-    """One pool a process for each placement, so that a target and its assistant never compete. It lives to the end."""
+    """Return the one pool of a placement, so that a target and its assistant never compete. It lives to the end."""
     key = (threads, tuple(cpus) if cpus is not None else None)
     if key not in _pools:
         _pools[key] = Pool(threads, cpus)

@@ -54,11 +54,11 @@ class PackedModel:
         return (ctypes.c_char * self.nbytes).from_address(self.library.ia_model_image(self.handle))
 
     def checksum(self) -> int:
-        """Of the image; 64 bits, not cryptographic."""
+        """Return the checksum of the packed image; 64 bits, not cryptographic."""
         return int(self.library.ia_checksum(self.pool.handle, self.library.ia_model_image(self.handle), self.nbytes))
 
     def allocate(self) -> None:
-        """Empty memory for `pack`."""
+        """Reserve empty memory for `pack`."""
         self.check(self.library.ia_model_allocate(self.handle))
 
     def adopt(self, file: int, offset: int, copy: bool) -> None:
@@ -74,7 +74,7 @@ class PackedModel:
         self._table_owner = other
 
     def pack(self, name: str, tensor: torch.Tensor) -> None:
-        """One of our weights (models/weights.py) in the checkpoint's own type.
+        """Pack one of our weights (models/weights.py), given in the checkpoint's own type.
 
         Raises NotFiniteError where it holds NaN or infinity.
         """
@@ -105,7 +105,7 @@ class PackedModel:
             raise NotFiniteError(name, last_error())
 
     def linears(self, which: str, x: torch.Tensor) -> torch.Tensor:
-        """One linear of every layer in turn on rows x (rows, width), outside a pass; the last one's (rows, columns).
+        """Run one linear of every layer in turn on x (rows, width), outside a pass; return the last's (rows, columns).
 
         which: qkv (parts begin at multiples of 16 columns), output, up (gate and up by turns of 16 columns) or down.
         """

@@ -43,7 +43,7 @@ _INTEGERS = (
 
 
 class Spec(ctypes.Structure):
-    """model.h: Spec."""
+    """Mirrors `Spec` of model.h."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in _INTEGERS.split()),
@@ -55,7 +55,7 @@ class Spec(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """forward.h: Batch."""
+    """Mirrors `Batch` of forward.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
