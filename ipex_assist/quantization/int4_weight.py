@@ -25,7 +25,7 @@ class Int4Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(columns, width), as of the float matrix."""
+        """The shape of the float matrix that this one stands for, (columns, width)."""
         return tuple(self.values.shape)
 
     def groups_of_columns(self) -> torch.Tensor:
@@ -40,18 +40,18 @@ class Int4Weight:
         return weight.sub_(self.zeros.to(torch.float32)[:, groups]).mul_(self.scales[:, groups])
 
     def rows(self, take: Callable[[torch.Tensor], torch.Tensor]) -> Int4Weight:
-        """Some of the output columns: `take` maps a matrix to its rows that are wanted."""
+        """Return some of the output columns: `take` maps a matrix to its rows that are wanted."""
         return replace(self, values=take(self.values), scales=take(self.scales), zeros=take(self.zeros))
 
     def ordered(self, order: torch.Tensor) -> Int4Weight | None:
-        """With input column i replaced by column order[i]; None where its groups are not consecutive then."""
+        """Return the matrix with column order[i] as input column i; None where its groups are not consecutive then."""
         groups = self.groups_of_columns()[order]
         if not torch.equal(groups, plain_groups(self.shape[1], self.group)):
             return None
         return replace(self, values=self.values[:, order], group_index=None)
 
     def in_groups_of(self, group: int) -> Int4Weight:
-        """The same matrix in smaller groups; `group` divides this one's, unless this has a single group."""
+        """Return the same matrix in smaller groups; `group` divides this one's, unless this has a single group."""
         width, groups = self.shape[1], self.scales.shape[1]
         assert self.group_index is None, "groups must be consecutive"
         assert groups == 1 or self.group % group == 0, f"groups of {self.group} are no multiple of {group}"
