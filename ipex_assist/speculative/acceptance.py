@@ -55,16 +55,16 @@ class Classes:
 
     @property
     def seen(self) -> float:
-        """Tokens, decayed."""
+        """How many drafted tokens were counted, decayed."""
         return float(self.drafted.sum())
 
     @property
     def expected(self) -> float:
-        """Tokens that would have been accepted if the confidences were right."""
+        """How many tokens would have been accepted if the confidences were right."""
         return float(self.drafted @ _PRIOR_ACCEPTANCE)
 
     def splits(self, honesty: float) -> Splits:
-        """How tokens at or above each class's lower edge fare, and those below."""
+        """Return how tokens at or above each class's lower edge fare, and those below; arrays (edges,)."""
         believed = np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE)
         rates = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
         tokens = self.drafted + self.prior * self.share
@@ -90,7 +90,7 @@ class Acceptance:
 
     @classmethod
     def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
-        """From what `as_counts` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Make it anew from what `as_counts` gave. Raises KeyError, TypeError or ValueError for anything else."""
         known = cls()
         for classes, stored in ((known.first, counts["first"]), (known.later, counts["later"])):
             drafted, accepted = (np.array([float(count) for count in stored[key]]) for key in ("drafted", "accepted"))
@@ -102,7 +102,7 @@ class Acceptance:
         return known
 
     def as_counts(self) -> dict[str, dict[str, list[float]]]:
-        """Drafted and accepted tokens by class of confidence, decayed, for JSON."""
+        """Return drafted and accepted tokens by class of confidence, decayed, for JSON."""
         return {
             name: {"drafted": classes.drafted.tolist(), "accepted": classes.accepted.tolist()}
             for name, classes in (("first", self.first), ("later", self.later))
@@ -110,12 +110,12 @@ class Acceptance:
 
     @property
     def seen(self) -> float:
-        """Tokens behind these counts, decayed like them: how far they can be trusted."""
+        """How many tokens are behind these counts, decayed like them: how far they can be trusted."""
         return self.first.seen + self.later.seen
 
     @property
     def first_rate(self) -> float:
-        """Of a draft's first tokens the share that was right, by what was seen alone; 0 where nothing was."""
+        """The share of drafts' first tokens that was right, by what was seen alone; 0 where nothing was."""
         drafted = self.first.seen
         return float(self.first.accepted.sum()) / drafted if drafted else 0.0
 
@@ -134,14 +134,14 @@ class Acceptance:
             classes.accepted[index] += i < accepted
 
     def next_text(self) -> None:
-        """Another text begins: what was learnt still counts, but little, and the draft gets its chance again."""
+        """Begin another text: what was learnt still counts, but little, and the draft gets its chance again."""
         seen = self.seen
         for classes in (self.first, self.later):
             classes.scale(min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0)
             classes.prior = max(classes.prior, _PRIOR_TOKENS / 2)
 
     def splits(self) -> tuple[Splits, Splits]:
-        """Of first tokens, and of later ones.
+        """Return how first tokens fare by their confidence, and how later ones do.
 
         Classes of which little was seen are believed to be as honest about themselves as all are taken together.
         """
@@ -152,5 +152,5 @@ class Acceptance:
 
 
 def class_of(confidence: float) -> int:
-    """The class of a confidence, 0 ≤ it ≤ 1."""
+    """Return the class of a confidence between 0 and 1."""
     return max(0, bisect_right(EDGES, confidence) - 1)

@@ -32,7 +32,7 @@ class Choice:
 
 
 def best_choice(acceptance: Acceptance, costs: Costs, longest: int) -> Choice:
-    """The number and the threshold with the most expected tokens per second; k = 0 is plain decoding.
+    """Return the number and the threshold with the most expected tokens per second; k = 0 is plain decoding.
 
     With a share g of drafted tokens at or above the threshold, accepted with probability h (those below with l), token
     j is drafted with probability g^(j-1) and accepted with (gh)^(j-1) (gh + (1-g)l). Without a threshold that is
@@ -55,7 +55,7 @@ def best_choice(acceptance: Acceptance, costs: Costs, longest: int) -> Choice:
 
 
 def _powers(first: Array, later: Array, longest: int) -> Array:
-    """(edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
+    """Return (edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
     table: Array = np.repeat(later[:, None], longest, axis=1)
     table[:, 0] = 1.0
     if longest > 1:
@@ -160,14 +160,14 @@ class Adaptive:
         return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
 
     def _choice(self, longest: int) -> Choice:
-        """The best one. It is searched for anew when a draft taught something, and else now and then: costs drift."""
+        """Return the best choice, searched for anew when a draft taught something, and now and then: costs drift."""
         key = (self._known is self.lookup_acceptance, self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
         if key != self._chosen_for:
             self._chosen, self._chosen_for = best_choice(self._known, self._costs, longest), key
         return self._chosen
 
     def _affordable(self, choice: Choice) -> Plan:
-        """The choice, with as much of the text read, and as many tokens, as the credit covers."""
+        """Plan the choice with as much of the text read, and as many tokens, as the credit covers."""
         context, credit = self._context(choice), self.credit
         reading = self._reading(context)
         if context is None and self.budget.grants_reading:
@@ -178,19 +178,19 @@ class Adaptive:
         return Plan(k, choice.min_confidence, context)
 
     def _trial(self) -> Plan:
-        """Nothing, or now and then one token, by which a text that has become easier is noticed."""
+        """Plan nothing, or now and then one token, by which a text that has become easier is noticed."""
         context = None if self._has_read_nearly_all else CONTEXTS[-1]
         price = self._loss(1, context)
         affordable = self.budget.trial_is_due(price) and price <= self.credit
         return Plan(1, 0.0, context) if affordable else Plan(0)
 
     def _loss(self, k: int, context: int | None) -> float:
-        """Seconds that a round with `k` drafted tokens takes longer than a plain one."""
+        """Return the seconds that a round with `k` drafted tokens takes longer than a plain one."""
         costs = self._costs
         return self._reading(context) + k * costs.draft + costs.verifying(k + 1) - costs.verifying(1)
 
     def _reading(self, context: int | None) -> float:
-        """Seconds to read the last `context` tokens of the text as far as they are unread; None: whatever is unread."""
+        """Return the seconds to read the last `context` tokens as far as they are unread; None: whatever is unread."""
         now = self._now
         if context is None:
             return self._costs.reading(now.length if self.skipped else now.unread)
@@ -201,7 +201,7 @@ class Adaptive:
         return self._now.unread <= CONTEXTS[-1] and not self.skipped
 
     def _context(self, choice: Choice) -> int | None:
-        """None to read the whole text: where that pays in the tokens to come, and its price may be lost."""
+        """Return how much to read; None is the whole text: where that pays in the tokens to come and may be lost."""
         if self._has_read_nearly_all:
             return None
         plain, price = self.plain_s, self._reading(None)
@@ -214,6 +214,6 @@ class Adaptive:
         return None if whole else self._end_of_text()
 
     def _end_of_text(self) -> int:
-        """As much of the text's end as half of the credit covers."""
+        """Return how many tokens of the text's end half of the credit pays for."""
         half = self.credit / 2
         return next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])

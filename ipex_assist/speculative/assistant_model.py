@@ -39,7 +39,7 @@ class AssistantModel:
         self._start = self._base = 0
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Tokens that the sequence lacks."""
+        """Return how many tokens of the text the assistant's sequence lacks."""
         return len(tokens) - self._start - self._sequence.length
 
     def propose(
@@ -73,7 +73,7 @@ class AssistantModel:
             self._start = 0
 
     def _decode(self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float) -> Proposal:
-        """One pass a token.
+        """Draft by one pass a token.
 
         It ends behind a token, never before it: one that is drawn and then dropped for what it is would shift the
         distribution of what takes its place.

@@ -43,7 +43,7 @@ def calibrate(
 
 
 def time_passes(model: Model, sizes: abc.Sequence[int], seconds: float, clock: Clock) -> tuple[float, ...]:
-    """Seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
+    """Return the seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
 
     The first of `sizes` have all their turns before the others have one: of a few sizes it is better to know the time
     undisturbed than of many to know it as it happened to be.
@@ -93,7 +93,7 @@ def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock) -> flo
 
 
 def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
-    """Seconds of one greedily drafted token, the fastest of a few."""
+    """Return the seconds of one greedily drafted token, the fastest of a few."""
     sequence = model.new_sequence(_BEFORE + _DRAFTED + 1)
     model.extend(sequence, _tokens(model, _BEFORE))
     best, began = float("inf"), clock()
@@ -110,7 +110,7 @@ def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
 
 
 def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> float:
-    """Seconds a token of a stretch that is longer than a decode step."""
+    """Return the seconds a token of a stretch that is longer than a decode step."""
     each = rows[-1] / len(rows)
     if model.spec.context_length < READ_TOKENS or READ_TOKENS * each > READ_SECONDS:
         return each
@@ -121,7 +121,7 @@ def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> floa
 
 
 def rising(values: abc.Sequence[float]) -> list[float]:
-    """The nearest sequence that never falls, by least squares (pool adjacent violators)."""
+    """Return the nearest sequence that never falls, by least squares (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
         mean, count = value, 1
@@ -133,7 +133,7 @@ def rising(values: abc.Sequence[float]) -> list[float]:
 
 
 def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: Iterable[int]) -> list[float]:
-    """Values at `wanted` places on straight lines between `known` ones, ascending; level beyond both ends."""
+    """Return values at `wanted` places on straight lines between `known` ones, ascending; level beyond both ends."""
     results = []
     for place in wanted:
         right = next((i for i, at in enumerate(known) if at >= place), len(known) - 1)
@@ -145,6 +145,6 @@ def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: I
 
 
 def describe(costs: Costs) -> str:
-    """In milliseconds, for people."""
+    """Return what passes cost, in milliseconds, as text for people."""
     passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in costs.verify[:9])
     return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms"

@@ -19,7 +19,7 @@ class Costs:
     read: float = 0.0
 
     def reading(self, unread: int) -> float:
-        """Seconds to read `unread` tokens, beyond the one row that a draft step reads anyway."""
+        """Return the seconds to read `unread` tokens, beyond the one row that a draft step reads anyway."""
         if unread <= 1 or not self.rows:
             return 0.0
         if unread <= len(self.rows):
@@ -27,7 +27,7 @@ class Costs:
         return unread * self.read
 
     def verifying(self, rows: int) -> float:
-        """Seconds of the target's pass over `rows` rows; beyond what was measured it goes on with its last slope."""
+        """Return the seconds of the target's pass over `rows` rows; beyond what was measured its mean slope goes on."""
         known = len(self.verify)
         if rows <= known:
             return self.verify[rows - 1]

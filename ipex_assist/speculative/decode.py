@@ -17,7 +17,7 @@ from ipex_assist.speculative.verify import verify_greedy, verify_sampled
 
 @dataclass(frozen=True)
 class Round:
-    """What one pass of the target brought: the accepted drafted tokens, then one of its own.
+    """The tokens that one pass of the target brought: the accepted drafted tokens, then one of its own.
 
     `prompt` marks the first round, the pass over the prompt. Times are in seconds; plain_s is what a pass with nothing
     drafted takes at this time, by the schedule's measurements, or None.

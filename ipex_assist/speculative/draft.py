@@ -26,13 +26,13 @@ class DraftSource(Protocol):
     """Guesses tokens, and is told how many of them were right."""
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` the source must read before it can draft; 0 where reading costs nothing."""
+        """Return how many of `tokens` the source must read before it can draft; 0 where reading costs nothing."""
         ...
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """At most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot.
+        """Draft at most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot.
 
         min_confidence: end behind a token to which the source gives a smaller probability. context: go on with what was
         read so far, or, where more than so many tokens are unread, start anew with the last so many of the text; None
@@ -41,5 +41,5 @@ class DraftSource(Protocol):
         ...
 
     def accept(self, count: int) -> None:
-        """`count` of the last proposal's tokens were kept; the rest never happened."""
+        """Take note that `count` of the last proposal's tokens were kept; the rest never happened."""
         ...

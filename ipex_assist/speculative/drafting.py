@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Drafting:
-    """Everything a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
+    """Holds what a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
 
     assistant_tokenizer: of an assistant with another vocabulary. measure: gives the costs when they are first needed.
     keep: hears of `model_acceptance` and `lookup_acceptance` when a text has ended that the adaptive schedule learnt
@@ -58,7 +58,7 @@ class Drafting:
     _measuring: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def go_on_from(self, cache: PairCache) -> None:
-        """Know what earlier processes learnt of this pair, and keep for later ones what this one learns."""
+        """Go on from what earlier processes learnt of this pair, and keep for later ones what this one learns."""
         self.cache = cache
         self.model_acceptance, self.lookup_acceptance, self.keep = (
             cache.model_acceptance,
@@ -67,7 +67,7 @@ class Drafting:
         )
 
     def forget(self) -> None:
-        """The pair is unknown from here on but for its costs, and what it does is not kept for later processes."""
+        """Treat the pair as unknown from here on but for its costs, and keep nothing of it for later processes."""
         if self.cache is not None:
             self._costs, self.cache = self.costs, None
         self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
@@ -88,7 +88,7 @@ class Drafting:
         return self.lookup or self.assistant is not None
 
     def source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
-        """What drafts for one text of at most `length` tokens; None where nothing does."""
+        """Return what drafts for one text of at most `length` tokens; None where nothing does."""
         model = self._model(sampling, generator, length) if self.assistant is not None else None
         if not self.lookup:
             return model
@@ -111,7 +111,7 @@ class Drafting:
         )
 
     def schedule(self, options: DraftOptions, limit: int) -> Schedule:
-        """For one text of at most `limit` new tokens."""
+        """Return the schedule of one text of at most `limit` new tokens."""
         number = options.num_assistant_tokens
         if options.kind == "constant":
             return Constant(CONSTANT_TOKENS if number is None else number)

@@ -28,7 +28,7 @@ _USUAL_SECONDS = 1.5  # of a calibration whose file does not say how long it too
 
 
 class CostsFile(Protocol):
-    """Where costs are kept."""
+    """A place that keeps costs from one process to the next."""
 
     def read(self) -> Any:
         """Return what was written; None where there is nothing."""

@@ -32,7 +32,7 @@ FORMAT = 1  # of the files
 def pair_facts(
     target: Checkpoint, precision: str, assistant: Checkpoint | None, assistant_precision: str | None, **others: Any
 ) -> dict[str, Any]:
-    """What a pair is: both checkpoints' files, precisions, and `others`, such as the vocabulary it drafts from."""
+    """Return what identifies a pair: both checkpoints' files, precisions, and `others`, as its draft vocabulary."""
     return {
         "version": __version__,
         "format": FORMAT,
@@ -91,7 +91,7 @@ class PairCache:
         self._costs.correct(findings)
 
     def keep_acceptance(self, models: Acceptance, copies: Acceptance) -> None:
-        """For later processes; written at most every WRITE_EVERY seconds."""
+        """Keep the counts for later processes; they are written at most every WRITE_EVERY seconds."""
         if self._clock() - self._written >= WRITE_EVERY:
             self._written = self._clock()
             self._acceptance_file.write({"models": models.as_counts(), "copies": copies.as_counts()})
@@ -108,7 +108,7 @@ class _KeptFile:
             self.path = cache_folder("calibration") / f"{digest}.{kind}.json"
 
     def read(self) -> Any:
-        """What was written; None where there is nothing of these facts."""
+        """Return what was written; None where there is nothing of these facts."""
         if self.path is None:
             return None
         try:
@@ -118,7 +118,7 @@ class _KeptFile:
             return None
 
     def write(self, content: Any) -> None:
-        """Whole or not at all, whoever else writes."""
+        """Write the content whole or not at all, whoever else writes."""
         if self.path is None:
             return
         text = json.dumps({"facts": self.facts, self.kind: content}, indent=1)
@@ -131,7 +131,7 @@ class _KeptFile:
             log.info("%s of this pair are not kept: %s", self.kind, error)
 
     def delete(self) -> None:
-        """What is there."""
+        """Delete the file, if there is one."""
         if self.path is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -139,7 +139,7 @@ class _KeptFile:
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A file beside `path` with a name of its own, even among machines that share the folder; gone in the end."""
+    """Make a file beside `path` with a name of its own, even among machines that share the folder; gone in the end."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:

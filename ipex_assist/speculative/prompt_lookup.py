@@ -25,7 +25,7 @@ class PromptLookup:
         self._indexed = NGRAM  # n-grams that end before this token are in the index
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Reading costs nothing."""
+        """Return 0: reading costs a lookup nothing."""
         return 0
 
     def propose(
@@ -90,7 +90,7 @@ class LookupFirst:
         return self.lookup.match(tokens)[1] >= self.long_match
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Of the source whose turn it is."""
+        """Return how much is unread by the source whose turn it is."""
         return (self.lookup if self.copies(tokens) else self.other).unread(tokens)
 
     def propose(

@@ -70,5 +70,5 @@ class Sampling:
 
 
 def draw(probabilities: torch.Tensor, generator: torch.Generator) -> int:
-    """One token from a distribution over the vocabulary, (vocab,)."""
+    """Draw one token from a distribution over the vocabulary, (vocab,)."""
     return int(torch.multinomial(probabilities, 1, generator=generator))

@@ -34,7 +34,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What came of a plan: counts of tokens, the draft's confidence, seconds."""
+    """What came of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models."""
 
     drafted: int
     accepted: int
@@ -81,20 +81,20 @@ class Schedule(Protocol):
 
     @property
     def plain_s(self) -> float | None:
-        """See above."""
+        """Seconds of a pass of one row, or None."""
         ...
 
     def plan(self, now: RoundState) -> Plan:
-        """For the round to come."""
+        """Return how to draft in the round to come."""
         ...
 
     def observe(self, outcome: RoundResult) -> None:
-        """Of the round that was planned last."""
+        """Hear what came of the round that was planned last."""
         ...
 
 
 class Constant:
-    """The same number every round."""
+    """Drafts the same number of tokens every round."""
 
     plain_s = None
 
@@ -102,11 +102,11 @@ class Constant:
         self.k = k
 
     def plan(self, now: RoundState) -> Plan:
-        """Always `k`."""
+        """Return a plan of `k` tokens, always."""
         return Plan(self.k)
 
     def observe(self, outcome: RoundResult) -> None:
-        """It learns nothing."""
+        """Ignore the result: a constant number learns nothing."""
 
 
 class Heuristic:
@@ -118,10 +118,10 @@ class Heuristic:
         self.k = k
 
     def plan(self, now: RoundState) -> Plan:
-        """The number as it stands."""
+        """Return a plan of as many tokens as the last rounds have left."""
         return Plan(self.k)
 
     def observe(self, outcome: RoundResult) -> None:
-        """Count it up or down; a round in which nothing could be drafted says nothing."""
+        """Count the number up or down; a round in which nothing could be drafted changes nothing."""
         if outcome.drafted:
             self.k = self.k + 2 if outcome.accepted == outcome.drafted else max(1, self.k - 1)

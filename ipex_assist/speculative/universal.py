@@ -47,14 +47,14 @@ class UniversalAssistant:
         self._known = 0  # target tokens that `_ids` stands for
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """In the assistant's tokens."""
+        """Return how much the assistant has not read, counted in its own tokens."""
         self._follow(tokens)
         return max(1, self._model.unread(self._ids))
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """At most `k` of the target's tokens; nothing while the text ends inside a character."""
+        """Draft at most `k` of the target's tokens; nothing while the text ends inside a character."""
         if not self._follow(tokens) or not self._ids:
             return Proposal([])
         self._drafted = self._model.propose(self._ids, k, min_confidence=min_confidence, context=context).tokens
@@ -102,21 +102,21 @@ class Pieces:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def first_tokens(self, text: str) -> list[int]:
-        """Of a text from its beginning."""
+        """Return the tokens of a text from its beginning."""
         return list(self._tokenizer(text)["input_ids"]) or self._encode(text)
 
     def tokens(self, text: str) -> list[int]:
-        """Of a piece."""
+        """Return the tokens of a piece of text, without special ones."""
         tokens = self._encode(_ANCHOR + text)
         count = len(self._anchor)
         return tokens[count:] if tokens[:count] == self._anchor else self._encode(text)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Of tokens, special ones too."""
+        """Return the text of tokens, special ones too."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def text_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """What `tokens` add to the text of `before`."""
+        """Return the text that `tokens` add to the text of `before`."""
         context = list(before[-OVERLAP:])
         return self.text([*context, *tokens])[len(self.text(context)) :]
 
