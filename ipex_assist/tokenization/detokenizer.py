@@ -34,7 +34,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What was handed out so far."""
+        """The text that was handed out so far."""
         return self._decoded[: self._released]
 
     def push(self, token: int) -> str:

@@ -15,11 +15,11 @@ _LOOK_EVERY = 0.02  # seconds
 
 
 class TooLong(Exception):
-    """The time was up."""
+    """Raised where a computation took longer than it was given."""
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises; TooLong where it computes for longer, and it is stopped then.
+    """Return or raise what `work` does; TooLong where it computes for longer, and it is stopped then.
 
     seconds: of the processor, so that a busy machine makes nobody late. It is stopped between two steps of the
     interpreter: a loop ends, a single call of a library does not.

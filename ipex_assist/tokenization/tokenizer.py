@@ -155,7 +155,7 @@ def check_text(prompt: str) -> None:
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """All token ids that end a text: of generation_config.json, else of config.json, and the tokenizer's own."""
+    """Return all token ids that end a text: of generation_config.json, else of config.json, and the tokenizer's own."""
     ids: set[int] = set()
     for config in (checkpoint.generation_config, checkpoint.config):
         value = config.get("eos_token_id")
