@@ -49,6 +49,15 @@ class Libraries:
         """tcmalloc where there is one, else jemalloc: the order of IPEX's launcher."""
         return self.tcmalloc or self.jemalloc
 
+    def missing(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> list[str]:
+        """What would make runs faster and is not there, each with how to install it; nothing that was declined."""
+        lines = []
+        if openmp in ("auto", "intel") and not self.libiomp5:
+            lines.append("libiomp5.so not found, the GNU OpenMP runtime is slower: pip install intel-openmp")
+        if allocator == "auto" and not self.allocator:
+            lines.append("neither tcmalloc nor jemalloc found, malloc is slower: apt-get install libtcmalloc-minimal4")
+        return lines
+
     def restricted(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> Libraries:
         """What may be preloaded if the user wants this OpenMP runtime and this allocator.
 

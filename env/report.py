@@ -12,7 +12,7 @@ from typing import Any
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.env.libraries import find_libraries
+from ipex_assist.env.libraries import Libraries, find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
 from ipex_assist.env.parser import ArgumentParser
@@ -48,11 +48,11 @@ def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) ->
         "isa": read_isa(root).as_dict(),
         "libraries": libraries.as_dict(),
         "variables": variables.set | variables.kept,
-        "warnings": [*machine.warnings, *_advice(machine, libraries.as_dict()), *variables.describe_kept()],
+        "warnings": [*machine.warnings, *_advice(machine, libraries), *variables.describe_kept()],
     }
 
 
-def _advice(machine: Machine, libraries: Mapping[str, str | None]) -> list[str]:
+def _advice(machine: Machine, libraries: Libraries) -> list[str]:
     """What costs speed on this machine and can be changed."""
     lines = []
     cores = len(machine.default_cores())
@@ -61,15 +61,13 @@ def _advice(machine: Machine, libraries: Mapping[str, str | None]) -> list[str]:
             f"the control group grants {machine.cpu_quota:g} CPUs of time for {cores} cores: "
             f"{machine.threads_within_quota(cores)} threads; raise the container's CPU limit to use them all"
         )
-    if not libraries["libiomp5"]:
-        lines.append("libiomp5.so not found, the GNU OpenMP runtime is slower: pip install intel-openmp")
-    if not (libraries["tcmalloc"] or libraries["jemalloc"]):
-        lines.append("neither tcmalloc nor jemalloc found: apt-get install libtcmalloc-minimal4")
-    return lines
+    return lines + libraries.missing()
 
 
-def format_report(report: Mapping[str, Any], machine: Machine, memory_line: str) -> str:
-    """Return the report for people: one aligned line per fact."""
+def format_report(
+    report: Mapping[str, Any], machine: Machine, memory_line: str, more: Mapping[str, str | None] | None = None
+) -> str:
+    """Return the report for people: one aligned line per fact; of `more`, those that there are."""
     threads_per_core = "SMT on" if report["smt"] else "SMT off"
     rows = [
         ("processor", report["isa"]["model"] or "unknown"),
@@ -87,6 +85,7 @@ def format_report(report: Mapping[str, Any], machine: Machine, memory_line: str)
         cpus = f"CPUs {format_cpulist(node.cpus)}" if node.cpus else "no CPUs (HBM or CXL memory)"
         usable = "" if node.id in machine.allowed_nodes else ", memory not allowed here"
         rows.append((f"node {node.id}", f"{gib(node.memory_bytes)}, {gib(node.free_bytes)} free, {cpus}{usable}"))
+    rows += [(name.replace("_", " "), value) for name, value in (more or {}).items() if value is not None]
     rows += [(name, path or "not found") for name, path in report["libraries"].items()]
     rows += [(name, value) for name, value in report["variables"].items()]
     width = max(len(name) for name, _ in rows)
@@ -99,8 +98,11 @@ def gib(size: int | None) -> str:
     return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
 
 
-def main(argv: list[str]) -> int:
-    """Run `ipex-assist env` with the arguments after `env`; the result is the exit code."""
+def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
+    """Run `ipex-assist env` with the arguments after `env`; the result is the exit code.
+
+    more: facts that are known above this package, such as the native core's instruction set; None in them is null.
+    """
     parser = ArgumentParser(
         prog="ipex-assist env",
         description="Report this machine, what may be used of it, and the variables that suit it.",
@@ -114,13 +116,13 @@ def main(argv: list[str]) -> int:
         if not Path(args.root).is_dir():
             raise UsageError(f"--root {args.root} is not a folder")
         machine = read_topology(args.root)
-        report = _describe(machine, args.root, os.environ)
+        report = {**_describe(machine, args.root, os.environ), **(more or {})}
         if args.json:
             print(json.dumps(report), flush=True)
         else:
             memory = read_memory(args.root)
             line = f"{gib(memory.total)}, {gib(memory.available)} available" if memory.total else "unknown"
-            print(format_report(report, machine, line), flush=True)
+            print(format_report(report, machine, line, more or {}), flush=True)
     except IpexAssistError as error:
         print(f"ipex-assist env: {error}", file=sys.stderr)
         return error.exit_code

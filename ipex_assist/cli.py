@@ -36,9 +36,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if argv[:1] == ["env"]:
+        from ipex_assist.commands.environment import native_core
         from ipex_assist.env import report
 
-        return report.main(argv[1:])
+        return report.main(argv[1:], native_core())
     if argv[:1] == ["bench"]:
         from ipex_assist.bench import command as bench
 

@@ -12,6 +12,7 @@ from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch.cores import Request
 from ipex_assist.launch.instances import InstanceRequest, Unit, latency_request, throughput_request
 from ipex_assist.launch.memory import parse_memory
+from ipex_assist.version import __version__
 
 EXAMPLES = """\
 examples:
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     group = add_placement_arguments(parser, no_launch=False)
     group.add_argument("--nodes", metavar="LIST", help="use these NUMA nodes, e.g. 0-1")
     group.add_argument(

@@ -173,7 +173,15 @@ def command_for(
     extra = {"IPEX_INSTANCE": str(placement.index), "IPEX_INSTANCES": str(placement.count)} if numbered else {}
     if unbuffered_python and "PYTHONUNBUFFERED" not in environ:
         extra["PYTHONUNBUFFERED"] = "1"
-    return build_command(placement, variables, argv, environ, surroundings.abilities, extra)
+    command = build_command(placement, variables, argv, environ, surroundings.abilities, extra)
+    return replace(command, notes=(*command.notes, *_slower(surroundings, environ)))
+
+
+def _slower(surroundings: Surroundings, environ: Mapping[str, str]) -> list[str]:
+    """What is missing that would make the run faster, unless the user preloads something of their own."""
+    if environ.get("LD_PRELOAD"):
+        return []
+    return surroundings.libraries.missing(surroundings.openmp, surroundings.allocator)
 
 
 def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Placement:

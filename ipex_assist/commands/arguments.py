@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.commands.environment import VersionAction
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.speculative.assistant_name import parse_assistant
-from ipex_assist.version import __version__
 
 PRECISIONS = ("bf16", "fp32", "int8", "int4")
 EPILOG = """\
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Formatter,
         allow_abbrev=False,  # `--dry` would not be recognised as the flag to leave out of the command that is printed
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--version", action=VersionAction)
 
     models = parser.add_argument_group("models")
     models.add_argument("-m", "--model", metavar="ID", help="hub id, folder or .gguf file (default: SmolLM2-135M)")

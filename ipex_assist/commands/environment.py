@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -11,11 +12,41 @@ from typing import Any
 
 from ipex_assist.launch import Plan
 from ipex_assist.launch.plan import without_plan
+from ipex_assist.version import __version__
 
 PACKAGES = ("ipex-assist", "torch", "transformers", "intel-extension-for-pytorch", "optimum-intel")
 
 
 KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
+
+
+def native_core() -> dict[str, str | None]:
+    """The instruction set that the native core uses here, or why it cannot be used."""
+    from ipex_assist.native.library import instruction_set, unavailable
+
+    reason = unavailable()
+    return {"native_core": None if reason else instruction_set(), "native_core_unavailable": reason}
+
+
+class VersionAction(argparse.Action):
+    """`--version`: the package's, then the native core's instruction set, which is looked up only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="and the native core's instruction set",
+        )
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        core = native_core()
+        isa = core["native_core"] or f"cannot be used: {core['native_core_unavailable']}"
+        print(f"ipex-assist {__version__}\nnative core {isa}")
+        parser.exit()
 
 
 def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, Any]:
@@ -36,6 +67,7 @@ def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, A
         "plan": asdict(plan) if plan else None,
         "kept": {name: value for name, value in without_plan(os.environ).items() if name.startswith(KEPT_VARIABLES)},
         "isa": read_isa().as_dict(),
+        **native_core(),
         "python": platform.python_version(),
         "versions": versions,
         "warnings": list(warnings),

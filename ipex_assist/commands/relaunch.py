@@ -12,6 +12,7 @@ from pathlib import Path
 from ipex_assist import launch
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.launch.plan import PLAN_VARIABLE
 
 
 def run_placed(
@@ -50,12 +51,15 @@ def start_placed(
 ) -> int:
     """Become `ipex-assist COMMAND argv` on the cores that `args` asks for; with --dry-run only print what would be."""
     program = [*this_command(), *command, "--no-launch", *(flag for flag in argv if flag != "--dry-run")]
-    prepared = launch.prepare(launch.request_from(args, model_bytes()), program)
+    request = launch.request_from(args, model_bytes())
+    prepared = launch.prepare(request, program, show_openmp_settings=args.verbose)
     if args.dry_run:
         print(launch.format_command(prepared), flush=True)
         return 0
     if args.verbose:
-        print(f"ipex-assist: {prepared.placement.describe()}", *prepared.notes, sep="\n  ", file=sys.stderr)
+        variables = [f"{name}={value}" for name, value in prepared.set.items() if name != PLAN_VARIABLE]
+        lines = [prepared.placement.describe(), *variables, *prepared.notes]
+        print("ipex-assist: " + "\n  ".join(lines), file=sys.stderr)
     return launch.run(prepared, "ipex-assist")
 
 

@@ -269,10 +269,22 @@ def test_where_it_runs(pair: tuple[str, str]) -> None:
 
 
 def test_version() -> None:
-    """One line, the package's version."""
+    """The package's version alone on the first line, then whether the native core works, or why it does not."""
     from ipex_assist.version import __version__
 
-    assert run("--version").stdout.strip() == f"ipex-assist {__version__}"
+    here, without = run("--version"), run("--version", IPEX_ASSIST_ISA="AMX")
+    first, core = here.stdout.splitlines()
+    assert first == f"ipex-assist {__version__}"
+    assert (here.returncode, without.returncode) == (0, 0)
+    assert without.stdout.splitlines()[0] == first
+    assert "native core cannot be used: " in without.stdout
+    reported = json.loads(run("env", "--json").stdout)
+    assert (reported["native_core"] is not None) == HAS_NATIVE
+    assert reported["native_core"] is None or core == f"native core {reported['native_core']}"
+    assert "native core unavailable" in run("env", IPEX_ASSIST_ISA="AMX").stdout
+    words = [sys.executable, "-m", "ipex_assist.launch", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"ipex-launch {__version__}\n")
 
 
 # Wrong inputs. Each: arguments (T is the target's folder, D a scratch folder), exit code, what the message must say.

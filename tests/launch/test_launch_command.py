@@ -15,9 +15,10 @@ from ipex_assist.env.machine import Core, Machine, Node
 from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities
 from ipex_assist.launch.command import Command, build_command, format_command
+from ipex_assist.launch.instances import InstanceRequest
 from ipex_assist.launch.placement import Placement, Request
 from ipex_assist.launch.plan import PLAN_VARIABLE, inherited_plan, read_plan, without_plan
-from ipex_assist.launch.process import prepare
+from ipex_assist.launch.process import Surroundings, prepare, prepare_instances
 
 pytestmark = pytest.mark.one_stack
 
@@ -194,3 +195,35 @@ def test_the_flag_wins_over_omp_num_threads() -> None:
     command = plan_for(Request(threads=3), {"OMP_NUM_THREADS": "2"})
     assert command.environ["OMP_NUM_THREADS"] == "3"
     assert command.placement.cpus == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "environ", "said"),
+    [
+        (Libraries(), {}, ["pip install intel-openmp", "apt-get install libtcmalloc-minimal4"]),
+        (Libraries(libiomp5="/lib/libiomp5.so"), {}, ["apt-get install libtcmalloc-minimal4"]),
+        (Libraries(libiomp5="/lib/libiomp5.so", jemalloc="/lib/libjemalloc.so.2"), {}, []),
+        (Libraries(), {"LD_PRELOAD": "/opt/mine.so"}, []),
+    ],
+)
+def test_what_is_not_there_is_said(found: Libraries, environ: dict[str, str], said: list[str]) -> None:
+    """A run without tcmalloc was slower without a word; -v and the dry run show notes."""
+    notes = prepare(Request(), ["true"], environ, machine=MACHINE, libraries=found, abilities=ALL).notes
+    hints = ("pip install intel-openmp", "apt-get install libtcmalloc-minimal4")
+    assert [hint for hint in hints if any(hint in note for note in notes)] == said
+
+
+def test_declined_libraries_are_not_missed() -> None:
+    surroundings = Surroundings(Libraries(), ALL, openmp="gnu", allocator="system")
+    (command,) = prepare_instances(InstanceRequest(), ["true"], {}, machine=MACHINE, surroundings=surroundings)
+    assert command.notes == ()
+
+
+def test_openmp_prints_its_settings_where_that_is_wanted() -> None:
+    """`ipex-assist -v` asks for it; otherwise it would be a page before every text."""
+    found = Libraries(libiomp5="/lib/libiomp5.so")
+    for show in (False, True):
+        command = prepare(
+            Request(), ["true"], {}, machine=MACHINE, libraries=found, abilities=ALL, show_openmp_settings=show
+        )
+        assert command.set["KMP_SETTINGS"] == str(int(show))
