@@ -39,12 +39,6 @@ def planned_pool(threads: int | None = None) -> Pool:
     return shared_pool(count, cpus[:count] if count <= len(cpus) else None)
 
 
-def spans_nodes() -> bool:
-    """Whether memory of several NUMA nodes was planned, so that weights belong near the thread that reads them."""
-    plan = launch.inherited_plan(os.environ)
-    return plan is not None and len(plan.nodes) > 1
-
-
 def pack_weights(
     model: PackedModel,
     sources: dict[str, Source],
@@ -78,8 +72,7 @@ def load_native(request: LoadRequest) -> NativeModel:
         PackedModel(spec, precision, pool, request.group) if stored is None else int4_model(stored, spec, sources, pool)
     )
     kept = packed_path(checkpoint, model) if request.cache_packed else None
-    from_cache = kept is not None and load_packed(model, kept, copy=spans_nodes())
-    # What is kept on disk must be whole; a mapped table takes no memory until it is read.
+    from_cache = kept is not None and load_packed(model, kept)
     if kept is None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     if not from_cache:
@@ -92,6 +85,9 @@ def load_native(request: LoadRequest) -> NativeModel:
         release_free_memory()
         if kept is not None:
             save_packed(model, kept)
+    # What is kept on disk is whole, and so it is only now that its table may go.
+    if kept is not None and isinstance(request.table_of, NativeModel):
+        model.share_table(request.table_of.packed)
     log.info(
         "%s: %s %s (%.2f GB) in %.1f s; native core with %s, %d threads",
         checkpoint.source,

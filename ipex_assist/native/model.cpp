@@ -1,13 +1,33 @@
 // A model's packed weights: where each of them lies in one image, how they get there, and its KV caches.
 #include "model.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "checks.h"
 
 namespace ipex_assist {
+namespace {
+
+// Not through a mapping: one whose file somebody truncates meanwhile ends the process (SIGBUS).
+void read_file(int file, int64_t offset, uint8_t* to, int64_t bytes) {
+    while (bytes > 0) {
+        const ssize_t got = pread(file, to, size_t(bytes), offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) throw std::system_error(errno, std::generic_category(), "the file cannot be read");
+        if (got == 0) throw std::runtime_error("the file ends " + std::to_string(bytes) + " bytes too early");
+        to += got, offset += got, bytes -= got;
+    }
+}
+
+}  // namespace
 
 Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_)
     : spec(checked(given, windows)), kernels(kernels_), windows_(windows, windows + given.layers) {
@@ -22,8 +42,8 @@ void Model::allocate() {
 }
 
 void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
-    Memory mapped(file, offset, size_t(image_bytes_));
     if (!copy) {
+        Memory mapped(file, offset, size_t(image_bytes_));
         // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.
         madvise(mapped.data(), mapped.size(), MADV_WILLNEED);
         image_ = std::move(mapped);
@@ -34,19 +54,19 @@ void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
     }
     allocate();
     pool.run([&](int thread) {
-        const auto move = [&](const uint8_t* to, int64_t bytes) {
-            std::memcpy(const_cast<uint8_t*>(to), mapped.data() + (to - image_.data()), size_t(bytes));
+        const auto fetch = [&](const uint8_t* to, int64_t bytes) {
+            read_file(file, offset + (to - image_.data()), const_cast<uint8_t*>(to), bytes);
         };
         int64_t done = 0;
         for (const Linear* linear : linears_) {
             const int64_t start = linear->weights - image_.data();
-            if (thread == 0) move(image_.data() + done, start - done);
+            if (thread == 0) fetch(image_.data() + done, start - done);
             const int64_t bytes = block_bytes(linear->precision, linear->group, linear->depth);
             const auto [first, last] = slice(*linear, thread, pool.threads());
-            move(linear->weights + first * bytes, (last - first) * bytes);
+            fetch(linear->weights + first * bytes, (last - first) * bytes);
             done = start + linear->blocks * bytes;
         }
-        if (thread == 0) move(image_.data() + done, image_bytes_ - done);
+        if (thread == 0) fetch(image_.data() + done, image_bytes_ - done);
     });
     missing_count_ = 0;
 }
@@ -301,10 +321,11 @@ bool Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t ro
 
 bool Model::share_table(const Model& other) {
     const bool fits = other.spec.vocab_size == spec.vocab_size && other.spec.embedding_size == spec.embedding_size;
-    if (fits && !shared_table()) {
-        table_of_ = &other;
-        if (!spec.tied_head) arrived(EMBED_TOKENS, 0, false);
-    }
+    if (!fits || shared_table()) return fits;
+    table_of_ = &other;
+    if (!spec.tied_head) arrived(EMBED_TOKENS, 0, false);
+    // It is the last of the image; zero from now on, if it was there, and takes no memory.
+    if (image_.data()) madvise(const_cast<uint8_t*>(table_), size_t(image_.data() + image_bytes_ - table_), MADV_DONTNEED);
     return fits;
 }
 

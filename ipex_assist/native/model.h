@@ -65,10 +65,12 @@ public:
     // Whether every weight is there, so that passes may run.
     bool ready() const;
     int64_t missing() const { return missing_count_; }  // weights that are not packed yet, of an image that is allocated
-    // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices.
+    // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices. A mapped file
+    // must keep its length as long as the model lives.
     void allocate();
     void adopt(Pool& pool, int file, int64_t offset, bool copy);
-    // Look tokens up in another model's table, which must outlive this one; before `pack`, which then leaves ours empty.
+    // Look tokens up in another model's table, which must outlive this one. Before `pack`, which then leaves ours empty, or
+    // when the image is there: its own table's memory is given back.
     bool share_table(const Model& other);
 
     // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight of that shape exists. Throws

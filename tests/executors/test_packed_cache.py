@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.cache import cache_folder
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.memory import Memory
 from ipex_assist.executors import packed_cache
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.load import load_model
@@ -73,6 +77,18 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def in_child(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in another process with the same cache folder; this module is `tests` there."""
+    start = f"""
+import os, signal, sys
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(tiny_models.__file__).parent)]!r}
+from pathlib import Path
+import test_packed_cache as tests
+os.environ["XDG_CACHE_HOME"] = {os.environ["XDG_CACHE_HOME"]!r}
+"""
+    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=120)
+
+
 # ---- the same results
 
 
@@ -108,8 +124,9 @@ def test_copied_and_mapped_are_the_same(source: Path, folder: Path) -> None:
         pool.close()
 
 
-def test_a_mapped_file_may_be_replaced(source: Path, folder: Path) -> None:
+def test_a_mapped_file_may_be_replaced(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process packs again, or a user empties the cache, while this one runs."""
+    monkeypatch.setenv(packed_cache.MODE_VARIABLE, "map")
     load(source)
     running = load(source)
     before = logits(running)
@@ -118,6 +135,159 @@ def test_a_mapped_file_may_be_replaced(source: Path, folder: Path) -> None:
     assert torch.equal(logits(running), before)
     load(source)
     assert torch.equal(logits(running), before)
+
+
+# ---- copied, mapped
+
+
+def test_a_file_that_is_truncated_while_it_is_in_use(source: Path, folder: Path) -> None:
+    """Somebody's rsync or full disk: a mapped page that is gone ends the process with SIGBUS."""
+    expected = logits(load(source))
+    (path,) = files(folder)
+    done = in_child(
+        f"""
+decoder = tests.load(Path({str(source)!r}))
+os.truncate({str(path)!r}, 0)
+print(tests.logits(decoder).double().sum().item())
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == expected.double().sum().item()
+
+
+def test_a_file_that_is_truncated_while_it_is_copied(source: Path, folder: Path) -> None:
+    """After its length was looked at: an error, which packing again follows, and not the end."""
+    packed = load(source)
+    (path,) = files(folder)
+    for missing in (1, packed.model.nbytes // 2, packed.model.nbytes):
+        os.truncate(path, HEADER_BYTES + packed.model.nbytes - missing)
+        model = NativeModel(packed.spec, "int4", packed.model.pool)
+        with path.open("rb") as file, pytest.raises(IpexAssistError, match=r"the file ends \d+ bytes too early"):
+            model.adopt(file.fileno(), HEADER_BYTES, True)
+
+
+def is_mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(("mode", "available", "mapped"), [
+    ("", 1 << 40, False), ("", 0, False), ("", 1 << 30, True),
+    ("map", 1 << 40, True), ("copy", 1 << 20, False),
+])  # fmt: skip
+def test_copying_is_the_rule_where_memory_allows(
+    mode: str,
+    available: int,
+    mapped: bool,
+    source: Path,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mapped where somebody asks for it, or where there is no other way, which is said. Unknown memory is enough."""
+    expected = logits(load(source))
+    (path,) = files(folder)
+    monkeypatch.setenv(packed_cache.MODE_VARIABLE, mode)
+    monkeypatch.setattr(packed_cache, "read_memory", lambda: Memory(1 << 40, available))
+    decoder = load(source)
+    assert is_mapped(path) == mapped
+    assert torch.equal(logits(decoder), expected)
+    said = warnings(caplog)
+    if mapped and not mode:
+        assert len(said) == 1
+        assert f"{path} is mapped, because there is no memory to copy it into" in said[0]
+        assert "1.1 GB are available" in said[0]
+        assert "IPEX_ASSIST_PACKED=map" in said[0]
+    else:
+        assert said == []
+
+
+def test_a_mode_that_does_not_exist(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in the variable would map what was to be copied."""
+    monkeypatch.setenv(packed_cache.MODE_VARIABLE, "Copy")
+    with pytest.raises(UsageError, match="IPEX_ASSIST_PACKED=Copy is neither copy nor map"):
+        load(source)
+
+
+def test_a_shared_table_takes_no_memory(tmp_path: Path, folder: Path) -> None:
+    """A model's own copy as its assistant looks tokens up in the target's table, from the cache as without it."""
+    tiny_models.save(tmp_path / "model", "llama", vocab_size=16000, hidden_size=256)
+    checkpoint = open_checkpoint(str(tmp_path / "model"))
+    drafts = []
+    for _ in range(2):  # packed, and from the cache
+        target = load_decoder(checkpoint, "bf16", "native", cache_packed=True)
+        draft = load_decoder(checkpoint, "int4", "native", cache_packed=True, table_of=target)
+        assert isinstance(draft, NativeDecoder)
+        table = bytes(draft.model.image())[-16000 * 256 * 2 :]
+        assert table == bytes(len(table))
+        draft.reserve(96)
+        drafts.append(logits(draft))
+    assert torch.equal(*drafts)
+    alone = load_decoder(checkpoint, "int4", "native", cache_packed=True)
+    assert isinstance(alone, NativeDecoder)
+    alone.reserve(96)
+    assert torch.equal(logits(alone), drafts[0])
+    assert len(files(folder)) == 2
+
+
+# ---- what is left behind
+
+
+def test_a_killed_save_is_cleaned_up(source: Path, folder: Path) -> None:
+    """kill -9 leaves half a file that nobody would ever delete."""
+    done = in_child(
+        f"""
+tests.packed_cache.os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+tests.load(Path({str(source)!r}))
+"""
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (left,) = files(folder)
+    assert ".packed." in left.name
+    load(source)
+    (path,) = files(folder)
+    assert path.suffix == ".packed"
+
+
+def test_what_others_are_writing_stays(source: Path, folder: Path) -> None:
+    """Another process of this machine that holds its lock; another machine that shares the home, unless it is old."""
+    folder.mkdir(parents=True)
+    here, elsewhere, old = (folder / f".m.packed.{host}.7" for host in (packed_cache._host(), "other", "another"))
+    unlocked, before_hosts = folder / f".n.packed.{packed_cache._host()}.7", folder / ".o.packed.7"
+    for path in (here, elsewhere, old, unlocked, before_hosts):
+        path.write_bytes(b"half")
+    for path in (old, before_hosts):
+        os.utime(path, (1, 1))
+    with here.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        load(source)
+        assert [path for path in files(folder) if path.suffix != ".packed"] == sorted([here, elsewhere])
+    load(source)
+    assert [path for path in files(folder) if path.suffix != ".packed"] == [elsewhere]
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a folder that may not be written", "no home"])
+def test_a_cache_folder_that_cannot_be(
+    obstacle: str, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning, and the model all the same."""
+    expected = logits(tiny_models.decoder(source, "native", "int4"))
+    place = tmp_path / "place"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    if obstacle == "a file":
+        place.write_text("")
+    elif obstacle == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+
+        def no_home() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", no_home)
+    else:
+        # Permissions do not bind root; a folder of /proc does.
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self")
+    assert torch.equal(logits(load(source)), expected)
+    (warning,) = warnings(caplog)
+    assert warning.startswith("no packed copy is kept")
 
 
 # ---- damage
