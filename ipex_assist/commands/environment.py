@@ -22,10 +22,13 @@ KEPT_VARIABLES = ("OMP_", "KMP_", "GOMP_", "MALLOC_CONF", "LD_PRELOAD")
 
 def native_core() -> dict[str, str | None]:
     """The instruction set that the native core uses here, or why it cannot be used."""
-    from ipex_assist.native.library import instruction_set, unavailable
+    from ipex_assist.native.library import core_state
 
-    reason = unavailable()
-    return {"native_core": None if reason else instruction_set(), "native_core_unavailable": reason}
+    state = core_state()
+    return {
+        "native_core": state.instruction_set,
+        "native_core_unavailable": None if state.instruction_set else state.remark,
+    }
 
 
 class VersionAction(argparse.Action):

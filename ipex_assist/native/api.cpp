@@ -1,6 +1,7 @@
 // The C interface, used through ctypes (ipex_assist/native/library.py). No exception crosses it.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -16,13 +17,39 @@ using namespace ipex_assist;
 
 namespace {
 
-thread_local std::string last_error;
+thread_local char last_error[1024];  // not a string: there may be no memory for one
 
-struct Handle {
-    Model model;
+void remember(const char* message) { std::snprintf(last_error, sizeof last_error, "%s", message); }
+
+// What passes of one model share beside its weights.
+struct Buffers {
     Workspace workspace;
     Memory logits;  // of drafting
     Timing timing;
+};
+
+struct Handle {
+    Model model;
+    Lock turn;  // of who uses the buffers
+    Buffers buffers;
+};
+
+// The calling thread's turn to use a model's buffers.
+class Turn {
+public:
+    explicit Turn(void* handle) : handle_(*static_cast<Handle*>(handle)) {
+        // A thread that a fork left behind may have been changing them: they are lost, and new.
+        if (!handle_.turn.lock()) new (&handle_.buffers) Buffers;
+    }
+    ~Turn() { handle_.turn.unlock(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    const Model& model() const { return handle_.model; }
+    Buffers& buffers() const { return handle_.buffers; }
+
+private:
+    Handle& handle_;
 };
 
 // Runs f; where it throws, keeps the message and returns `failed`.
@@ -31,9 +58,11 @@ T guarded(T failed, F&& f) {
     try {
         return f();
     } catch (const std::bad_alloc&) {
-        last_error = "out of memory";
+        remember("out of memory");
     } catch (const std::exception& error) {
-        last_error = error.what();
+        remember(error.what());
+    } catch (...) {
+        remember("an exception that is none of ours");
     }
     return failed;
 }
@@ -45,7 +74,7 @@ int32_t packed(F&& f) {
         try {
             return f() ? 0 : 1;
         } catch (const NotFinite& error) {
-            last_error = error.what();
+            remember(error.what());
             return 2;
         }
     });
@@ -61,14 +90,25 @@ void count(Timing& sum, const Timing& part) {
 
 #define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
 
-IPEX_ASSIST_API const char* ia_last_error() { return last_error.c_str(); }
+// The version of this interface, and in `sizes` the bytes of Spec and Batch: Python compares them before it calls
+// anything else. ABI_VERSION in structures.py is the same number; both change with any function or structure here.
+IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
+    sizes[0] = int32_t(sizeof(Spec));
+    sizes[1] = int32_t(sizeof(Batch));
+    return 1;
+}
 
-// The name of the best kernels for this processor, or null; then ia_last_error() says why.
+IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
+
+// The best kernels for this processor, or null. ia_last_error() says why there are none, or none better where one could
+// expect them; else it is empty.
 IPEX_ASSIST_API const void* ia_kernels(const char* limit) {
-    const char* reason = nullptr;
-    const Kernels* kernels = choose_kernels(limit, &reason);
-    if (!kernels) last_error = reason;
-    return kernels;
+    return guarded<const void*>(nullptr, [&] {
+        std::string remark;
+        const Kernels* kernels = choose_kernels(limit, remark);
+        remember(remark.c_str());
+        return kernels;
+    });
 }
 
 IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) { return static_cast<const Kernels*>(kernels)->name; }
@@ -79,13 +119,15 @@ IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
 
 IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
 
-IPEX_ASSIST_API uint64_t ia_checksum(void* pool, const void* data, int64_t size) {
-    return checksum(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(data), size);
+IPEX_ASSIST_API int32_t ia_checksum(void* pool, const void* data, int64_t size, uint64_t* sum) {
+    return guarded(-1, [&] {
+        return *sum = checksum(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(data), size), 0;
+    });
 }
 
 IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows) {
     return guarded<void*>(nullptr, [&] {
-        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels)), {}, {}, {}};
+        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels)), {}, {}};
     });
 }
 
@@ -146,10 +188,10 @@ IPEX_ASSIST_API void ia_cache_delete(void* cache) { delete static_cast<Cache*>(c
 
 IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch) {
     return guarded(-1, [&] {
-        Handle& h = *static_cast<Handle*>(handle);
-        Forward forward(h.model, *static_cast<Pool*>(pool), h.workspace, *batch);
+        const Turn turn(handle);
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, *batch);
         forward.run();
-        count(h.timing, forward.timing);
+        count(turn.buffers().timing, forward.timing);
         return 0;
     });
 }
@@ -158,17 +200,18 @@ IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch)
 IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, int32_t number, int32_t vocabulary,
                                  float least, int32_t* tokens, float* probabilities) {
     return guarded(-1, [&] {
-        Handle& h = *static_cast<Handle*>(handle);
         if (number < 1 || vocabulary < 1) throw std::invalid_argument("drafting takes one token and one choice at least");
+        const Turn turn(handle);
+        Buffers& buffers = turn.buffers();
         Batch own = *batch;
         own.last = 1;
         own.vocabulary = vocabulary;
-        own.stride = h.model.head.blocks * LANES;
-        h.logits.grow(size_t(own.stride) * 4);
-        own.logits = h.logits.as<float>();
-        Forward forward(h.model, *static_cast<Pool*>(pool), h.workspace, own, number);
+        own.stride = turn.model().head.blocks * LANES;
+        buffers.logits.grow(size_t(own.stride) * 4);
+        own.logits = buffers.logits.as<float>();
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), buffers.workspace, own, number);
         const int32_t drafted = forward.draft(number, vocabulary, least, tokens, probabilities);
-        count(h.timing, forward.timing);
+        count(buffers.timing, forward.timing);
         return drafted;
     });
 }
@@ -177,8 +220,9 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, i
 IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out,
                                    int64_t stride) {
     return guarded(-1, [&] {
-        Handle& h = *static_cast<Handle*>(handle);
-        return run_linears(h.model, *static_cast<Pool*>(pool), h.workspace, Which(which), x, rows, out, stride), 0;
+        const Turn turn(handle);
+        Workspace& workspace = turn.buffers().workspace;
+        return run_linears(turn.model(), *static_cast<Pool*>(pool), workspace, Which(which), x, rows, out, stride), 0;
     });
 }
 
@@ -206,7 +250,8 @@ IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle,
 
 // Cycles of linears, of attention, and of all passes since the last call.
 IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
-    Timing& timing = static_cast<Handle*>(handle)->timing;
+    const Turn turn(handle);
+    Timing& timing = turn.buffers().timing;
     cycles[0] = timing.linear;
     cycles[1] = timing.attention;
     cycles[2] = timing.total;

@@ -121,7 +121,6 @@ float* Forward::partial(int64_t block, int32_t kv_head, int64_t row) const {
 void Forward::attend_few(int thread, int32_t index) {
     const int32_t window = model_.layers[size_t(index)].window;
     const Scratch s = scratch(thread);
-    std::vector<Partial> partials(size_t(tile_rows()) * size_t(group()));
     for (int32_t h = 0; h < spec_.kv_heads; h++) {
         for (const Segment& tile : tiles_) {
             const int64_t base = first_block(segment_of(tile.first).first, window);
@@ -131,10 +130,10 @@ void Forward::attend_few(int thread, int32_t index) {
                 if (!t.queries) t = prepare_tile(s, index, h, tile);
                 limit_tile(s, tile, b, window);
                 float* to = partial(b - base, h, tile.first);
-                for (int32_t q = 0; q < t.queries; q++) partials[size_t(q)] = {0, 0, to + q * partial_width_};
-                k_.attend(t, batch_.caches[tile.first]->block(index, h, b), partials.data());
+                for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, to + q * partial_width_};
+                k_.attend(t, batch_.caches[tile.first]->block(index, h, b), s.partials);
                 for (int32_t q = 0; q < t.queries; q++) {
-                    keep_partial(partials[size_t(q)], partials[size_t(q)].output, partial_width_);
+                    keep_partial(s.partials[q], s.partials[q].output, partial_width_);
                 }
             }
         }
@@ -182,14 +181,14 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, Segment ti
     const int32_t window = model_.layers[size_t(index)].window;
     const Scratch s = scratch(thread);
     const AttentionTile t = prepare_tile(s, index, kv_head, tile);
-    std::vector<Partial> results(size_t(t.queries)), running(size_t(t.queries));
+    std::fill_n(s.merged, t.queries, Partial{});
     for (int64_t b = first_block(tile.first, window); b <= last_block(tile.end - 1); b++) {
         limit_tile(s, tile, b, window);
-        for (int32_t q = 0; q < t.queries; q++) results[size_t(q)] = {0, 0, s.results + q * partial_width_};
-        k_.attend(t, batch_.caches[tile.first]->block(index, kv_head, b), results.data());
+        for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, s.results + q * partial_width_};
+        k_.attend(t, batch_.caches[tile.first]->block(index, kv_head, b), s.partials);
         for (int32_t q = 0; q < t.queries; q++) {
             if (s.first[q] >= s.end[q]) continue;
-            Partial &sum = running[size_t(q)], &next = results[size_t(q)];
+            Partial &sum = s.merged[q], &next = s.partials[q];
             if (sum.output) {
                 k_.merge(sum, next, spec_.attention_scale, spec_.head_dim);
             } else {
@@ -201,7 +200,7 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, Segment ti
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
-        const Partial& sum = running[size_t(q)];
+        const Partial& sum = s.merged[q];
         for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
     }
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
 COMMON = (
+    "lock.cpp",
     "pool.cpp",
     "cpu.cpp",
     "checks.cpp",

@@ -5,7 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+#include <string>
 
 namespace ipex_assist {
 namespace {
@@ -14,6 +16,7 @@ constexpr int ARCH_REQ_XCOMP_PERM = 0x1023;
 constexpr int XFEATURE_XTILEDATA = 18;
 
 struct Features {
+    bool has_avx512 = false, has_amx = false;  // by the processor alone
     bool avx512 = false, vnni = false, bf16 = false, amx = false;
 };
 
@@ -27,59 +30,73 @@ uint64_t enabled_state() {
 Features features() {
     Features found;
     uint32_t a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return found;  // OSXSAVE
-    const uint64_t state = enabled_state();
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+    const uint64_t state = c >> 27 & 1 ? enabled_state() : 0;  // OSXSAVE
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
-    const bool vectors = (state & 0xe6) == 0xe6;
-    found.avx512 = vectors && (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);  // F, DQ, BW, VL
+    found.has_avx512 = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);  // F, DQ, BW, VL
+    found.has_amx = (d >> 24 & 1) && (d >> 25 & 1) && (d >> 22 & 1);  // TILE, INT8, BF16
+    found.avx512 = found.has_avx512 && (state & 0xe6) == 0xe6;
     found.vnni = found.avx512 && (c >> 11 & 1);
-    const bool tiles = (d >> 24 & 1) && (d >> 25 & 1) && (d >> 22 & 1) && (state >> 17 & 3) == 3;
     uint32_t a1 = 0, b1, c1, d1;
     if (__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) found.bf16 = found.vnni && (a1 >> 5 & 1);
-    found.amx = found.bf16 && tiles;
+    found.amx = found.bf16 && found.has_amx && (state >> 17 & 3) == 3;
     return found;
 }
 
-bool tiles_permitted() { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0; }
+// AMX's kernels, or null with the reason where this processor has AMX and it cannot be used.
+const Kernels* usable_amx(const Features& found, std::string& remark) {
+#ifdef IPEX_ASSIST_EMULATE_AMX
+    return kernels_amx();
+#endif
+    if (!found.has_amx) return nullptr;
+    if (!kernels_amx()) {
+        remark = "the library was built by a compiler without it";
+    } else if (!found.amx) {
+        remark = "the operating system does not save its tiles (Linux does from 5.16 on; a virtual machine's host may not)";
+    } else if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) {
+        remark = std::string("the system does not permit its tiles (arch_prctl: ") + std::strerror(errno) + ")";
+    } else {
+        return kernels_amx();
+    }
+    remark = "this processor has AMX, but " + remark;
+    return nullptr;
+}
+
+constexpr const char* LEVELS[] = {"none", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
 
 // 0 forbids all, 4 nothing; -1 is no level's name.
 int level_of(const char* limit) {
-    const char* names[] = {"none", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
     if (!limit || !*limit) return 4;
     for (int i = 0; i < 5; i++) {
-        if (std::strcmp(limit, names[i]) == 0) return i;
+        if (std::strcmp(limit, LEVELS[i]) == 0) return i;
     }
     return -1;
 }
 
 }  // namespace
 
-const Kernels* choose_kernels(const char* limit, const char** reason) {
+const Kernels* choose_kernels(const char* limit, std::string& remark) {
     const Features found = features();
     const int level = level_of(limit);
-    const Kernels* chosen = nullptr;
-    *reason = nullptr;
-    if (!found.avx512) {
-        *reason = "this processor has no AVX-512 (F, BW, DQ and VL)";
-        return nullptr;
-    }
+    remark.clear();
     if (level < 0) {
-        *reason = "IPEX_ASSIST_ISA must be none, avx512, avx512_vnni, avx512_bf16 or amx";
-        return nullptr;
+        remark = std::string("IPEX_ASSIST_ISA=") + limit + " must be none, avx512, avx512_vnni, avx512_bf16 or amx";
+    } else if (level == 0) {
+        remark = "IPEX_ASSIST_ISA=none forbids it";
+    } else if (!found.avx512) {
+        remark = found.has_avx512 ? "this processor has AVX-512, but the operating system does not save its registers"
+                                  : "this processor has no AVX-512 (F, BW, DQ and VL)";
     }
-    if (level == 0) {
-        *reason = "IPEX_ASSIST_ISA=none forbids it";
-        return nullptr;
-    }
-#ifdef IPEX_ASSIST_EMULATE_AMX
-    if (level >= 4) return kernels_amx();
-#else
-    if (level >= 4 && found.amx && kernels_amx() && tiles_permitted()) return kernels_amx();
-#endif
-    if (level >= 3 && found.bf16) chosen = kernels_avx512_bf16();
+    if (!remark.empty()) return nullptr;
+    const Kernels* chosen = level >= 4 ? usable_amx(found, remark) : nullptr;
+    if (!chosen && level >= 3 && found.bf16) chosen = kernels_avx512_bf16();
     if (!chosen && level >= 2 && found.vnni) chosen = kernels_avx512_vnni();
     if (!chosen) chosen = kernels_avx512();
-    if (!chosen) *reason = "the library was built by a compiler without AVX-512";
+    if (!chosen) {
+        remark = "the library was built by a compiler without AVX-512";
+    } else if (remark.empty() && limit && *limit && std::strcmp(limit, chosen->name) != 0) {
+        remark = std::string("IPEX_ASSIST_ISA=") + limit + ": this processor lacks that";
+    }
     return chosen;
 }
 

@@ -77,7 +77,7 @@ int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QU
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
     const int64_t floats = width_ + ordered_width() + int64_t(batch_.rows) * UP_BLOCKS * LANES + model_.value_width() +
-                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 2);
+                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 2 + 2 * int64_t(sizeof(Partial) / 4));
     return round_up(floats * 4 + 16 * 64, 4096);
 }
 
@@ -102,6 +102,8 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.probabilities = take(queries * KEYS);
     s.first = reinterpret_cast<int32_t*>(take(queries));
     s.end = reinterpret_cast<int32_t*>(take(queries));
+    s.partials = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
+    s.merged = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
     return s;
 }
 

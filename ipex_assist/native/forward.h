@@ -54,6 +54,7 @@ private:
         float *row, *ordered, *up, *head, *scores, *results, *running;
         uint8_t *query, *probabilities;
         int32_t *first, *end;
+        Partial *partials, *merged;
     };
 
     void reserve(int32_t further);

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.native.structures import Batch, Spec
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.native.build import INSTRUCTION_SETS
+from ipex_assist.native.structures import ABI_VERSION, Batch, Spec
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
+LEVELS = ("none", *INSTRUCTION_SETS)  # what that may be
+
+log = logging.getLogger("ipex_assist")
 
 _p, _i32, _i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ia_abi": (_i32, (ctypes.POINTER(_i32),)),
     "ia_last_error": (ctypes.c_char_p, ()),
     "ia_kernels": (_p, (ctypes.c_char_p,)),
     "ia_kernels_name": (ctypes.c_char_p, (_p,)),
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
-    "ia_checksum": (ctypes.c_uint64, (_p, _p, _i64)),
+    "ia_checksum": (_i32, (_p, _p, _i64, ctypes.POINTER(ctypes.c_uint64))),
     "ia_model_new": (_p, (_p, ctypes.POINTER(Spec), ctypes.POINTER(_i32))),
     "ia_model_delete": (None, (_p,)),
     "ia_model_bytes": (_i64, (_p,)),
@@ -65,35 +73,101 @@ def library() -> ctypes.CDLL:
         )
     try:
         loaded = ctypes.CDLL(str(PATH))
+        _check_interface(loaded)
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise IpexAssistError(f"the native core cannot be loaded ({error}): install ipex-assist again") from error
+        raise IpexAssistError(f"the native core cannot be loaded ({error}): {_install_again()}") from error
     return loaded
 
 
+def _check_interface(loaded: ctypes.CDLL) -> None:
+    """IpexAssistError where the library was built from other sources than the Python beside it belongs to."""
+    sizes = (_i32 * 2)()
+    loaded.ia_abi.restype, loaded.ia_abi.argtypes = _SIGNATURES["ia_abi"]
+    found = (loaded.ia_abi(sizes), *sizes)
+    expected = (ABI_VERSION, ctypes.sizeof(Spec), ctypes.sizeof(Batch))
+    if found != expected:
+        raise IpexAssistError(
+            "the native core belongs to another version of ipex-assist (its interface is {} with structures of {} and "
+            "{} bytes, it should be {} with {} and {}): {}".format(*found, *expected, _install_again())
+        )
+
+
+def _install_again() -> str:
+    """What to type where the library does not belong to this package: in a checkout, that is installed from there."""
+    checkout = PATH.parents[2]
+    if (checkout / "setup.py").exists():
+        return f"build it again: pip install --no-deps -e {shlex.quote(str(checkout))}"
+    return "install ipex-assist again: pip install --force-reinstall --no-deps, and what you installed it from"
+
+
 def kernels() -> int:
-    """The core's kernels for this processor; IPEX_ASSIST_ISA may forbid the better ones. Raises IpexAssistError."""
+    """The core's kernels for this processor; IPEX_ASSIST_ISA may forbid the better ones.
+
+    Raises UsageError for a value of that variable that is no instruction set, IpexAssistError where the core cannot
+    run. Says once, as a warning, where a better instruction set of this processor cannot be used.
+    """
+    found, remark = _choose_kernels()
+    if remark:
+        _warn_once(remark)
+    return found
+
+
+def _choose_kernels() -> tuple[int, str]:
+    """The kernels, and why they are not those one would expect, if they are not."""
     limit = os.environ.get(ISA_VARIABLE, "")
-    found = library().ia_kernels(limit.encode())
+    if limit and limit not in LEVELS:
+        raise UsageError(f"{ISA_VARIABLE}={limit} is no instruction set: it may be {', '.join(LEVELS)}, or unset")
+    found, remark = library().ia_kernels(limit.encode()), last_error()
     if not found:
-        raise IpexAssistError(f"the native core cannot run here: {last_error()}")
-    return int(found)
+        raise IpexAssistError(f"the native core cannot run here: {remark}")
+    if remark:
+        remark = f"the native core runs on {library().ia_kernels_name(found).decode()}: {remark}"
+    return int(found), remark
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def instruction_set() -> str:
-    """The name of the instruction set that `kernels` uses, such as "avx512_bf16". Raises IpexAssistError."""
+    """The name of the instruction set that `kernels` uses, such as "avx512_bf16". Raises as `kernels` does."""
     return str(library().ia_kernels_name(kernels()).decode())
 
 
 def unavailable() -> str | None:
-    """Why the core cannot be used here, or None where it can."""
+    """Why the core cannot be used here, or None where it can. Raises UsageError as `kernels` does."""
     try:
         kernels()
+    except UsageError:
+        raise
     except IpexAssistError as error:
         return str(error)
     return None
+
+
+@dataclass(frozen=True)
+class CoreState:
+    """Whether the core works here: on which instruction set (None: it does not), and what there is to say of that."""
+
+    instruction_set: str | None
+    remark: str | None
+
+    def __str__(self) -> str:
+        works = f"works, on {self.instruction_set}" if self.instruction_set else "does not work"
+        return f"native core {works}" + (f" ({self.remark})" if self.remark else "")
+
+
+def core_state() -> CoreState:
+    """Of the core in this installation, on this processor, with this environment; for reports, and never raises."""
+    try:
+        found, remark = _choose_kernels()
+    except IpexAssistError as error:
+        return CoreState(None, str(error))
+    return CoreState(str(library().ia_kernels_name(found).decode()), remark or None)
 
 
 def last_error() -> str:

@@ -99,7 +99,7 @@ inline void unpack_group(const uint8_t* block, int64_t lines, uint8_t* out) {
 
 // Sums of 32 rows with one group of weights (64 or 128 columns deep, as unsigned bytes).
 inline void amx_group(const uint8_t* rows, int64_t depth, const uint8_t* weights, int64_t group,
-                      int32_t (&sums)[2][TILE * TILE]) {
+                      int32_t (&sums)[2 * TILE * TILE]) {
     TILE_ZERO(0);
     TILE_ZERO(1);
     for (int64_t k = 0; k < group; k += 64) {
@@ -109,8 +109,8 @@ inline void amx_group(const uint8_t* rows, int64_t depth, const uint8_t* weights
         TILE_LOAD(5, rows + TILE * depth + k, depth);
         TILE_DOT_SIGNED_UNSIGNED(1, 5, 6);
     }
-    TILE_STORE(0, sums[0], 64);
-    TILE_STORE(1, sums[1], 64);
+    TILE_STORE(0, sums, 64);
+    TILE_STORE(1, sums + TILE * TILE, 64);
 }
 
 inline void amx_int8_block(const Linear& w, const Rows& in, int64_t count, int64_t b, float* out, int64_t stride) {
@@ -118,7 +118,7 @@ inline void amx_int8_block(const Linear& w, const Rows& in, int64_t count, int64
     const uint8_t* block = w.weights + b * block_bytes(INT8, 0, w.depth);
     const __m512 scale = _mm512_loadu_ps(w.scales + b * LANES);
     const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
-    alignas(64) int32_t sums[2][TILE * TILE];
+    alignas(64) int32_t sums[2 * TILE * TILE];
     for (int64_t r = 0; r < count; r += 2 * TILE) {
         const int64_t part = count - r < 2 * TILE ? count - r : 2 * TILE;
         __m512 total[2 * TILE];
@@ -128,7 +128,7 @@ inline void amx_int8_block(const Linear& w, const Rows& in, int64_t count, int64
             for (int64_t m = 0; m < part; m++) {
                 const int64_t at = (r + m) * spans + g;
                 const __m512i start = _mm512_slli_epi32(_mm512_set1_epi32(in.negated_sums[at]), 7);
-                const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums[0] + m * TILE));
+                const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * TILE));
                 total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(in.scales[at]), total[m]);
             }
         }
@@ -141,7 +141,7 @@ inline void amx_int8_block(const Linear& w, const Rows& in, int64_t count, int64
 inline void amx_int4_block(const Linear& w, const Rows& in, int64_t count, int64_t b, float* out, int64_t stride) {
     const int64_t spans = w.depth / SPAN, groups = w.depth / w.group, lines = w.group / 8;
     const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
-    alignas(64) int32_t sums[2][TILE * TILE];
+    alignas(64) int32_t sums[2 * TILE * TILE];
     alignas(64) uint8_t weights[SPAN * LANES];
     for (int64_t r = 0; r < count; r += 2 * TILE) {
         const int64_t part = count - r < 2 * TILE ? count - r : 2 * TILE;
@@ -158,7 +158,7 @@ inline void amx_int4_block(const Linear& w, const Rows& in, int64_t count, int64
             amx_group(in.values + r * w.depth + g * w.group, w.depth, weights, w.group, sums);
             for (int64_t m = 0; m < part; m++) {
                 const __m512i start = _mm512_madd_epi16(zero, _mm512_set1_epi32(in.negated_sums[(r + m) * groups + g]));
-                const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums[0] + m * TILE));
+                const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * TILE));
                 const float row_scale = in.scales[(r + m) * spans + g * w.group / SPAN];
                 total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(row_scale)), total[m]);
             }

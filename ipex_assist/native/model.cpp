@@ -49,7 +49,7 @@ void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
         image_ = std::move(mapped);
         writable_ = false;
         lay_out();
-        missing_count_ = 0;
+        expect_none();
         return;
     }
     allocate();
@@ -68,7 +68,7 @@ void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
         }
         if (thread == 0) fetch(image_.data() + done, image_bytes_ - done);
     });
-    missing_count_ = 0;
+    expect_none();
 }
 
 const uint8_t* Model::take(int64_t bytes, int64_t alignment) {

@@ -122,6 +122,7 @@ private:
     bool exists(Slot slot, int32_t layer, bool bias) const;
     size_t flag(Slot slot, int32_t layer, bool bias) const;
     void expect_weights();
+    void expect_none() { missing_.clear(), missing_count_ = 0; }
     void arrived(Slot slot, int32_t layer, bool bias);
     void require_memory() const;
     [[noreturn]] void refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const;

@@ -55,7 +55,9 @@ class PackedModel:
 
     def checksum(self) -> int:
         """Return the checksum of the packed image; 64 bits, not cryptographic."""
-        return int(self.library.ia_checksum(self.pool.handle, self.library.ia_model_image(self.handle), self.nbytes))
+        image, found = self.library.ia_model_image(self.handle), ctypes.c_uint64()
+        self.check(self.library.ia_checksum(self.pool.handle, image, self.nbytes, ctypes.byref(found)))
+        return found.value
 
     def allocate(self) -> None:
         """Reserve empty memory for `pack`."""
@@ -66,9 +68,10 @@ class PackedModel:
         self.check(self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, copy))
 
     def share_table(self, other: PackedModel) -> None:
-        """Look tokens up in the table of `other`, a model of the same checkpoint; before `pack`, which then skips it.
+        """Look tokens up in the table of `other`, a model of the same checkpoint.
 
-        The rows of this model's own table stay untouched, so that they take no memory.
+        Before `pack`, which then skips this model's own table, or when the image is whole: the memory of its table is
+        given back. Such an image must not be saved.
         """
         self.check(self.library.ia_model_share_table(self.handle, other.handle))
         self._table_owner = other

@@ -2,12 +2,11 @@
 #include "pool.h"
 
 #include <immintrin.h>
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <chrono>
+#include <mutex>
+#include <utility>
 
 namespace ipex_assist {
 namespace {
@@ -16,21 +15,18 @@ constexpr int SPINS = 1 << 14;  // some hundred microseconds of pauses
 // Between two passes Python takes some hundred microseconds; after that a waiting thread gives its CPU back.
 constexpr std::chrono::microseconds IDLE_SPIN{2000};
 
-// Until `value` is no longer `old`.
-void spin_until_changed(const std::atomic<uint32_t>& value, uint32_t old) {
-    for (int i = 0; value.load(std::memory_order_acquire) == old; i++) {
-        if (i < SPINS) {
-            _mm_pause();
-        } else {
-            sched_yield();
-        }
-    }
-}
+// How every thread of a run computes: to nearest, with denormals as they are, no traps. A caller may have it otherwise (a
+// library built with -ffast-math, torch.set_flush_denormal), and a new thread inherits it.
+class FloatControl {
+public:
+    FloatControl() : before_(_mm_getcsr()) { _mm_setcsr(_MM_MASK_MASK | _MM_ROUND_NEAREST); }
+    ~FloatControl() { _mm_setcsr(before_); }
+    FloatControl(const FloatControl&) = delete;
+    FloatControl& operator=(const FloatControl&) = delete;
 
-void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
-    static_assert(sizeof word == sizeof value, "a futex is 32 bits");
-    syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
-}
+private:
+    uint32_t before_;
+};
 
 bool bind_this_thread(int cpu) {
     cpu_set_t set;
@@ -76,55 +72,103 @@ void Barrier::wait(int thread) {
             return;
         }
     }
-    spin_until_changed(generation_, generation);
+    for (int i = 0; generation_.load(std::memory_order_acquire) == generation; i++) {
+        if (abandoned_.load(std::memory_order_acquire)) throw Abandoned();
+        if (i < SPINS) {
+            _mm_pause();
+        } else {
+            sched_yield();
+        }
+    }
 }
 
-Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), barrier_(threads) {
+void Barrier::reset() {
+    for (Counter& counter : counters_) counter.arrived.store(0, std::memory_order_relaxed);
+    abandoned_.store(false, std::memory_order_relaxed);
+}
+
+Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), barrier_(threads), end_(threads) {
     if (cpus) cpus_.assign(cpus, cpus + threads);
+    start();
+}
+
+Pool::~Pool() { end(); }
+
+void Pool::start() {
+    home_ = forks();
+    workers_ = std::make_unique<std::vector<std::thread>>();
     try {
-        for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+        workers_->reserve(size_t(threads_));
+        for (int i = 1; i < threads_; i++) workers_->emplace_back([this, i, seen = job_.load()] { work(i, seen); });
     } catch (...) {
         end();  // threads that nobody joins would end the program
         throw;
     }
 }
 
-Pool::~Pool() { end(); }
-
 void Pool::end() {
+    if (!workers_) return;
+    if (home_ != forks()) {
+        workers_.release();  // the parent's: nobody can join them here
+        return;
+    }
     stop_ = true;
     job_.fetch_add(1, std::memory_order_seq_cst);
-    futex(job_, FUTEX_WAKE, INT32_MAX);
-    for (auto& worker : workers_) worker.join();
+    futex_wake(job_, INT32_MAX);
+    for (auto& worker : *workers_) worker.join();
+    workers_.reset();
+    stop_ = false;
 }
 
 void Pool::run_any(Function function, void* context) {
-    const std::lock_guard<std::mutex> lock(turn_);
+    const std::lock_guard<Lock> lock(turn_);
+    if (!workers_ || home_ != forks()) {
+        end();
+        // A thread that the fork left behind may have been anywhere.
+        barrier_.reset(), end_.reset();
+        failed_ = false, sleepers_ = 0, error_ = nullptr;
+        start();
+    }
     const Binding binding(!cpus_.empty(), cpus_.empty() ? 0 : cpus_[0]);
     function_ = function;
     context_ = context;
     job_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(job_, FUTEX_WAKE, INT32_MAX);
-    function(context, 0);
-    barrier_.wait(0);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake(job_, INT32_MAX);
+    call(0);
+    if (!failed_.load(std::memory_order_relaxed)) return;
+    barrier_.reset();
+    failed_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void Pool::work(int thread) {
+// One thread's part of a run, and its end.
+void Pool::call(int thread) {
+    try {
+        const FloatControl control;
+        function_(context_, thread);
+    } catch (...) {
+        // Those who were abandoned come later than who abandoned them.
+        if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+        barrier_.abandon();
+    }
+    end_.wait(thread);
+}
+
+void Pool::work(int thread, uint32_t seen) {
     if (!cpus_.empty()) bind_this_thread(cpus_[size_t(thread)]);
-    for (uint32_t seen = 0;;) {
+    for (;;) {
         const auto idle_from = std::chrono::steady_clock::now();
         for (int i = 0; job_.load(std::memory_order_acquire) == seen; i++) {
             _mm_pause();
             if (i % 64 != 63 || std::chrono::steady_clock::now() - idle_from < IDLE_SPIN) continue;
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             // Returns at once if a job came in between.
-            futex(job_, FUTEX_WAIT, seen);
+            futex_wait(job_, seen);
             sleepers_.fetch_sub(1, std::memory_order_seq_cst);
         }
         seen++;  // the caller waits for all threads before it posts the next job
         if (stop_) return;
-        function_(context_, thread);
-        barrier_.wait(thread);
+        call(thread);
     }
 }
 

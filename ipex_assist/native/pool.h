@@ -2,9 +2,12 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
-#include <mutex>
+#include <exception>
+#include <memory>
 #include <thread>
 #include <vector>
+
+#include "lock.h"
 
 namespace ipex_assist {
 
@@ -12,8 +15,14 @@ namespace ipex_assist {
 // CPUs are shared with others. Counted in groups, so that a hundred threads do not queue up at one cache line.
 class Barrier {
 public:
+    // What `wait` throws where a thread will not come: see `abandon`.
+    struct Abandoned {};
+
     explicit Barrier(int threads);
     void wait(int thread);
+    // Nobody waits any longer, and nobody will until `reset`, which is called when no thread is in `wait`.
+    void abandon() { abandoned_.store(true, std::memory_order_release); }
+    void reset();
 
 private:
     static constexpr int GROUP = 8;
@@ -23,6 +32,7 @@ private:
     int threads_, groups_;
     std::vector<Counter> counters_;  // one for each group, and the root behind them
     alignas(64) std::atomic<uint32_t> generation_{0};
+    std::atomic<bool> abandoned_{false};
 };
 
 class Pool {
@@ -35,9 +45,12 @@ public:
     Pool& operator=(const Pool&) = delete;
 
     int threads() const { return threads_; }
+    // Within a run: until all threads are here. Throws where one of them has failed.
     void wait(int thread) { barrier_.wait(thread); }
 
-    // f(thread) in every thread; returns when all have ended. Callers take turns.
+    // f(thread) in every thread; returns when all have ended. Callers take turns. All threads compute alike, whatever
+    // the caller's own floating-point control is. Where f throws, the others leave at their next `wait`, and the first
+    // exception is thrown again here. A child of fork() gets threads of its own at its first run.
     template <class F>
     void run(F&& f) {
         run_any([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f);
@@ -46,19 +59,24 @@ public:
 private:
     using Function = void (*)(void* context, int thread);
     void run_any(Function function, void* context);
-    void work(int thread);
+    void call(int thread);
+    void work(int thread, uint32_t seen);
+    void start();
     void end();
 
     int threads_;
     std::vector<int32_t> cpus_;
-    Barrier barrier_;
-    std::mutex turn_;
+    Lock turn_;
+    Barrier barrier_, end_;  // within a run, and at its end, where all threads come whatever happened
     Function function_ = nullptr;
     void* context_ = nullptr;
+    std::atomic<bool> failed_{false};
+    std::exception_ptr error_;  // of the first thread that failed
     bool stop_ = false;
     alignas(64) std::atomic<uint32_t> job_{0};
     std::atomic<int> sleepers_{0};
-    std::vector<std::thread> workers_;
+    uint32_t home_ = 0;  // forks() where the workers are
+    std::unique_ptr<std::vector<std::thread>> workers_;
 };
 
 // Share `index` of `total` things among `threads`, contiguous and as equal as can be.

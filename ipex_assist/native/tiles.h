@@ -18,16 +18,22 @@ struct alignas(64) TileConfig {
 
 #ifndef IPEX_ASSIST_EMULATE_AMX
 
-// All eight tiles have 16 rows of 64 bytes.
+// All eight tiles have 16 rows of 64 bytes. What is read and written by instructions here is said to the compiler: its
+// own intrinsics (gcc 11 to 13) say that ldtilecfg reads 8 bytes, and of tileloadd nothing, so that the stores before
+// them may be moved behind them or left out.
 inline void tiles_begin() {
     TileConfig config;
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
-    _tile_loadconfig(&config);
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 inline void tiles_end() { _tile_release(); }
 #define TILE_ZERO(tile) _tile_zero(tile)
-#define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
-#define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
+#define TILE_LOAD(tile, from, stride)                                                                     \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile                                                   \
+                     : : "r"(static_cast<const void*>(from)), "r"(static_cast<int64_t>(stride)) : "memory")
+#define TILE_STORE(tile, to, stride)                                                                      \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)"                                               \
+                     : : "r"(static_cast<void*>(to)), "r"(static_cast<int64_t>(stride)) : "memory")
 #define TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
 #define TILE_DOT_SIGNED_UNSIGNED(c, a, b) _tile_dpbsud(c, a, b)
 

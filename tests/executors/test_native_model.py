@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from conftest import HAS_NATIVE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import FEW_ROWS, NativeModel, NativeSequence
@@ -230,6 +232,88 @@ def test_drafting_goes_on_after_a_rejection() -> None:
     assert torch.equal(after, expected)
 
 
+# ---- what the process around it does
+
+
+def generated(model: NativeModel, seed: int) -> tuple[torch.Tensor, list[int], list[float]]:
+    """Logits of a prompt and what is drafted behind it, in a sequence of its own."""
+    own = tiny_models.Text(model, 250)
+    logits = own.forward(tokens(40 + 40 * seed, seed), last=40)
+    return logits, *own.draft(tokens(3, seed), 8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_threads_that_share_a_model(precision: str) -> None:
+    """Passes of one model share its buffers, and Python lets other threads run meanwhile."""
+    model = loaded("llama", precision, 2)
+    alone = [generated(model, seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as callers:
+        for _ in range(5):
+            for seed, (logits, *drafted) in enumerate(callers.map(generated, [model] * 4, range(4))):
+                assert torch.equal(logits, alone[seed][0])
+                assert drafted == list(alone[seed][1:])
+
+
+def test_a_caller_that_flushes_denormals() -> None:
+    """torch.set_flush_denormal holds for the calling thread, and so for a part of the columns only."""
+    model = tiny_models.model(folder("llama"), "native", "fp32")
+    assert isinstance(model, NativeModel)
+    model.packed.pack("final_norm.weight", torch.full((model.spec.hidden_size,), 1e-39))
+    expected = tiny_models.Text(model).forward(tokens(20), last=20)
+    assert 0 < expected.abs().max() < 1e-37
+    own = tiny_models.Text(model)
+    torch.set_flush_denormal(True)
+    try:
+        flushed = own.forward(tokens(20), last=20)
+        assert torch.tensor(1e-39) * 1.0 == 0, "the caller keeps its own"
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(flushed, expected)
+
+
+FORKED = """
+import multiprocessing, os, signal, sys
+sys.path[:0] = {paths!r}
+signal.alarm(100)
+import test_native_model as tests
+model = tests.loaded("llama", "int4", 2)
+expected = tests.generated(model, 1)[1:]
+
+def child():
+    sys.exit(0 if tests.generated(model, 1)[1:] == expected else 3)
+
+def wait(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+if {way!r} == "fork":
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        try:
+            child()
+        finally:
+            os._exit(sys.exc_info()[1].code or 0)
+    status = wait(pid)
+else:
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    status = process.exitcode
+assert status == 0, status
+assert tests.generated(model, 1)[1:] == expected
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "multiprocessing"])
+def test_a_child_of_fork_generates(way: str) -> None:
+    """It has none of the pool's threads, and would wait for them for ever."""
+    paths = [str(Path(__file__).parent), str(Path(tiny_models.__file__).parent)]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED.format(paths=paths, way=way)], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # ---- instruction sets
 
 
@@ -250,11 +334,13 @@ def test_lower_levels_compute_the_same(level: str, monkeypatch: pytest.MonkeyPat
         assert relative(decode[level, precision], decode["", precision]) < bound, precision
 
 
-def test_a_level_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slip in IPEX_ASSIST_ISA must not mean the best instructions, which it was meant to forbid."""
-    monkeypatch.setenv(ISA_VARIABLE, "avx2")
-    assert unavailable() is not None
-    command = ["-m", str(folder("llama")), "-p", "x", "--executor", "native", "--no-launch"]
+@pytest.mark.parametrize("executor", ["auto", "native"])
+def test_a_level_that_does_not_exist(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in IPEX_ASSIST_ISA means neither the best instructions nor another executor, but an error."""
+    monkeypatch.setenv(ISA_VARIABLE, "AMX")
+    with pytest.raises(UsageError, match="IPEX_ASSIST_ISA=AMX is no instruction set"):
+        unavailable()
+    command = ["-m", str(folder("llama")), "-p", "x", "--executor", executor, "--no-launch"]
     done = subprocess.run(
         [sys.executable, "-m", "ipex_assist", *command],
         capture_output=True,
@@ -262,8 +348,9 @@ def test_a_level_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
         timeout=120,
     )
     assert done.returncode == 2, done.stderr
-    assert "IPEX_ASSIST_ISA must be none, avx512, avx512_vnni, avx512_bf16 or amx" in done.stderr
-    assert "or use --executor" in done.stderr
+    names = "none, avx512, avx512_vnni, avx512_bf16, amx"
+    assert f"IPEX_ASSIST_ISA=AMX is no instruction set: it may be {names}, or unset" in done.stderr
+    assert "Traceback" not in done.stderr
     monkeypatch.setenv(ISA_VARIABLE, "")
     assert resolve_executor("native") == "native"
 

@@ -146,9 +146,9 @@ def test_a_file_that_is_truncated_while_it_is_in_use(source: Path, folder: Path)
     (path,) = files(folder)
     done = in_child(
         f"""
-decoder = tests.load(Path({str(source)!r}))
+model = tests.load(Path({str(source)!r}))
 os.truncate({str(path)!r}, 0)
-print(tests.logits(decoder).double().sum().item())
+print(tests.logits(model).double().sum().item())
 """
     )
     assert done.returncode == 0, done.stderr
@@ -159,9 +159,9 @@ def test_a_file_that_is_truncated_while_it_is_copied(source: Path, folder: Path)
     """After its length was looked at: an error, which packing again follows, and not the end."""
     packed = load(source)
     (path,) = files(folder)
-    for missing in (1, packed.model.nbytes // 2, packed.model.nbytes):
-        os.truncate(path, HEADER_BYTES + packed.model.nbytes - missing)
-        model = NativeModel(packed.spec, "int4", packed.model.pool)
+    for missing in (1, packed.packed.nbytes // 2, packed.packed.nbytes):
+        os.truncate(path, HEADER_BYTES + packed.packed.nbytes - missing)
+        model = PackedModel(packed.spec, "int4", packed.packed.pool)
         with path.open("rb") as file, pytest.raises(IpexAssistError, match=r"the file ends \d+ bytes too early"):
             model.adopt(file.fileno(), HEADER_BYTES, True)
 
@@ -188,9 +188,9 @@ def test_copying_is_the_rule_where_memory_allows(
     (path,) = files(folder)
     monkeypatch.setenv(packed_cache.MODE_VARIABLE, mode)
     monkeypatch.setattr(packed_cache, "read_memory", lambda: Memory(1 << 40, available))
-    decoder = load(source)
+    model = load(source)
     assert is_mapped(path) == mapped
-    assert torch.equal(logits(decoder), expected)
+    assert torch.equal(logits(model), expected)
     said = warnings(caplog)
     if mapped and not mode:
         assert len(said) == 1
@@ -214,18 +214,14 @@ def test_a_shared_table_takes_no_memory(tmp_path: Path, folder: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path / "model"))
     drafts = []
     for _ in range(2):  # packed, and from the cache
-        target = load_decoder(checkpoint, "bf16", "native", cache_packed=True)
-        draft = load_decoder(checkpoint, "int4", "native", cache_packed=True, table_of=target)
-        assert isinstance(draft, NativeDecoder)
-        table = bytes(draft.model.image())[-16000 * 256 * 2 :]
+        target = load_model(checkpoint, "bf16", "native", cache_packed=True)
+        draft = load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target)
+        assert isinstance(draft, NativeModel)
+        table = bytes(draft.packed.image())[-16000 * 256 * 2 :]
         assert table == bytes(len(table))
-        draft.reserve(96)
         drafts.append(logits(draft))
     assert torch.equal(*drafts)
-    alone = load_decoder(checkpoint, "int4", "native", cache_packed=True)
-    assert isinstance(alone, NativeDecoder)
-    alone.reserve(96)
-    assert torch.equal(logits(alone), drafts[0])
+    assert torch.equal(logits(load_model(checkpoint, "int4", "native", cache_packed=True)), drafts[0])
     assert len(files(folder)) == 2
 
 
@@ -270,7 +266,7 @@ def test_a_cache_folder_that_cannot_be(
     obstacle: str, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning, and the model all the same."""
-    expected = logits(tiny_models.decoder(source, "native", "int4"))
+    expected = logits(tiny_models.model(source, "native", "int4"))
     place = tmp_path / "place"
     monkeypatch.setenv("XDG_CACHE_HOME", str(place))
     if obstacle == "a file":

@@ -12,8 +12,8 @@ namespace {
 std::vector<const Kernels*> levels() {
     std::vector<const Kernels*> found;
     for (const char* name : {"avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
-        const char* reason = nullptr;
-        const Kernels* kernels = choose_kernels(name, &reason);
+        std::string remark;
+        const Kernels* kernels = choose_kernels(name, remark);
 #ifdef EMULATED_AMX
         // These are compiled with the instructions of the level below, and with plain arrays for tiles.
         const bool below = !found.empty() && std::string(found.back()->name) == "avx512_bf16";
@@ -47,13 +47,14 @@ int main(int count, char** arguments) {
                                        : part == "attention" ? test_attention
                                        : part == "model"     ? test_model
                                        : part == "refusals"  ? test_refusals
+                                       : part == "api"       ? test_api
                                                              : nullptr;
         if (!test) return std::fprintf(stderr, "no part %s\n", part.c_str()), 2;
         const std::vector<const Kernels*> all = levels();
         for (const Kernels* kernels : all) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
-            if ((part == "model" || part == "refusals") && kernels != all.front() && kernels != all.back()) continue;
+            if ((part == "model" || part == "refusals" || part == "api") && kernels != all.front() && kernels != all.back()) continue;
             std::printf("on %s\n", kernels->name);
             std::fflush(stdout);
             test(*kernels);

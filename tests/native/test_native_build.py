@@ -6,11 +6,13 @@ import ctypes.util
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import checkpoint_files
 import pytest
@@ -175,7 +177,7 @@ def test_a_file_that_is_no_library(core: Path) -> None:
     reason = library.unavailable()
     assert reason is not None
     assert reason.startswith("the native core cannot be loaded (")
-    assert reason.endswith("): install ipex-assist again")
+    assert "): install ipex-assist again: pip install --force-reinstall --no-deps" in reason
 
 
 def test_a_library_of_another_version(core: Path) -> None:
@@ -187,7 +189,79 @@ def test_a_library_of_another_version(core: Path) -> None:
     reason = library.unavailable()
     assert reason is not None
     assert "undefined symbol: ia_" in reason
-    assert reason.endswith("install ipex-assist again")
+    assert "install ipex-assist again: pip install --force-reinstall --no-deps" in reason
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")
+@pytest.mark.parametrize("change", ["version", "structure"])
+def test_a_library_of_another_interface(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has every function, and reads another Batch than Python writes: it would crash, or answer wrongly."""
+
+    class LongerBatch(library.Batch):
+        _fields_: ClassVar = [("more", ctypes.c_int64)]
+
+    if change == "version":
+        monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+    else:
+        monkeypatch.setattr(library, "Batch", LongerBatch)
+    library.library.cache_clear()
+    try:
+        reason = library.unavailable()
+    finally:
+        library.library.cache_clear()
+    assert reason is not None
+    was, wanted = ctypes.sizeof(LongerBatch) - 8, ctypes.sizeof(library.Batch)
+    assert re.search(rf"its interface is \d+ with structures of \d+ and {was} bytes, .* and {wanted}\)", reason)
+    assert reason.endswith(f"build it again: pip install --no-deps -e {ROOT}")
+
+
+# ---- what C++ declares and what Python calls
+
+C_TYPES = {
+    "void": None,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "char*": ctypes.c_char_p,
+    "Spec*": ctypes.POINTER(library.Spec),
+    "Batch*": ctypes.POINTER(library.Batch),
+}
+
+
+def ctype(declared: str) -> Any:
+    """The ctypes type of a result or of a parameter such as "const int32_t*"."""
+    plain = declared.replace("const ", "")
+    return C_TYPES[plain] if plain in C_TYPES else ctypes.POINTER(C_TYPES[plain.removesuffix("*")])
+
+
+def test_python_calls_what_is_declared() -> None:
+    """Functions of api.cpp have the results and parameters that library.py says: ctypes would never notice."""
+    text = (build.HERE / "api.cpp").read_text()
+    declared = dict(re.findall(r"^IPEX_ASSIST_API ([\w ]+\*? ia_\w+)\(([^)]*)\)", text, re.MULTILINE))
+    functions = {}
+    for head, parameters in declared.items():
+        result, name = head.rsplit(" ", 1)
+        functions[name] = (result, [p.rsplit(" ", 1)[0] for p in re.split(r",\s*", parameters) if p])
+    assert functions.keys() == library._SIGNATURES.keys()
+    for name, (result, parameters) in functions.items():
+        expected_result, expected = library._SIGNATURES[name]
+        assert len(parameters) == len(expected), name
+        for written, called in zip([result, *parameters], [expected_result, *expected], strict=True):
+            if "*" in written and called is ctypes.c_void_p:
+                continue  # an address
+            assert called == ctype(written), f"{name}: {written} is not {called}"
+
+
+@pytest.mark.parametrize(("header", "structure"), [("model.h", library.Spec), ("forward.h", library.Batch)])
+def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:
+    """The same fields in the same order: two of the same type that change places keep the size."""
+    body = re.search(rf"struct {structure.__name__} {{(.*?)}};", (build.HERE / header).read_text(), re.DOTALL)
+    assert body is not None
+    declarations = re.sub(r"//.*", "", body[1]).split(";")
+    declared = [name for line in declarations for name in re.findall(r"(\w+)\s*(?:,|$)", line.strip())]
+    assert declared == [field[0] for field in structure._fields_]
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")
@@ -203,6 +277,38 @@ def test_a_processor_without_avx512(monkeypatch: pytest.MonkeyPatch, caplog: pyt
         library.instruction_set()
     monkeypatch.delenv(library.ISA_VARIABLE)
     assert resolve_executor("auto", "bf16") == "native"
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")
+def test_a_better_instruction_set_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the core says of AMX that the system refuses reaches people once, and reports."""
+    assert library.core_state() == library.CoreState(library.instruction_set(), None)
+    assert caplog.records == []
+    monkeypatch.setattr(library, "last_error", lambda: "this processor has AMX, but")
+    for _ in range(2):
+        assert library.unavailable() is None
+    (record,) = caplog.records
+    remark = f"the native core runs on {library.instruction_set()}: this processor has AMX, but"
+    assert record.getMessage() == remark
+    assert library.core_state() == library.CoreState(library.instruction_set(), remark)
+    assert str(library.core_state()) == f"native core works, on {library.instruction_set()} ({remark})"
+
+
+def test_the_state_of_a_core_that_cannot_be_used(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report says why, and does not fail for a slip in a variable either."""
+    assert str(library.core_state()).startswith("native core does not work (the native core was not built when")
+    monkeypatch.setenv(library.ISA_VARIABLE, "AMX")
+    assert "IPEX_ASSIST_ISA=AMX is no instruction set" in str(library.core_state().remark)
+
+
+def test_the_state_of_the_core_needs_no_torch() -> None:
+    """`ipex-assist env` prints it, and must not take seconds for it."""
+    code = (
+        "from ipex_assist.native.library import core_state; import sys; core_state(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # ---- installed without a compiler

@@ -16,13 +16,13 @@ from ipex_assist.native import build
 
 SOURCES = Path(__file__).parent
 ADDR_NO_RANDOMIZE = 0x0040000
-GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap")  # tests/native/guard.cpp
+GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=syscall")  # tests/native/guard.cpp
 FLAGS = {
     "plain": ("-O2", *GUARDED),
     "address": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-O1", "-fsanitize=thread"),
 }
-PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "threads", "cpu"]
+PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "api", "threads", "cpu"]
 Run = Callable[..., str]
 
 
@@ -131,6 +131,12 @@ def test_races_of_passes(run: Run) -> None:
     """A phase of a pass that reads what another thread still writes: a barrier is missing."""
     skip_without_avx512()
     assert ", 0 failed" in run("thread", "model", "avx512")
+
+
+def test_races_of_callers(run: Run) -> None:
+    """Threads that share a model through the C interface: they take turns at its buffers."""
+    skip_without_avx512()
+    assert ", 0 failed" in run("thread", "api", "avx512")
 
 
 def test_threads_that_the_system_refuses(run: Run) -> None:

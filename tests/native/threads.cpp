@@ -1,17 +1,25 @@
 // The pool and its barrier with more threads than processors, and the choice of kernels; nothing here uses vectors.
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "check.h"
 #include "cpu.h"
 #include "pool.h"
+
+// guard.cpp's, where that is linked.
+extern std::atomic<bool> arch_prctl_refused __attribute__((weak));
 
 namespace check {
 namespace {
@@ -114,6 +122,154 @@ void test_binding() {
     }
 }
 
+// A thread that fails in any round, before or behind others at the barrier: everybody leaves, the caller gets the
+// exception, and the next run is whole.
+void test_failures() {
+    for (int threads = 1; threads <= 4; threads++) {
+        Pool pool(threads, nullptr);
+        for (int failing = 0; failing < threads; failing++) {
+            for (int round = 0; round < 3; round++) {
+                std::string message;
+                std::atomic<int> left{0};
+                try {
+                    pool.run([&](int thread) {
+                        struct Leaving {
+                            std::atomic<int>& left;
+                            ~Leaving() { left++; }
+                        } leaving{left};
+                        for (int i = 0; i < 3; i++) {
+                            if (i == round && thread == failing) throw std::runtime_error("round " + std::to_string(i));
+                            pool.wait(thread);
+                        }
+                    });
+                } catch (const std::exception& error) {
+                    message = error.what();
+                }
+                CHECK(message == "round " + std::to_string(round), "thread %d of %d: %s", failing, threads, message.c_str());
+                CHECK(left == threads, "%d of %d threads have left", left.load(), threads);
+                rounds(pool, 2);
+            }
+        }
+    }
+    // All at once, and beyond one group of the barrier.
+    Pool pool(10, nullptr);
+    for (int i = 0; i < 4; i++) {
+        std::string message;
+        try {
+            pool.run([&](int thread) {
+                if (i % 2 || thread == 9) throw std::runtime_error("all");
+                pool.wait(thread);
+            });
+        } catch (const std::exception& error) {
+            message = error.what();
+        }
+        CHECK(message == "all", "%s", message.c_str());
+        rounds(pool, 2);
+    }
+}
+
+// Threads compute alike whatever the caller's control register says when they start or when they run, and the caller
+// gets its own back, whether the run ended well or not.
+void test_float_control() {
+    const uint32_t usual = _mm_getcsr();
+    _mm_setcsr(0x1f80 | 0x8040 | 0x2000);  // denormals are zero, rounding down
+    const uint32_t flushing = _mm_getcsr();  // valgrind knows only the rounding
+    Pool pool(3, nullptr);
+    std::vector<uint32_t> within(3);
+    pool.run([&](int thread) { within[size_t(thread)] = _mm_getcsr(); });
+    CHECK(_mm_getcsr() == flushing, "%x behind a run", _mm_getcsr());
+    for (const uint32_t control : within) CHECK((control & ~0x3fu) == 0x1f80, "%x within", control);
+    try {
+        pool.run([](int) { throw std::runtime_error("none"); });
+    } catch (const std::exception&) {
+    }
+    CHECK(_mm_getcsr() == flushing, "%x behind a failed run", _mm_getcsr());
+    _mm_setcsr(usual);
+}
+
+#ifndef __SANITIZE_THREAD__  // which ends a child that starts threads
+
+// Runs f in a child of fork(), which must end well within some seconds.
+template <class F>
+void in_child(const char* what, F&& f) {
+    std::fflush(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        const long before = failed;
+        f();
+        std::_Exit(failed > before);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "%s: the child's status is %x", what, unsigned(status));
+}
+
+// A child of fork() has none of the pool's threads: it gets new ones, whatever those of the parent were doing.
+void test_forks() {
+    Pool pool(3, nullptr);
+    in_child("not used before", [&] { rounds(pool, 20); });
+    rounds(pool, 20);
+    in_child("used before", [&] {
+        rounds(pool, 20);
+        in_child("a child's child", [&] { rounds(pool, 20); });
+        rounds(pool, 20);
+    });
+    in_child("deleted", [&] { Pool(2, nullptr), rounds(pool, 1); });
+    auto passed_on = std::make_unique<Pool>(3, nullptr);
+    in_child("deleted without a run", [&] { passed_on.reset(); });
+    rounds(pool, 20);
+}
+
+// Another thread of the parent holds the pool, or waits for its turn, when the child is made.
+void test_forks_within_runs() {
+    Pool pool(3, nullptr);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 2; i++) {
+        callers.emplace_back([&] {
+            while (!stop) pool.run([&](int thread) { for (int j = 0; j < 50; j++) pool.wait(thread); });
+        });
+    }
+    for (int i = 0; i < 20; i++) {
+        std::this_thread::sleep_for(std::chrono::microseconds(i * 130));
+        in_child("in the middle of a run", [&] { rounds(pool, 5); });
+    }
+    stop = true;
+    for (std::thread& caller : callers) caller.join();
+}
+
+#endif
+
+// A lock is held by one at a time, and those who wait for it wake.
+void test_lock() {
+    Lock lock;
+    long sum = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; i++) {
+        threads.emplace_back([&] {
+            for (int j = 0; j < 3000; j++) {
+                const std::lock_guard<Lock> turn(lock);
+                sum++;
+                if (j % 500 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(sum == 12000, "%ld of 12000 turns", sum);
+    CHECK(lock.lock(), "a lock that was left in good order is said to be left behind");
+    lock.unlock();
+#ifndef __SANITIZE_THREAD__
+    lock.lock();
+    in_child("held by the parent", [&] {
+        CHECK(!lock.lock(), "a lock whose holder is in the parent is said to be in good order");
+        lock.unlock();
+        CHECK(lock.lock(), "the second time");
+    });
+    lock.unlock();
+#endif
+}
+
 // Shares are contiguous, cover everything once, and differ by one at most.
 void test_shares() {
     for (int64_t total = 0; total < 40; total++) {
@@ -135,6 +291,13 @@ void test_threads() {
     test_callers();
     test_lifetimes();
     test_binding();
+    test_failures();
+    test_float_control();
+    test_lock();
+#ifndef __SANITIZE_THREAD__
+    test_forks();
+    test_forks_within_runs();
+#endif
     test_shares();
 }
 
@@ -158,19 +321,35 @@ void test_cpu() {
     const char* names[] = {"none", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
     int before = 0;
     for (int limit = 0; limit < 5; limit++) {
-        const char* reason = nullptr;
-        const Kernels* kernels = choose_kernels(names[limit], &reason);
-        std::printf("%s: %s\n", names[limit], kernels ? kernels->name : reason);
-        CHECK((kernels == nullptr) == (reason != nullptr), "%s: neither or both of kernels and reason", names[limit]);
+        std::string remark;
+        const Kernels* kernels = choose_kernels(names[limit], remark);
+        std::printf("%s: %s\n", names[limit], kernels ? kernels->name : remark.c_str());
+        const bool as_named = kernels && std::string(kernels->name) == names[limit];
+        CHECK(as_named == remark.empty(), "%s: less than is named without a remark, or a remark without need: %s",
+              names[limit], remark.c_str());
         int level = 0;
         for (int i = 0; kernels && i < 5; i++) level = std::string(kernels->name) == names[i] ? i : level;
         CHECK(level <= limit && level >= before, "%s gives level %d, a lower limit %d", names[limit], level, before);
         before = level;
     }
-    const char *reason = nullptr, *other = nullptr;
-    CHECK(choose_kernels(nullptr, &reason) == choose_kernels("amx", &other), "no limit is the best");
-    CHECK(choose_kernels("", &reason) == choose_kernels("amx", &other), "an empty limit is none");
-    CHECK(!choose_kernels("avx2", &reason) && reason, "a limit that is no level's name must not mean any of them");
+    std::string remark, other;
+    if (&arch_prctl_refused && before == 4) {
+        arch_prctl_refused = true;  // as an old kernel or a filter of system calls does
+        for (const char* limit : {"", "amx"}) {
+            const Kernels* kernels = choose_kernels(limit, remark);
+            CHECK(kernels && std::string(kernels->name) == "avx512_bf16", "AMX without permission");
+            CHECK(remark == "this processor has AMX, but the system does not permit its tiles (arch_prctl: Operation not permitted)",
+                  "%s", remark.c_str());
+        }
+        CHECK(choose_kernels("avx512_vnni", remark) && remark.empty(), "AMX was not asked for: %s", remark.c_str());
+        arch_prctl_refused = false;
+    }
+    CHECK(choose_kernels(nullptr, remark) == choose_kernels("amx", other), "no limit is the best");
+    CHECK(choose_kernels("", remark) == choose_kernels("amx", other), "an empty limit is none");
+    for (const char* wrong : {"avx2", "AMX", "amx "}) {
+        CHECK(!choose_kernels(wrong, remark), "%s is no level's name and must not mean any of them", wrong);
+        CHECK(remark.find("none, avx512, avx512_vnni, avx512_bf16 or amx") != std::string::npos, "%s", remark.c_str());
+    }
 }
 
 }  // namespace check

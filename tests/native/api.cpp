@@ -1,0 +1,329 @@
+// The C interface: memory that runs out anywhere in a call, threads that share a model, callers with floating-point
+// control of their own, and children of fork(). Calls end with the right bits or with an error, and the next one is well.
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xmmintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "small_model.h"
+
+extern "C" {
+const char* ia_last_error();
+int32_t ia_abi(int32_t* sizes);
+const void* ia_kernels(const char* limit);
+void* ia_pool_new(int32_t threads, const int32_t* cpus);
+void ia_pool_delete(void* pool);
+int32_t ia_checksum(void* pool, const void* data, int64_t size, uint64_t* sum);
+void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows);
+void ia_model_delete(void* handle);
+int64_t ia_model_bytes(void* handle);
+const void* ia_model_image(void* handle);
+int32_t ia_model_allocate(void* handle);
+int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type, const void* data,
+                      int64_t rows, int64_t columns);
+void* ia_cache_new(void* handle, int64_t positions);
+void ia_cache_delete(void* cache);
+int32_t ia_forward(void* handle, void* pool, const ipex_assist::Batch* batch);
+int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, int32_t number, int32_t vocabulary, float least,
+                 int32_t* tokens, float* probabilities);
+int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out, int64_t stride);
+double ia_read_bandwidth(const void* kernels, void* pool, int64_t size, int32_t repeats);
+}
+
+// guard.cpp's, where that is linked.
+extern std::atomic<long> mappings_left __attribute__((weak));
+
+namespace {
+
+// So many allocations succeed, in any thread, and then one does not; below zero all do.
+std::atomic<long> allocations_left{-1};
+
+void* allocate(size_t size, size_t alignment) {
+    if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
+    void* given = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    if (!given) throw std::bad_alloc();
+    return given;
+}
+
+}  // namespace
+
+void* operator new(size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new(size_t size, std::align_val_t alignment) { return allocate(size, size_t(alignment)); }
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
+void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
+void operator delete(void* data, size_t, std::align_val_t) noexcept { std::free(data); }
+
+namespace check {
+namespace {
+
+constexpr int32_t STRIDE = 64, ROOM = 80;
+
+// A model behind the C interface, with a pool of its own and learned positions.
+struct Loaded {
+    // control: the caller's floating-point control where it calls the core.
+    Loaded(const Kernels& k, int threads, float final_norm = 1, uint32_t control_ = _mm_getcsr())
+        : control(control_) {
+        {
+            const Calling calling(*this);
+            pool = ia_pool_new(threads, nullptr);
+        }
+        spec = base_spec(FORMATS[0]);
+        spec.positions = ROOM + 20;
+        const std::vector<int32_t> windows(size_t(spec.layers));
+        handle = ia_model_new(&k, &spec, windows.data());
+        CHECK(pool && handle && ia_model_allocate(handle) == 0, "%s", ia_last_error());
+        Random random(1);
+        for (const Shape& shape : shapes(spec)) {
+            for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
+                tensor.resize(size_t(shape.rows * shape.columns));
+                for (float& value : tensor) value = random.normal() * (shape.slot == FINAL_NORM ? final_norm : 0.2f);
+                const int32_t status = pack(shape.slot, layer, shape.bias, shape.rows, shape.columns);
+                CHECK(status == 0, "weight %d: %s", shape.slot, ia_last_error());
+            }
+        }
+    }
+    ~Loaded() {
+        ia_model_delete(handle);
+        ia_pool_delete(pool);
+    }
+    Loaded(const Loaded&) = delete;
+    Loaded& operator=(const Loaded&) = delete;
+
+    class Calling {
+    public:
+        explicit Calling(const Loaded& x) { _mm_setcsr(x.control); }
+        ~Calling() { _mm_setcsr(usual_); }
+
+    private:
+        const uint32_t usual_ = _mm_getcsr();
+    };
+
+    int32_t pack(Slot slot, int32_t layer, bool bias, int64_t rows, int64_t columns) {
+        const Calling calling(*this);
+        return ia_model_pack(handle, pool, slot, layer, bias, SOURCE_F32, tensor.data(), rows, columns);
+    }
+
+    const uint32_t control;
+    Spec spec;
+    std::vector<float> tensor;
+    void *pool, *handle;
+};
+
+// What a text of `rows` tokens and four drafted behind it gave; empty where a call failed.
+struct Text {
+    std::vector<float> logits, probabilities;
+    std::vector<int32_t> drafted;
+    bool operator==(const Text& other) const {
+        return logits.size() == other.logits.size() && drafted == other.drafted &&
+               same_bits(logits.data(), other.logits.data(), logits.size()) &&
+               same_bits(probabilities.data(), other.probabilities.data(), probabilities.size());
+    }
+};
+
+// A sequence of the model, with memory of its own for what calls read and write.
+struct Sequence {
+    Sequence(Loaded& x, int32_t rows, uint32_t seed)
+        : model(x), cache(ia_cache_new(x.handle, ROOM)), tokens(some_tokens(rows, seed)) {
+        CHECK(cache, "%s", ia_last_error());
+        for (int32_t i = 0; i < rows; i++) positions.push_back(i);
+        caches.assign(size_t(rows), static_cast<const Cache*>(cache));
+        logits.resize(size_t(rows) * STRIDE);
+    }
+    ~Sequence() { ia_cache_delete(cache); }
+    Sequence(const Sequence&) = delete;
+    Sequence& operator=(const Sequence&) = delete;
+
+    Batch batch() const {
+        Batch batch{};
+        batch.rows = int32_t(tokens.size());
+        batch.tokens = tokens.data(), batch.positions = positions.data(), batch.caches = caches.data();
+        batch.stride = STRIDE;
+        return batch;
+    }
+    bool forward() {
+        Batch all = batch();
+        all.last = all.rows, all.logits = logits.data();
+        const Loaded::Calling calling(model);
+        return ia_forward(model.handle, model.pool, &all) == 0;
+    }
+    bool draft() {
+        const Batch all = batch();
+        const Loaded::Calling calling(model);
+        return ia_draft(model.handle, model.pool, &all, 4, 50, 0, drafted, probabilities) == 4;
+    }
+    Text text() {
+        if (!forward() || !draft()) return {};
+        return {logits, {probabilities, probabilities + 4}, {drafted, drafted + 4}};
+    }
+
+    Loaded& model;
+    void* cache;
+    std::vector<int32_t> tokens, positions;
+    std::vector<const Cache*> caches;
+    std::vector<float> logits;
+    int32_t drafted[4];
+    float probabilities[4];
+};
+
+// `call` with its first allocation failing, then its second, and so on until it needs no more; each time it must say so.
+void starve(const char* what, std::atomic<long>& left, const std::function<bool()>& call) {
+    for (long count = 0;; count++) {
+        left = count;
+        const bool well = call();
+        const bool starved = left < 0;
+        left = -1;
+        if (!starved) {
+            CHECK(well, "%s with all its memory: %s", what, ia_last_error());
+            return;
+        }
+        CHECK(!well, "%s has all its memory but one, and does not say so", what);
+        CHECK(std::string(ia_last_error()) == "out of memory", "%s: %s", what, ia_last_error());
+        CHECK(count < 1000, "%s needs ever more", what);
+    }
+}
+
+void starve(const char* what, const std::function<bool()>& call) {
+    starve(what, allocations_left, call);
+    if (&mappings_left) starve(what, mappings_left, call);
+}
+
+// Memory runs out at each place of each call, in whichever thread asks for it.
+void test_memory(const Kernels& k) {
+    for (int threads = 1; threads <= 3; threads++) {
+        Loaded x(k, threads);
+        const int64_t hidden = x.spec.hidden_size;
+        for (const int32_t rows : {3, 40}) {
+            Sequence fed(x, rows, 5);
+            const Text whole = fed.text();
+            CHECK(!whole.logits.empty(), "%s", ia_last_error());
+            starve("ia_forward", [&] { return fed.forward(); });
+            starve("ia_draft", [&] { return fed.draft(); });
+            CHECK(fed.text() == whole, "other bits behind failed calls");
+        }
+        uint64_t sum = 0, again = 0;
+        const void* image = ia_model_image(x.handle);
+        CHECK(ia_checksum(x.pool, image, ia_model_bytes(x.handle), &sum) == 0, "%s", ia_last_error());
+        starve("ia_checksum", [&] { return ia_checksum(x.pool, image, ia_model_bytes(x.handle), &again) == 0; });
+        CHECK(sum == again, "another checksum");
+        x.tensor.assign(size_t(50 * hidden), 0.5f);
+        starve("ia_model_pack, a matrix", [&] { return x.pack(Q_PROJ, 0, false, hidden, hidden) == 0; });
+        starve("ia_model_pack, a table", [&] { return x.pack(EMBED_TOKENS, 0, false, 50, hidden) == 0; });
+        std::vector<float> out(size_t(20 * 256));
+        starve("ia_linears", [&] { return ia_linears(x.handle, x.pool, 0, x.tensor.data(), 20, out.data(), 256) == 0; });
+        starve("ia_read_bandwidth", [&] { return ia_read_bandwidth(&k, x.pool, 1 << 20, 1) > 0; });
+        const auto made = [](void* thing, void (*free)(void*)) {
+            if (thing) free(thing);
+            return thing != nullptr;
+        };
+        const std::vector<int32_t> windows(size_t(x.spec.layers));
+        starve("ia_cache_new", [&] { return made(ia_cache_new(x.handle, 20), ia_cache_delete); });
+        starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, windows.data()), ia_model_delete); });
+        starve("ia_pool_new", [&] { return made(ia_pool_new(threads, nullptr), ia_pool_delete); });
+    }
+    starve("a new model's first pass", [&] {
+        // Only the pass starves; what it needs first is what it keeps.
+        const long allocations = allocations_left.exchange(-1), mappings = &mappings_left ? mappings_left.exchange(-1) : -1;
+        Loaded fresh(k, 2);
+        Sequence fed(fresh, 20, 5);
+        allocations_left = allocations;
+        if (&mappings_left) mappings_left = mappings;
+        return fed.forward();
+    });
+}
+
+// Threads that feed sequences of one model at once: each gets the bits it gets alone.
+void test_callers(const Kernels& k) {
+    Loaded x(k, 2);
+    constexpr int CALLERS = 4;
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    std::vector<Text> alone;
+    for (int i = 0; i < CALLERS; i++) {
+        // Of different lengths, so that buffers grow while others are in use.
+        sequences.push_back(std::make_unique<Sequence>(x, 1 + 19 * i, uint32_t(i)));
+        Loaded own(k, 2);
+        alone.push_back(Sequence(own, 1 + 19 * i, uint32_t(i)).text());
+    }
+    std::atomic<int> right{0};
+    std::vector<std::thread> callers;
+    for (size_t i = 0; i < CALLERS; i++) {
+        callers.emplace_back([&, i] {
+            for (int j = 0; j < 5; j++) right += sequences[i]->text() == alone[i];
+        });
+    }
+    for (std::thread& caller : callers) caller.join();
+    CHECK(right == 5 * CALLERS, "%d of %d texts have the right bits", right.load(), 5 * CALLERS);
+}
+
+// A caller that flushes denormals gets the logits of one that does not, though all of them are denormal.
+void test_denormals(const Kernels& k) {
+    std::vector<Text> texts;
+    for (int threads = 1; threads <= 2; threads++) {
+        for (const uint32_t control : {_mm_getcsr(), _mm_getcsr() | 0x8040}) {
+            Loaded x(k, threads, 1e-39f, control);
+            texts.push_back(Sequence(x, 20, 5).text());
+        }
+    }
+    float most = 0;
+    for (const float logit : texts[0].logits) most = std::max(most, std::abs(logit));
+    CHECK(most > 0 && most < 1e-37f, "%g is not what this test is about", double(most));
+    for (const Text& text : texts) CHECK(text == texts[0], "a caller's control changed the bits");
+}
+
+#ifndef __SANITIZE_THREAD__  // which ends a child that starts threads
+
+// A child of fork() goes on with the parent's model, whatever the parent's threads were doing with it.
+void test_forks(const Kernels& k) {
+    Loaded x(k, 2);
+    Sequence fed(x, 20, 5), other(x, 60, 6);
+    const Text whole = fed.text();
+    std::atomic<bool> stop{false};
+    std::thread caller([&] {
+        while (!stop) other.forward();
+    });
+    for (int i = 0; i < 12; i++) {
+        std::fflush(nullptr);
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            std::_Exit(fed.text() == whole ? 0 : 1);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        CHECK(status == 0, "child %d: status %x", i, unsigned(status));
+        std::this_thread::sleep_for(std::chrono::microseconds(150 * i));
+    }
+    stop = true;
+    caller.join();
+    CHECK(fed.text() == whole, "the parent's bits changed");
+}
+
+#endif
+
+void test_versions() {
+    int32_t sizes[2] = {};
+    CHECK(ia_abi(sizes) > 0, "no version");
+    CHECK(sizes[0] == sizeof(Spec) && sizes[1] == sizeof(Batch), "%d and %d bytes", sizes[0], sizes[1]);
+}
+
+}  // namespace
+
+void test_api(const Kernels& k) {
+    test_versions();
+    test_callers(k);
+    test_denormals(k);
+#ifndef __SANITIZE_THREAD__
+    test_forks(k);
+#endif
+    test_memory(k);
+}
+
+}  // namespace check
