@@ -30,7 +30,7 @@ from ipex_assist.speculative.default_assistants import default_assistant
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
-from ipex_assist.tokenization.vocabulary import check_vocabulary
+from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,9 +73,9 @@ def load(
     if not checkpoint.why_not_ours():
         checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
     name = parse_assistant(assistant)
-    helper = None
+    helper, shared = None, None
     if name.model == AUTO:
-        helper = _family_assistant(checkpoint, target, offline)
+        helper, shared = _family_assistant(checkpoint, target, offline)
     elif name.model not in (None, SELF):
         helper = open_checkpoint(str(name.model), offline=offline)
     elif name.model == SELF:
@@ -84,7 +84,9 @@ def load(
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     if helper is not None:
         assistant_precision = assistant_precision or stored_precision(helper, executor) or precision
-    request = _Request(checkpoint, helper, name, precision, assistant_precision, executor, universal, draft_vocabulary)
+    request = _Request(
+        checkpoint, helper, name, precision, assistant_precision, executor, universal, draft_vocabulary, shared
+    )
     model = _build(request, progress, cache_packed, recalibrate)
     if calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
         _ = model.drafting.costs
@@ -96,7 +98,10 @@ def load(
 
 @dataclass(frozen=True)
 class _Request:
-    """Names what is to be loaded; `helper` is None where nothing, lookup alone, or the target's copy drafts."""
+    """Names what is to be loaded; `helper` is None where nothing, lookup alone, or the target's copy drafts.
+
+    shared: how far the helper's vocabulary is the target's, where that was compared already.
+    """
 
     checkpoint: Checkpoint
     helper: Checkpoint | None
@@ -106,6 +111,7 @@ class _Request:
     executor: str
     universal: bool
     draft_vocabulary: int | None
+    shared: SharedVocabulary | None = None
 
     def identity(self, universal: bool) -> Identity:
         """The names that results repeat."""
@@ -131,9 +137,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
             return _by_transformers(request, progress)
 
     tokenizer = load_tokenizer(checkpoint)
-    helper_tokenizer = None
-    if helper is not None and request.name.model != AUTO:
-        helper_tokenizer = _other_tokenizer(request, helper, tokenizer)
+    shared, helper_tokenizer = _vocabulary(request, tokenizer)
     target = load_model(checkpoint, request.precision, executor, progress=progress, cache_packed=cache_packed)
     assistant = None
     if helper is not None or request.name.model == SELF:
@@ -148,7 +152,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
             table_of=None if helper else target,
             group=DRAFT_INT4_GROUP,
         )
-    measure = functools.partial(calibration.calibrate, target, assistant, request.draft_vocabulary)
+    measure = functools.partial(calibration.calibrate, target, assistant, shared.limited(request.draft_vocabulary))
     drafting = Drafting(
         target.spec.vocab_size,
         measure,
@@ -157,6 +161,7 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
         request.draft_vocabulary,
         helper_tokenizer,
         tokenizer,
+        shared,
     )
     if drafting.possible:
         drafting.go_on_from(_cache(request, assistant is not None, recalibrate))
@@ -185,20 +190,20 @@ def _by_transformers(request: _Request, progress: bool) -> TextModel:
     )
 
 
-def _other_tokenizer(
-    request: _Request, helper: Checkpoint, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedTokenizerBase | None:
-    """The assistant's tokenizer where its vocabulary is another one, and that is allowed."""
-    other = load_tokenizer(helper)
-    sizes = request.checkpoint.config["vocab_size"], helper.config["vocab_size"]
+def _vocabulary(
+    request: _Request, tokenizer: PreTrainedTokenizerBase
+) -> tuple[SharedVocabulary, PreTrainedTokenizerBase | None]:
+    """How far the vocabulary is shared; the assistant's tokenizer where it is another one, and that is allowed."""
+    if request.helper is None or request.shared is not None:
+        return request.shared or SharedVocabulary(), None
+    other = load_tokenizer(request.helper)
     try:
-        check_vocabulary(tokenizer, other, *sizes)
+        return _compare(request.checkpoint, tokenizer, request.helper, other), None
     except UsageError:
         if not request.universal:
             raise
-        log.warning("%s has another vocabulary: its drafts are encoded anew, as text", helper.source)
-        return other
-    return None
+        log.warning("%s has another vocabulary: its drafts are encoded anew, as text", request.helper.source)
+        return SharedVocabulary(), other
 
 
 def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
@@ -223,7 +228,9 @@ def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
     return PairCache(pair, machine, anew=anew)
 
 
-def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Checkpoint | None:
+def _family_assistant(
+    checkpoint: Checkpoint, source: str, offline: bool
+) -> tuple[Checkpoint | None, SharedVocabulary | None]:
     """The family's default. Nobody asked for it by name, so one that cannot be had or does not fit ends nothing."""
     name = default_assistant(checkpoint.config, source)
     if name is None:
@@ -231,15 +238,16 @@ def _family_assistant(checkpoint: Checkpoint, source: str, offline: bool) -> Che
             "no default assistant for %s: generating without one; name one with --assistant-model",
             checkpoint.architecture,
         )
-        return None
+        return None, None
     try:
         helper = open_checkpoint(name, offline=offline)
-        _check_same_vocabulary(checkpoint, load_tokenizer(checkpoint), helper)
+        return helper, _compare(checkpoint, load_tokenizer(checkpoint), helper, load_tokenizer(helper))
     except IpexAssistError as error:
         log.warning("generating without the default assistant %s: %s", name, error)
-        return None
-    return helper
+        return None, None
 
 
-def _check_same_vocabulary(target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint) -> None:
-    check_vocabulary(tokenizer, load_tokenizer(assistant), target.config["vocab_size"], assistant.config["vocab_size"])
+def _compare(
+    target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, other: PreTrainedTokenizerBase
+) -> SharedVocabulary:
+    return share_vocabulary(tokenizer, other, target.config["vocab_size"], assistant.config["vocab_size"])

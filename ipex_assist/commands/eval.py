@@ -126,11 +126,9 @@ def _run(args: argparse.Namespace) -> int:
     compared = args.against is not None or args.against_model is not None
     _refuse_unknown(checkpoint, other)
     tokenizer = load_tokenizer(checkpoint)
-    if args.against_model:
-        from ipex_assist.tokenization.vocabulary import check_vocabulary
-
-        check_vocabulary(tokenizer, load_tokenizer(other), checkpoint.config["vocab_size"], other.config["vocab_size"])
     tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)
+    if args.against_model:
+        _check_vocabulary(checkpoint, tokenizer, other, tokens)
     model, precision = _load(checkpoint, args.precision, executor)
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
     length, stride = _window(args, model, reference)
@@ -176,6 +174,26 @@ def _refuse_unknown(*checkpoints: Checkpoint) -> None:
     for checkpoint in checkpoints:
         if reason := checkpoint.why_not_ours():
             raise IpexAssistError(f"{checkpoint.source} cannot be evaluated: {reason}")
+
+
+def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint, tokens: list[int]) -> None:
+    """Both models must know every token of the text as the same; UsageError otherwise."""
+    from ipex_assist.tokenization.tokenizer import load_tokenizer
+    from ipex_assist.tokenization.vocabulary import share_vocabulary
+
+    shared = share_vocabulary(
+        tokenizer,
+        load_tokenizer(other),
+        checkpoint.config["vocab_size"],
+        other.config["vocab_size"],
+        names=("model", "other model"),
+        advice="Both read the same token ids: give --against-model a checkpoint of the same family.",
+    )
+    if unknown := sorted(shared.unknown.intersection(tokens)):
+        raise UsageError(
+            f"{other.source} has no token for {tokenizer.convert_ids_to_tokens(unknown[0])!r} (id {unknown[0]}), which "
+            "is in the text: give --text a file without it"
+        )
 
 
 def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Model, str]:

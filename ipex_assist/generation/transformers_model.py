@@ -26,7 +26,7 @@ from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import DraftOptions
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
-from ipex_assist.tokenization.vocabulary import check_vocabulary
+from ipex_assist.tokenization.vocabulary import share_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ class TransformersModel(TextModel):
         self._context_length = next((length for length in lengths if isinstance(length, int) and length > 0), None)
         if helper is not None:
             sizes = (checkpoint.config["vocab_size"], helper.config["vocab_size"])
-            check_vocabulary(self.tokenizer, load_tokenizer(helper), *sizes)
+            share_vocabulary(self.tokenizer, load_tokenizer(helper), *sizes)
         self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=helper is None, progress=progress)
         self.assistant: PreTrainedModel | None = None
         if helper is not None and assistant_precision is not None:

@@ -26,14 +26,17 @@ class AssistantModel:
         vocab_size: int,
         draft_vocabulary: int | None = None,
         capacity: int | None = None,
+        masked: frozenset[int] = frozenset(),
     ) -> None:
         """`vocab_size` is the target's: probabilities are cut or padded to it, since only rows may differ in number.
 
         draft_vocabulary: draft only among the first so many token ids. capacity: tokens of text to make room for,
-        beyond which nothing is drafted; as many as the model's context holds where None.
+        beyond which nothing is drafted; as many as the model's context holds where None. masked: ids that are never
+        drafted. Tokens without a row in this model must not be in the text: see PartlyShared.
         """
         self.model, self.sampling, self.generator, self.vocab_size = model, sampling, generator, vocab_size
         self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        self._masked = sorted(token for token in masked if token < self._choices)
         context = model.spec.context_length
         self._sequence = model.new_sequence(min(capacity or context, context))
         self._start = self._base = 0
@@ -53,10 +56,8 @@ class AssistantModel:
         k = min(k, self._sequence.capacity - self._base)
         if k <= 0:
             return Proposal([])
-        # A target may hold padding rows that the assistant lacks; such a token says nothing to either.
-        last = self.model.spec.vocab_size - 1
-        pending = [min(token, last) for token in tokens[self._start + self._sequence.length :]]
-        plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0
+        pending = list(tokens[self._start + self._sequence.length :])
+        plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0 and not self._masked
         if plain and isinstance(self.model, DraftsInOneCall):
             drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)
             return Proposal(drafted, None, confidence)
@@ -82,8 +83,7 @@ class AssistantModel:
         confidence: list[float] = []
         rows: list[torch.Tensor] = []
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
-            logits = self.model.extend(self._sequence, pending, vocabulary=self._choices)
-            logits = self.sampling.penalise(logits, [*tokens, *drafted])
+            logits = self.sampling.penalise(self._logits(pending), [*tokens, *drafted])
             if self.sampling.do_sample:
                 probabilities = self.sampling.probabilities(logits)
                 token = draw(probabilities[0], self.generator)
@@ -95,6 +95,13 @@ class AssistantModel:
             confidence.append(float(probabilities[0, token]))
             pending = [token]
         return Proposal(drafted, torch.cat(rows) if rows else None, confidence)
+
+    def _logits(self, tokens: list[int]) -> torch.Tensor:
+        logits = self.model.extend(self._sequence, tokens, vocabulary=self._choices)
+        if self._masked:
+            logits = logits.clone()
+            logits[:, self._masked] = -torch.inf
+        return logits
 
     def _padded(self, probabilities: torch.Tensor) -> torch.Tensor:
         missing = self.vocab_size - probabilities.shape[-1]

@@ -1,8 +1,8 @@
 """Which small model assists a target when none is named: one row per family and vocabulary.
 
-Rows hold published models whose tokenizer is the family's; `check_vocabulary` compares the tokens once both are
-loaded. Families without a row have no published sibling that fits: Mistral (its small namesakes add token ids or come
-with another vocabulary), Phi-4, Falcon.
+Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
+tokens once both are loaded. Families without a row have no published sibling of whom it is known that it helps:
+Mistral, Phi-4, Falcon.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Assistant:
 DEFAULT_ASSISTANTS: dict[str, tuple[Assistant, ...]] = {
     "OPTForCausalLM": (Assistant("facebook/opt-125m", (50272,), 768, 12),),
     "LlamaForCausalLM": (
-        Assistant("TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T", (32000,), 2048, 22),  # Llama 1 and 2
+        Assistant(
+            "TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T", (32000, 32016), 2048, 22
+        ),  # Llama 1, 2, Code Llama
         Assistant("meta-llama/Llama-3.2-1B", (128256,), 2048, 16),  # Llama 3.x; gated, like its targets
         Assistant("HuggingFaceTB/SmolLM2-135M-Instruct", (49152,), 576, 30),  # SmolLM2
     ),

@@ -17,6 +17,7 @@ from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.pair_cache import PairCache
+from ipex_assist.speculative.partly_shared import PartlyShared
 from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import (
@@ -29,6 +30,7 @@ from ipex_assist.speculative.schedule import (
     Schedule,
 )
 from ipex_assist.speculative.universal import UniversalAssistant
+from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 class Drafting:
     """Holds what a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
 
-    assistant_tokenizer: of an assistant with another vocabulary. measure: gives the costs when they are first needed.
+    assistant_tokenizer: of an assistant with another vocabulary. shared: how far an assistant's vocabulary is the
+    target's, where it has none of its own. measure: gives the costs when they are first needed.
     keep: hears of `model_acceptance` and `lookup_acceptance` when a text has ended that the adaptive schedule learnt
     from.
     """
@@ -50,6 +53,7 @@ class Drafting:
     draft_vocabulary: int | None = None
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
     target_tokenizer: PreTrainedTokenizerBase | None = None
+    shared: SharedVocabulary = field(default_factory=SharedVocabulary)
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
     keep: Callable[[Acceptance, Acceptance], None] | None = None
@@ -97,9 +101,17 @@ class Drafting:
     def _model(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource:
         assert self.assistant is not None
         if self.assistant_tokenizer is None:
-            return AssistantModel(
-                self.assistant, sampling, generator, self.target_vocab_size, self.draft_vocabulary, length
+            model = AssistantModel(
+                self.assistant,
+                sampling,
+                generator,
+                self.target_vocab_size,
+                self.shared.limited(self.draft_vocabulary),
+                length,
+                self.shared.masked,
             )
+            lacks_rows = self.assistant.spec.vocab_size < self.target_vocab_size
+            return PartlyShared(model, self.shared.unknown) if lacks_rows or self.shared.unknown else model
         assert self.target_tokenizer is not None
         return UniversalAssistant(
             self.assistant,

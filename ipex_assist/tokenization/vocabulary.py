@@ -1,7 +1,8 @@
-"""Whether two models share a vocabulary: the same token string behind every id either of them may produce."""
+"""Whether two models share a vocabulary, and what each of them may say to the other."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import UsageError
@@ -9,43 +10,73 @@ from ipex_assist.env.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ADVICE = (
+    "Choose a smaller model of the target's family with --assistant-model, or go without by --no-assisted; "
+    "--universal uses such an assistant all the same, by way of its text."
+)
 
-def check_vocabulary(
+
+@dataclass(frozen=True)
+class SharedVocabulary:
+    """What remains to be heeded where every id that both models know means the same to both.
+
+    limit: the assistant drafts among the first so many ids only; None where it has no token that the target lacks.
+    masked: ids below the limit that stand for a token of the assistant alone; they are never drafted.
+    unknown: ids that stand for a token of the target alone; the assistant never reads them.
+    """
+
+    limit: int | None = None
+    masked: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
+
+    def limited(self, draft_vocabulary: int | None) -> int | None:
+        """The smaller of the limit and of a number somebody asked for; None is no limit."""
+        return min((number for number in (self.limit, draft_vocabulary) if number is not None), default=None)
+
+
+def share_vocabulary(
     target_tokenizer: PreTrainedTokenizerBase,
     assistant_tokenizer: PreTrainedTokenizerBase,
     target_vocab_size: int,
     assistant_vocab_size: int,
-) -> None:
+    names: tuple[str, str] = ("target", "assistant"),
+    advice: str = ADVICE,
+) -> SharedVocabulary:
     """Compare token strings id by id; the sizes are rows of the embeddings, which may be padded.
 
-    A token that only one tokenizer has is allowed where it falls into the other model's padding: the other model has a
-    row for it, so it can be drafted and verified. Without a row it could be neither.
+    A token without a row in its own model can be neither read nor written by it, and counts as absent.
+    names and advice: of the two models, and what to do where they differ, for the error.
 
     Raises:
-        UsageError: an id that stands for two different tokens, or has no row in one of the models.
+        UsageError: an id that stands for two different tokens, or no id that both models know.
     """
-    target, assistant = target_tokenizer.get_vocab(), assistant_tokenizer.get_vocab()
-    rows = min(target_vocab_size, assistant_vocab_size)
-    if target == assistant and max(target.values(), default=-1) < rows:
-        return
-    target_tokens = {index: token for token, index in target.items()}
-    assistant_tokens = {index: token for token, index in assistant.items()}
-    for index in sorted(target_tokens.keys() | assistant_tokens.keys()):
-        ours, theirs = target_tokens.get(index), assistant_tokens.get(index)
-        if index < rows and (ours == theirs or ours is None or theirs is None):
-            continue
+    target = _tokens_by_id(target_tokenizer, target_vocab_size)
+    assistant = _tokens_by_id(assistant_tokenizer, assistant_vocab_size)
+    if target == assistant:
+        return SharedVocabulary()
+    common = target.keys() & assistant.keys()
+    different = min((index for index in common if target[index] != assistant[index]), default=None)
+    if different is not None or not common:
         raise UsageError(
-            "The assistant does not share the target's vocabulary. Target: "
-            f"{len(target):,} tokens in {target_vocab_size:,} rows; assistant: {len(assistant):,} tokens in "
-            f"{assistant_vocab_size:,} rows. The first difference is id {index}: "
-            f"{_shown(ours, index, target_vocab_size)} for the target, "
-            f"{_shown(theirs, index, assistant_vocab_size)} for the assistant. "
-            "Choose a smaller model of the target's family with --assistant-model, or go without by --no-assisted; "
-            "--universal uses such an assistant all the same, by way of its text."
+            f"The {names[1]} does not share the {names[0]}'s vocabulary. {names[0].capitalize()}: "
+            f"{len(target_tokenizer.get_vocab()):,} tokens in {target_vocab_size:,} rows; {names[1]}: "
+            f"{len(assistant_tokenizer.get_vocab()):,} tokens in {assistant_vocab_size:,} rows. "
+            + (
+                "No id stands for a token in both. "
+                if different is None
+                else f"The first difference is id {different}: {target[different]!r} for the {names[0]}, "
+                f"{assistant[different]!r} for the {names[1]}. "
+            )
+            + advice
         )
+    alone = assistant.keys() - target.keys()
+    limit = max(common) + 1 if alone else None
+    return SharedVocabulary(
+        limit,
+        frozenset(index for index in alone if limit is not None and index < limit),
+        frozenset(target.keys() - assistant.keys()),
+    )
 
 
-def _shown(token: str | None, index: int, rows: int) -> str:
-    if index >= rows:
-        return "no row"
-    return "padding" if token is None else repr(token)
+def _tokens_by_id(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[int, str]:
+    return {index: token for token, index in tokenizer.get_vocab().items() if index < rows}

@@ -25,6 +25,7 @@ def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -
         (_config("OPTForCausalLM", 50272, 1024, 24), "facebook/opt-125m"),  # opt-350m
         (_config("OPTForCausalLM", 50272, 768, 12), None),  # opt-125m itself
         (_config("LlamaForCausalLM", 32000, 4096, 32), "TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T"),
+        (_config("LlamaForCausalLM", 32016, 4096, 32), "TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T"),  # Code
         (_config("LlamaForCausalLM", 32000, 2048, 22), None),  # TinyLlama itself
         (_config("LlamaForCausalLM", 128256, 4096, 32), "meta-llama/Llama-3.2-1B"),  # Llama-3.1-8B
         (_config("LlamaForCausalLM", 128256, 2048, 16), None),  # Llama-3.2-1B itself

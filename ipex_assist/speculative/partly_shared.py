@@ -1,0 +1,49 @@
+"""An assistant that lacks some of the target's tokens: it reads the text without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.draft import Proposal
+
+
+class PartlyShared:
+    """Leaves out of the text what the assistant has no token for, and pauses right behind it.
+
+    Such tokens are mostly marks of a chat template or of infilling, around text that both models know. Without them the
+    assistant keeps all of that text; a token in their place that stands for something else would mislead it. What
+    follows a mark at once it cannot guess, so that the target decodes one token alone there.
+    """
+
+    def __init__(self, model: AssistantModel, unknown: frozenset[int]) -> None:
+        """unknown: ids that the assistant must not read; so are all that its embedding has no row for."""
+        self._model, self._unknown = model, unknown
+        self._rows = model.model.spec.vocab_size
+        self._known: list[int] = []  # the text without them …
+        self._followed = 0  # … up to this token
+
+    def unread(self, tokens: Sequence[int]) -> int:
+        """Of the tokens that the assistant knows; never 0, which would mean that reading costs nothing."""
+        self._follow(tokens)
+        return max(1, self._model.unread(self._known))
+
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
+        """What the assistant says, and nothing right behind a token it does not know."""
+        self._follow(tokens)
+        if not self._reads(tokens[-1]):
+            return Proposal([])
+        return self._model.propose(self._known, k, min_confidence=min_confidence, context=context)
+
+    def accept(self, count: int) -> None:
+        """Passed on."""
+        self._model.accept(count)
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        self._known += [token for token in tokens[self._followed :] if self._reads(token)]
+        self._followed = len(tokens)
+
+    def _reads(self, token: int) -> bool:
+        return token < self._rows and token not in self._unknown
