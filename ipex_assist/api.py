@@ -130,11 +130,16 @@ class _Request:
 
 def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: bool) -> TextModel:
     checkpoint, helper, executor = request.checkpoint, request.helper, request.executor
-    for model in (checkpoint, helper):
-        if model is not None and (reason := model.why_not_ours()):
-            level = logging.INFO if find(model.architecture) is None else logging.WARNING
-            log.log(level, "%s runs through transformers: %s", checkpoint.source, reason)
-            return _by_transformers(request, progress)
+    if reason := checkpoint.why_not_ours():
+        level = logging.INFO if find(checkpoint.architecture) is None else logging.WARNING
+        log.log(level, "%s runs through transformers: %s", checkpoint.source, reason)
+        return _by_transformers(request, progress, cache_packed)
+    if helper is not None and (reason := helper.why_not_ours()):
+        raise UsageError(
+            f"our decoder cannot run the assistant {helper.source} ({reason}), and through transformers, which can, "
+            f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
+            "lookup, or go without by --no-assisted"
+        )
 
     tokenizer = load_tokenizer(checkpoint)
     shared, helper_tokenizer = _vocabulary(request, tokenizer)
@@ -170,8 +175,8 @@ def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: b
     return AssistedModel(target, tokenizer, eos, identity, assistant, drafting=drafting)
 
 
-def _by_transformers(request: _Request, progress: bool) -> TextModel:
-    """An architecture without a spec of ours: transformers has no sources but an assistant of the same vocabulary."""
+def _by_transformers(request: _Request, progress: bool, cache_packed: bool) -> TextModel:
+    """A model that our decoder does not run: transformers has no draft source but an assistant model."""
     from ipex_assist.generation.transformers_model import TransformersModel
 
     if request.name.lookup or request.name.model == SELF:
@@ -179,6 +184,9 @@ def _by_transformers(request: _Request, progress: bool) -> TextModel:
             f"{request.checkpoint.architecture or 'this architecture'} runs through transformers, which drafts with an "
             "assistant model only: name one with --assistant-model, or go without by --no-assisted"
         )
+    idle = {"--cache-packed": cache_packed, "--draft-vocabulary": request.draft_vocabulary is not None}
+    for flag in (flag for flag, given in idle.items() if given):
+        log.warning("%s: no effect, since %s runs through transformers", flag, request.checkpoint.source)
     executor = library_executor() if request.executor == "native" else request.executor
     return TransformersModel(
         request.checkpoint,
@@ -187,6 +195,8 @@ def _by_transformers(request: _Request, progress: bool) -> TextModel:
         request.assistant_precision,
         executor,
         progress=progress,
+        universal=request.universal,
+        named=request.name.model != AUTO,
     )
 
 
@@ -241,6 +251,8 @@ def _family_assistant(
         return None, None
     try:
         helper = open_checkpoint(name, offline=offline)
+        if not checkpoint.why_not_ours() and (reason := helper.why_not_ours()):
+            raise IpexAssistError(reason)
         return helper, _compare(checkpoint, load_tokenizer(checkpoint), helper, load_tokenizer(helper))
     except IpexAssistError as error:
         log.warning("generating without the default assistant %s: %s", name, error)

@@ -21,12 +21,12 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import DraftOptions
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
-from ipex_assist.tokenization.vocabulary import share_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 
 
 class TransformersModel(TextModel):
@@ -49,31 +48,46 @@ class TransformersModel(TextModel):
         executor: str,
         *,
         progress: bool = False,
+        universal: bool = False,
+        named: bool = True,
     ) -> None:
-        """Load both. Raises UsageError for a precision only our own executors have, IpexAssistError otherwise."""
+        """Load both. universal: an assistant with another vocabulary is used through its text.
+
+        named: somebody asked for this assistant, so that one that cannot be used is an error; else it is left out.
+        Raises UsageError for that, and for a precision only our own executors have, IpexAssistError otherwise.
+        """
         for wanted in (precision, assistant_precision):
             if wanted is not None and wanted not in DTYPES:
                 raise UsageError(
                     f"{checkpoint.architecture} runs through transformers, which has no {wanted} here: use bf16 or fp32"
                 )
         log.info("%s runs through transformers' own generation", checkpoint.architecture)
-        assistant_precision = (assistant_precision or precision) if helper else None
         self.tokenizer = load_tokenizer(checkpoint)
         self.eos = frozenset(eos_token_ids(checkpoint, self.tokenizer))
-        lengths = map(checkpoint.config.get, CONTEXT_KEYS)
-        self._context_length = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+        self._context_length = context_length(checkpoint.config)
+        self._named = named
+        pair = None
         if helper is not None:
-            sizes = (checkpoint.config["vocab_size"], helper.config["vocab_size"])
-            share_vocabulary(self.tokenizer, load_tokenizer(helper), *sizes)
+            try:
+                pair = Pair.of(checkpoint, self.tokenizer, helper, universal)
+            except UsageError as error:
+                if named:
+                    raise
+                log.warning("generating without the default assistant %s: %s", helper.source, error)
+                helper = None
+        assistant_precision = (assistant_precision or precision) if helper else None
         self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=helper is None, progress=progress)
+        neutralise(self.target, self.eos)
         self.assistant: PreTrainedModel | None = None
-        if helper is not None and assistant_precision is not None:
+        self._pair_options: dict[str, Any] = {}
+        if helper is not None and pair is not None and assistant_precision is not None:
             self.assistant, _ = _load(helper, DTYPES[assistant_precision], executor, alone=False, progress=progress)
-            own = self.assistant.generation_config
-            self._own_drafting = (own.num_assistant_tokens, own.num_assistant_tokens_schedule)
+            self._drafting = OwnDrafting.of(self.assistant)
+            neutralise(self.assistant, self.eos)
+            self._pair_options = pair.fit(self.assistant)
         self.identity = Identity(
             target=checkpoint.source,
-            assistant=helper.source if helper else None,
+            assistant=helper.source + (" (universal)" if self._pair_options else "") if helper else None,
             precision=precision,
             assistant_precision=assistant_precision,
             executor=kind,
@@ -94,19 +108,35 @@ class TransformersModel(TextModel):
         }
         if sampling.do_sample:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        if sampling.seed is not None:
-            torch.manual_seed(sampling.seed)
         helper = self.assistant if drafting.wanted else None
-        if helper is not None:
-            # The model keeps what it is told: one generation's number must not become the next one's default.
-            # Its own way of adapting, a threshold of confidence, is what it does unless told otherwise.
-            number, kind = self._own_drafting
-            if drafting.kind != "adaptive":
-                kind = drafting.kind
-            config = helper.generation_config
-            config.num_assistant_tokens = drafting.num_assistant_tokens or number
-            config.num_assistant_tokens_schedule = kind
-        return _Worker(self.target, helper, tokens, options).rounds(), helper is not None
+        if helper is None:
+            return _Worker(self.target, None, tokens, options, sampling.seed).rounds(), False
+        # The model keeps what it is told: one generation's number must not become the next one's default.
+        self._drafting.told(drafting).set(helper)
+        assisted = _Worker(self.target, helper, tokens, options | self._pair_options, sampling.seed)
+        plain = _Worker(self.target, None, tokens, options, sampling.seed)
+        return self._assisted_rounds(assisted, plain), True
+
+    def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
+        """An assistant that transformers cannot use after all shows in the first pass: then as `named` says."""
+        rounds = assisted.rounds()
+        try:
+            first = next(rounds)
+        except GenerateError as error:
+            problem = (
+                f"transformers cannot generate with {self.identity.target} and the assistant "
+                f"{self.identity.assistant} ({error.reason})"
+            )
+            if self._named:
+                raise UsageError(
+                    f"{problem}. Go without by --no-assisted, or name another --assistant-model"
+                ) from error
+            log.warning("%s: generating without it", problem)
+            self.assistant = None
+            yield from plain.rounds()
+            return
+        yield first
+        yield from rounds
 
 
 def _load(
@@ -137,7 +167,9 @@ def _load(
             "transformers' AutoModelForCausalLM is the fallback"
         ) from error
     model = model.eval()
-    if executor == "ipex":
+    # IPEX packs the weights of convolutions, which mamba and its hybrids read by hand.
+    convolves = any(isinstance(module, torch.nn.Conv1d) for module in model.modules())
+    if executor == "ipex" and not convolves:
         import intel_extension_for_pytorch as ipex
 
         return ipex.optimize(model, dtype=dtype, inplace=True), "transformers+ipex"
@@ -167,6 +199,14 @@ def _load_optimum(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel
         return None
 
 
+class GenerateError(IpexAssistError):
+    """transformers' generate raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        super().__init__(f"transformers' generate failed: {type(error).__name__}: {error}")
+
+
 @dataclass(frozen=True)
 class _Pass:
     """One pass of the target, and how things stood when it ended: by the time it is read, the thread is further on."""
@@ -180,9 +220,14 @@ class _Worker:
     """transformers' generate in a thread; what it streams becomes rounds."""
 
     def __init__(
-        self, target: Any, assistant: PreTrainedModel | None, prompt: list[int], options: dict[str, Any]
+        self,
+        target: Any,
+        assistant: PreTrainedModel | None,
+        prompt: list[int],
+        options: dict[str, Any],
+        seed: int | None,
     ) -> None:
-        self.target, self.assistant, self.prompt, self.options = target, assistant, prompt, options
+        self.target, self.assistant, self.prompt, self.options, self.seed = target, assistant, prompt, options, seed
         self.items: queue.Queue[_Pass | BaseException | None] = queue.Queue()
         self.stopped = threading.Event()
         self.draft_passes = 0
@@ -205,6 +250,8 @@ class _Worker:
             hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
         try:
             ids = torch.tensor([self.prompt])
+            if self.seed is not None:
+                torch.manual_seed(self.seed)
             with torch.inference_mode():
                 self.target.generate(
                     ids,
@@ -236,7 +283,7 @@ class _Worker:
             prompt_seen, first, drafted_before = False, True, 0
             while (item := self.items.get()) is not None:
                 if isinstance(item, BaseException):
-                    raise IpexAssistError(f"transformers' generate failed: {type(item).__name__}: {item}") from item
+                    raise GenerateError(item) from item
                 if not prompt_seen:
                     prompt_seen = True
                     continue

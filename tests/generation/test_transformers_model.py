@@ -22,10 +22,11 @@ PROMPT = "the quick brown fox"
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 
-def save(folder: Path, seed: int = 0, **changes: Any) -> Any:
-    """A random model of a foreign architecture with a tokenizer beside it."""
+def save(folder: Path, seed: int = 0, rows: int | None = None, **changes: Any) -> Any:
+    """A random model of a foreign architecture, gpt2 unless `changes` name another, with a tokenizer beside it."""
     tokenizer = checkpoint_files.tiny_tokenizer()
-    fields = {**GPT2, **changes, "vocab_size": len(tokenizer), "eos_token_id": None, "bos_token_id": None}
+    fields = changes if "model_type" in changes else {**GPT2, **changes}
+    fields = {**fields, "vocab_size": rows or len(tokenizer), "eos_token_id": None, "bos_token_id": None}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
     with torch.no_grad():

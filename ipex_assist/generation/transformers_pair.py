@@ -1,0 +1,189 @@
+"""What transformers' generate must be told about a target and an assistant that it would not find out itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.env.errors import UsageError
+from ipex_assist.speculative.schedule import CONSTANT_TOKENS, HEURISTIC_TOKENS, DraftOptions
+from ipex_assist.tokenization.tokenizer import load_tokenizer
+from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger("ipex_assist")
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """Tokens a sequence can hold, by config.json or, in a model of several kinds of input, by its text part."""
+    return _number(config, *CONTEXT_KEYS)
+
+
+def _number(config: Mapping[str, Any], *keys: str) -> int | None:
+    """The first of these fields that is a count, of a model of several kinds of input in its text part."""
+    text = config.get("text_config")
+    parts = (config, text if isinstance(text, dict) else {})
+    values = (part.get(key) for part in parts for key in keys)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def neutralise(model: PreTrainedModel, eos: frozenset[int]) -> None:
+    """Forget what the checkpoint says about generating, but for the ids of special tokens.
+
+    A sampling option, a penalty or beams in generation_config.json (or in config.json, as older ones have them) would
+    change or break results here, and nowhere else. A key-value cache is used, whatever the config says.
+    """
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    ends = sorted(eos)
+    pad = own.pad_token_id if own.pad_token_id is not None else ends[0] if ends else 0
+    for part in (model.config, model.config.get_text_config()):
+        read = getattr(part, "_get_generation_parameters", None) or part._get_non_default_generation_parameters
+        for name in read():
+            setattr(part, name, None)
+        if getattr(part, "use_cache", None) is False:
+            part.use_cache = True
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends or None, bos_token_id=own.bos_token_id, pad_token_id=pad, use_cache=True
+    )
+
+
+@dataclass(frozen=True)
+class OwnDrafting:
+    """How transformers drafts: how many tokens, the rule that changes the number, and the least confidence."""
+
+    tokens: int | None
+    schedule: str | None
+    confidence: float | None
+
+    @classmethod
+    def of(cls, assistant: PreTrainedModel) -> OwnDrafting:
+        """Its own way of adapting, which is a threshold of confidence."""
+        config = assistant.generation_config
+        return cls(
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule, config.assistant_confidence_threshold
+        )
+
+    def told(self, options: DraftOptions) -> OwnDrafting:
+        """This, or what one generation asks for: a constant number is that number, whatever the confidence."""
+        if options.kind == "adaptive":
+            return dataclasses.replace(self, tokens=options.num_assistant_tokens or self.tokens)
+        usual = CONSTANT_TOKENS if options.kind == "constant" else HEURISTIC_TOKENS
+        return OwnDrafting(options.num_assistant_tokens or usual, options.kind, 0.0)
+
+    def set(self, assistant: PreTrainedModel) -> None:
+        """Write it where transformers reads it."""
+        config = assistant.generation_config
+        config.num_assistant_tokens = self.tokens
+        config.num_assistant_tokens_schedule = self.schedule
+        config.assistant_confidence_threshold = self.confidence
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models that transformers can run together, and how their vocabularies go together.
+
+    rows: of the target's and of the assistant's embedding. tokenizers: the target's and the assistant's, where texts
+    are what they have in common (transformers' universal assisted decoding).
+    """
+
+    rows: tuple[int, int]
+    shared: SharedVocabulary = field(default_factory=SharedVocabulary)
+    stand_in: int = 0
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
+
+    @classmethod
+    def of(cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool) -> Pair:
+        """Compare them before anything large is loaded. UsageError where they cannot work together."""
+        for checkpoint in (target, assistant):
+            if _is_stateful(checkpoint):
+                raise UsageError(
+                    f"{checkpoint.source} is a {checkpoint.architecture}, whose state cannot be taken back when "
+                    "drafted tokens are rejected, so that it cannot take part in assisted generation: go without by "
+                    "--no-assisted"
+                )
+        other = load_tokenizer(assistant)
+        rows = vocabulary_rows(target, tokenizer), vocabulary_rows(assistant, other)
+        try:
+            shared = share_vocabulary(tokenizer, other, *rows)
+        except UsageError:
+            if not universal:
+                raise
+            if rows[0] == rows[1]:
+                raise UsageError(
+                    f"--universal: transformers takes {assistant.source} for a model of the target's vocabulary, since "
+                    f"both have {rows[0]:,} rows: name another --assistant-model"
+                ) from None
+            log.warning("%s has another vocabulary: its drafts are encoded anew, as text", assistant.source)
+            return cls(rows, tokenizers=(tokenizer, other))
+        special = other.unk_token_id, other.pad_token_id, other.eos_token_id
+        stand_in = next((id_ for id_ in special if id_ is not None and id_ < rows[1]), 0)
+        return cls(rows, shared, stand_in)
+
+    def fit(self, assistant: PreTrainedModel) -> dict[str, Any]:
+        """Make the assistant look like a model of the target's vocabulary; returns what generate must be told besides.
+
+        It never drafts what only it has; in place of what only the target has it reads a stand-in, since transformers
+        feeds it the text as it is.
+        """
+        if self.tokenizers is not None:
+            return {"tokenizer": self.tokenizers[0], "assistant_tokenizer": self.tokenizers[1]}
+        target_rows, own_rows = self.rows
+        if target_rows == own_rows and self.shared == SharedVocabulary():
+            return {}
+        unread = sorted({*self.shared.unknown, *range(own_rows, target_rows)})
+        readable = torch.arange(max(self.rows))
+        readable[unread] = self.stand_in
+        masked = sorted({*self.shared.masked, *range(min(self.shared.limit or own_rows, own_rows), target_rows)})
+
+        def read(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (readable[args[0]], *args[1:])
+
+        def write(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+            missing = max(0, target_rows - output.shape[-1])
+            logits = torch.nn.functional.pad(output, (0, missing))[..., :target_rows].clone()
+            logits[..., masked] = torch.finfo(logits.dtype).min
+            return logits
+
+        assistant.get_input_embeddings().register_forward_pre_hook(read)
+        assistant.get_output_embeddings().register_forward_hook(write)
+        assistant.config.get_text_config().vocab_size = target_rows
+        return {}
+
+
+def vocabulary_rows(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows of the embedding: by config.json, by transformers' defaults for its class, or else the tokenizer's tokens."""
+    if (rows := _number(checkpoint.config, "vocab_size")) is not None:
+        return rows
+    config = _auto_config(checkpoint)
+    return int(getattr(config and config.get_text_config(), "vocab_size", None) or len(tokenizer))
+
+
+def _auto_config(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, ImportError):  # loading the model says what is wrong
+        return None
+
+
+def _is_stateful(checkpoint: Checkpoint) -> bool:
+    """Whether the class keeps a state that has no rows to cut off (mamba, rwkv and their hybrids)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = _auto_config(checkpoint)
+    if config is None or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    return bool(getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False))
