@@ -163,7 +163,7 @@ class Pair:
 
 
 def vocabulary_rows(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows of the embedding: by config.json, by transformers' defaults for its class, or else the tokenizer's tokens."""
+    """Rows of the embedding: by config.json, else by transformers' defaults for its class, else the tokens."""
     if (rows := _number(checkpoint.config, "vocab_size")) is not None:
         return rows
     config = _auto_config(checkpoint)
