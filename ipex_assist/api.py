@@ -131,8 +131,9 @@ class _Request:
 def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: bool) -> TextModel:
     checkpoint, helper, executor = request.checkpoint, request.helper, request.executor
     if reason := checkpoint.why_not_ours():
-        level = logging.INFO if find(checkpoint.architecture) is None else logging.WARNING
-        log.log(level, "%s runs through transformers: %s", checkpoint.source, reason)
+        # Nobody is to take it for the native core, which may have been asked for.
+        level = logging.WARNING if executor == "native" or find(checkpoint.architecture) else logging.INFO
+        log.log(level, "%s runs through transformers, not our own decoder: %s", checkpoint.source, reason)
         return _by_transformers(request, progress, cache_packed)
     if helper is not None and (reason := helper.why_not_ours()):
         raise UsageError(

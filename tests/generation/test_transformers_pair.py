@@ -10,6 +10,7 @@ from typing import Any
 import checkpoint_files
 import pytest
 import torch
+from conftest import HAS_NATIVE
 from test_transformers_model import PROMPT, save
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -249,6 +250,9 @@ def test_flags_without_a_meaning_there_are_said(tmp_path: Path, caplog: pytest.L
     load(tmp_path, tmp_path, draft_vocabulary=256, cache_packed=True)
     assert "--draft-vocabulary: no effect" in caplog.text
     assert "--cache-packed: no effect" in caplog.text
+    if HAS_NATIVE:
+        ipex_assist.load(str(tmp_path), None, precision="fp32", executor="native")
+        assert f"{tmp_path} runs through transformers, not our own decoder: GPT2LMHeadModel" in caplog.text
     caplog.clear()
     load(tmp_path, tmp_path)
     assert "no effect" not in caplog.text
