@@ -226,7 +226,7 @@ class NativeModel(Model):
             last=0 if logits is None else logits.shape[0],
             logits=None if logits is None else logits.data_ptr(),
             stride=self._width,
-            vocabulary=vocabulary or 0,
+            vocabulary=min(vocabulary or 0, self.spec.vocab_size),
         )
         return batch, (ids, at, caches, cosine, sine, logits)
 
