@@ -63,7 +63,7 @@ def _quota(tree: Tree, folder: str) -> float | None:
 
 
 def _memory(tree: Tree, folder: str) -> tuple[int, int] | None:
-    """(limit, what is left of it) of one group, in bytes."""
+    """Return one group's (limit, what is left of it) in bytes."""
     limit = tree.number(f"{folder}/memory.max")
     if limit is None:
         limit = tree.number(f"{folder}/memory.limit_in_bytes")
@@ -122,7 +122,7 @@ def _below(path: str, mount_root: str) -> str:
 
 
 def _mounts(tree: Tree, controller: str) -> list[tuple[str, str]]:
-    """(mount point without the leading slash, top of the mount in its hierarchy), the usual places last."""
+    """Return (mount point without the leading slash, top of the mount in its hierarchy), the usual places last."""
     found = []
     for kind, options, point, top in _cgroup_mounts(tree):
         if (kind == "cgroup2") if not controller else (kind == "cgroup" and controller in options.split(",")):

@@ -51,7 +51,7 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
 
 
 def _cores_by_cpuinfo(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tuple[Core, ...]:
-    """For kernels and sandboxes that show no topology files: sockets by `physical id`, siblings by `core id`.
+    """Return cores where kernels and sandboxes show no topology files: sockets by `physical id`, siblings by `core id`.
 
     A package with as many siblings as cores has no second threads, whatever its core ids are.
     """

@@ -59,7 +59,7 @@ class Libraries:
         return lines
 
     def restricted(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> Libraries:
-        """What may be preloaded if the user wants this OpenMP runtime and this allocator.
+        """Return what may be preloaded if the user wants this OpenMP runtime and this allocator.
 
         Raises:
             UsageError: one that was asked for by name was not found.

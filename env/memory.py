@@ -12,7 +12,7 @@ from ipex_assist.env.tree import Tree
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `available` can be had without swapping; both figures respect the control group's limit."""
+    """Memory in bytes. `available` can be had without swapping; both figures respect the control group's limit."""
 
     total: int
     available: int

@@ -53,7 +53,7 @@ def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) ->
 
 
 def _advice(machine: Machine, libraries: Libraries) -> list[str]:
-    """What costs speed on this machine and can be changed."""
+    """Return what costs speed on this machine and can be changed, a sentence each."""
     lines = []
     cores = len(machine.default_cores())
     if machine.threads_within_quota(cores) < cores:
@@ -94,7 +94,7 @@ def format_report(
 
 
 def gib(size: int | None) -> str:
-    """`size` bytes for people."""
+    """Return `size` bytes as text for people, in GiB."""
     return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
 
 

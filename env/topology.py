@@ -92,7 +92,7 @@ def _distances(text: str) -> tuple[int, ...]:
 
 
 def _node_memory(meminfo: str) -> tuple[int | None, int | None]:
-    """(total, free or reclaimable) in bytes from a node's meminfo, whose lines are `Node 0 MemTotal: 123 kB`."""
+    """Return (total, free or reclaimable) in bytes from a node's meminfo, whose lines are `Node 0 MemTotal: 123 kB`."""
     kib: dict[str, int] = {}
     for line in meminfo.splitlines():
         words = line.split()

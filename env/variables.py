@@ -37,7 +37,7 @@ class Variables:
     preload: tuple[str, ...]
 
     def describe_kept(self) -> list[str]:
-        """One line for each kept variable, naming the value given up where it differs."""
+        """Return a line for each kept variable, naming the value given up where it differs."""
         return [
             f"{name}={value} is yours and kept"
             + ("" if self.wanted[name] == value else f" (otherwise {self.wanted[name]})")
@@ -84,7 +84,7 @@ def choose_variables(
 
 
 def _openmp_variables(threads: int, loaded: list[str], show_settings: bool) -> dict[str, str]:
-    """Those of the runtime that is preloaded; GNU's, which frameworks bring along, where none is."""
+    """Return the variables of the OpenMP runtime that is preloaded; GNU's, which frameworks bring, where none is."""
     variables = {"OMP_NUM_THREADS": str(threads)}
     if _any_starts(loaded, ("libiomp5", "libomp")):
         variables["KMP_AFFINITY"] = KMP_AFFINITY
