@@ -13,7 +13,7 @@ from ipex_assist.launch.plan import Plan
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What /proc says: the CPUs the calling thread may use, those of every thread, and the files mapped."""
+    """What /proc says of a process: the CPUs the calling thread may use, those of every thread, the files mapped."""
 
     own_mask: frozenset[int]
     masks: tuple[frozenset[int], ...]

@@ -89,7 +89,7 @@ def build_command(
 def _pinning(
     placement: Placement, abilities: Abilities
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
-    """(argv prefix, CPUs to set ourselves, what was lost)."""
+    """Return (argv prefix, CPUs to set ourselves, what was lost)."""
     cpus, nodes = format_cpulist(placement.cpus), format_cpulist(placement.nodes)
     if abilities.numactl and abilities.mempolicy:
         policy = {

@@ -38,7 +38,7 @@ class Request:
 
 
 def usable_cores(request: Request, machine: Machine) -> tuple[Core, ...]:
-    """Everything the request lets us use, whole cores as far as they are allowed.
+    """Return everything the request lets us use, whole cores as far as they are allowed.
 
     Raises:
         UsageError: there are no such CPUs, nodes or sockets, or none of them may be used.

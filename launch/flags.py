@@ -47,7 +47,7 @@ def request_from(args: argparse.Namespace, model_bytes: int | None = None) -> Re
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags of `ipex-launch`."""
+    """Return the parser of all flags of `ipex-launch`."""
     parser = ArgumentParser(
         prog="ipex-launch",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT …]",
@@ -110,7 +110,7 @@ def asks_for_several(args: argparse.Namespace) -> bool:
 
 
 def instance_request(args: argparse.Namespace) -> InstanceRequest:
-    """What the flags of `build_parser` ask for.
+    """Return what the flags of `build_parser` ask for.
 
     Raises:
         UsageError: flags that exclude each other.
@@ -147,7 +147,7 @@ def instance_request(args: argparse.Namespace) -> InstanceRequest:
 
 
 def extra_environ(args: argparse.Namespace) -> dict[str, str]:
-    """The variables of `--env`.
+    """Return the variables that `--env` sets.
 
     Raises:
         UsageError: one is not K=V.

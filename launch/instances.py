@@ -31,12 +31,12 @@ class InstanceRequest(Request):
 
 
 def latency_request(request: InstanceRequest) -> InstanceRequest:
-    """Many small instances of 4 cores: each request waits for nobody else's."""
+    """Ask for many small instances of 4 cores: each request waits for nobody else's."""
     return replace(request, instances=None, cores_per_instance=LATENCY_CORES)
 
 
 def throughput_request(request: InstanceRequest) -> InstanceRequest:
-    """One instance per NUMA node with all of its cores."""
+    """Ask for one instance per NUMA node with all of its cores."""
     return replace(request, instances="per-node", cores_per_instance=None)
 
 
@@ -86,7 +86,7 @@ def _check(request: InstanceRequest) -> None:
 
 
 def _one_per_unit(request: InstanceRequest, machine: Machine, pool: Group) -> list[Group]:
-    """One instance per node, socket or L3 cache; with a size, cut down to it."""
+    """Return the cores of one instance per node, socket or L3 cache; with a size, cut down to it."""
     unit = str(request.instances)
     if unit == "per-node":
         groups = machine.by_node(pool)
@@ -108,7 +108,7 @@ def _one_per_unit(request: InstanceRequest, machine: Machine, pool: Group) -> li
 
 
 def _of_size(request: InstanceRequest, machine: Machine, pool: Group) -> list[Group]:
-    """Instances of `cores_per_instance`, each within a node, or within a socket where no node is large enough."""
+    """Return groups of `cores_per_instance`, each within a node, or a socket where no node is large enough."""
     size = request.cores_per_instance or 1
     if size > len(pool):
         raise UsageError(
@@ -139,7 +139,7 @@ def _of_size(request: InstanceRequest, machine: Machine, pool: Group) -> list[Gr
 
 
 def _of_number(number: int, machine: Machine, pool: Group) -> list[Group]:
-    """All cores of the sockets used, cut at the widest borders that give so many pieces: sockets, nodes, cores."""
+    """Cut all cores of the sockets used at the widest borders that give so many pieces: sockets, nodes, cores."""
     if number > len(pool):
         raise UsageError(
             f"--instances {number} is more than the {len(pool)} physical cores that may be used here "
@@ -175,7 +175,7 @@ def _even_runs(length: int, count: int) -> list[tuple[int, int]]:
 
 
 def _large_caches_first(cores: Group, machine: Machine) -> Group:
-    """Cores that share an L3 (or a socket) side by side, the larger sets first, so that cuts fall between sets."""
+    """Sort cores that share an L3 (or a socket) side by side, larger sets first, so that cuts fall between sets."""
     sets = machine.by_l3(cores) if machine.l3 else machine.by_socket(cores)
     inside = {core for group in sets for core in group}
     ordered = [core for group in sorted(sets, key=len, reverse=True) for core in group]
@@ -191,7 +191,7 @@ def _tell_idle(idle: int, request: InstanceRequest, machine: Machine, pool: Grou
 
 
 def _cpus(chunk: Group, smt: bool) -> list[int]:
-    """The CPUs of one thread per core, then those of the siblings: what is cut off at the end costs least."""
+    """Return the CPUs of one thread per core, then the siblings': what is cut off at the end costs least."""
     first = [core.cpus[0] for core in chunk]
     return [*first, *(cpu for core in chunk for cpu in core.cpus[1:])] if smt else first
 
@@ -199,7 +199,7 @@ def _cpus(chunk: Group, smt: bool) -> list[int]:
 def _within_quota(
     request: InstanceRequest, machine: Machine, chunks: list[list[int]], warnings: list[str]
 ) -> list[list[int]]:
-    """Fewer CPUs where the quota lets fewer run, taken from the largest instances; at least one each."""
+    """Take CPUs that the quota does not let run from the largest instances; each keeps at least one."""
     total = sum(map(len, chunks))
     if machine.cpu_quota is None or total <= machine.cpu_quota:
         return chunks

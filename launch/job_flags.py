@@ -27,7 +27,7 @@ MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All flags of `ipex-assist submit`, without the command behind `--`."""
+    """Return the parser of all flags of `ipex-assist submit`, without the command behind `--`."""
     parser = ArgumentParser(
         prog="ipex-assist submit",
         usage="%(prog)s slurm|pbs [options] -- ipex-assist|ipex-launch ARGUMENTS …",
@@ -102,7 +102,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 
 def job_from(args: argparse.Namespace, command: Command) -> Job:
-    """What the flags ask for.
+    """Return the job that the flags ask for.
 
     Raises:
         UsageError: the scheduler has no such jobs, or flags do not go together.
@@ -223,7 +223,7 @@ _time.__name__ = "time (HH:MM:SS or D-HH:MM:SS)"
 
 
 def _memory(text: str) -> int:
-    """In MiB."""
+    """Return a size such as 120G in MiB."""
     match = re.fullmatch(r"(\d+)([MGT])i?[Bb]?", text)
     if match is None or int(match[1]) == 0:
         raise ValueError

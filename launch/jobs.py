@@ -77,7 +77,7 @@ class Job:
 
 
 def job_script(job: Job, scheduler: Scheduler, template: str | None = None, name: str = "the template") -> str:
-    """The script of `job`. `template` is a site's own text instead of ours, `name` what to call it in errors.
+    """Return the script of `job`. `template` is a site's own text instead of ours, `name` what to call it in errors.
 
     Raises:
         UsageError: the template has a placeholder that there is not, or lacks one without which the job does nothing.
@@ -94,7 +94,7 @@ def job_script(job: Job, scheduler: Scheduler, template: str | None = None, name
 
 
 def builtin_template(scheduler: Scheduler) -> str:
-    """The text of templates/SCHEDULER.sh."""
+    """Return the text of templates/SCHEDULER.sh."""
     return (resources.files("ipex_assist.launch") / "templates" / f"{scheduler}.sh").read_text(encoding="utf-8")
 
 
@@ -134,7 +134,7 @@ def _replaced(line: str, row: Mapping[str, str]) -> str:
 
 
 def quote(word: str) -> str:
-    """One word for bash, on one line: sbatch refuses a script with a carriage return anywhere."""
+    """Quote one word for bash, on one line: sbatch refuses a script with a carriage return anywhere."""
     if not CONTROL.search(word):
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
@@ -142,7 +142,7 @@ def quote(word: str) -> str:
 
 
 def slurm_values(job: Job) -> dict[str, Value]:
-    """The placeholders of a Slurm script.
+    """Return the values of a Slurm script's placeholders.
 
     With a number of cores, srun binds each task to whole cores of its own. Without one, it binds nothing: the default
     of one CPU a task would leave most of the node idle. Either way the launcher divides what the mask has, and never
@@ -167,7 +167,7 @@ def slurm_values(job: Job) -> dict[str, Value]:
 
 
 def pbs_values(job: Job) -> dict[str, Value]:
-    """The placeholders of a PBS script.
+    """Return the values of a PBS script's placeholders.
 
     PBS has no srun: several instances of the one node are started by `ipex-launch`, which binds them, too. It gives no
     warning before the time runs out either, so that timeout(1) does.
@@ -196,7 +196,7 @@ def _pbs_run(job: Job) -> list[str]:
 
 
 def _shard(element: str, task: str, job: Job) -> str:
-    """The arithmetic by which a task finds its part, from the numbers of the array's element and of the task."""
+    """Return the arithmetic by which a task finds its part, from the numbers of the array's element and of the task."""
     if job.tasks == 1:
         return element
     return f"{element} * {job.tasks} + {task}" if job.array else task
@@ -225,7 +225,7 @@ def _common_values(job: Job, shard: str) -> dict[str, Value]:
 
 
 def command_line(command: Command, shards: int) -> str:
-    """The command as a line of shell. Of several `shards` of a batch, the variable `shard` says which one is done."""
+    """Return the command as a line of shell. Of several `shards` of a batch, the variable `shard` names one."""
     if command.results is None:
         return _joined(command.argv)
     added = ["--resume"]
@@ -244,16 +244,16 @@ def _joined(argv: Sequence[str]) -> str:
 
 
 def _size(mebibytes: int, small: str, large: str) -> str:
-    """With the largest of the scheduler's two units that is exact."""
+    """Return MiB as the scheduler takes them, in the largest of its two units that is exact."""
     return f"{mebibytes}{small}" if mebibytes % 1024 else f"{mebibytes // 1024}{large}"
 
 
 def slurm_time(seconds: int) -> str:
-    """Days, hours, minutes and seconds as sbatch takes them."""
+    """Return seconds as days, hours, minutes and seconds, as sbatch takes them."""
     days, rest = divmod(seconds, 86400)
     return (f"{days}-" if days else "") + f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
 
 
 def pbs_time(seconds: int) -> str:
-    """Hours without limit, minutes and seconds as qsub takes them."""
+    """Return seconds as hours without limit, minutes and seconds, as qsub takes them."""
     return f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"

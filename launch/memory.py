@@ -44,7 +44,7 @@ def choose_memory(
     model_bytes: int | None = None,
     keep_interleaving: bool = True,
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
-    """Memory as near as the model fits: the nodes of `cpus`, those of their sockets, then all that are allowed.
+    """Choose memory as near as the model fits: the nodes of `cpus`, those of their sockets, then all that are allowed.
 
     May append to `warnings` and `notes`. `keep_interleaving` keeps what a `numactl -i` outside has set.
     """
@@ -139,7 +139,7 @@ def _named_nodes(policy: str, named: str, cpus: tuple[int, ...], machine: Machin
 
 
 def _nearest_memory_only(policy: str, cpus: tuple[int, ...], machine: Machine, usable: list[Node]) -> list[Node]:
-    """For each node of `cpus` the memory-only nodes nearest to it; all of them where distances are unknown."""
+    """Return for each node of `cpus` the memory-only nodes nearest to it; all of them where distances are unknown."""
     candidates = [node for node in usable if not node.cpus]
     if not candidates:
         raise UsageError(
@@ -155,7 +155,7 @@ def _nearest_memory_only(policy: str, cpus: tuple[int, ...], machine: Machine, u
 
 
 def _ordinary(machine: Machine) -> list[Node]:
-    """HBM and CXL nodes have no CPUs. They are small or slow, so that using them is a decision of its own."""
+    """Return nodes without HBM and CXL ones, which have no CPUs: small or slow, they are a decision of its own."""
     usable = [node for node in machine.nodes if node.id in machine.allowed_nodes and node.has_memory]
     return [node for node in usable if node.cpus] or usable
 
@@ -182,5 +182,5 @@ def _fits(size: int | None, nodes: list[Node]) -> bool:
 
 
 def _free(node: Node) -> int:
-    """Bytes; where a recorded machine does not tell what is free, all of its memory."""
+    """Return the free bytes of a node; where a recorded machine does not tell what is free, all of its memory."""
     return node.free_bytes if node.free_bytes is not None else node.memory_bytes or 0

@@ -33,7 +33,7 @@ class Placement:
     count: int = 1
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return the placement as one line for people."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         place = f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}"
         return f"{place}, memory {self.describe_memory()}"
@@ -152,7 +152,7 @@ def _preferred_cores(request: Request, machine: Machine, pool: tuple[Core, ...])
 
 
 def _together(cores: Sequence[Core], count: int, machine: Machine) -> Sequence[Core]:
-    """`count` of `cores`: within one node if one has enough of them, else within one socket, else the first."""
+    """Return `count` of `cores`: within one node if one has enough of them, else within one socket, else the first."""
     groups = [[core for core in cores if core.cpus[0] in node.cpus] for node in machine.nodes]
     groups += [[core for core in cores if core.socket == socket] for socket in machine.sockets]
     return next((group for group in groups if len(group) >= count), cores)[:count]

@@ -24,13 +24,13 @@ from ipex_assist.launch.plan import for_this_process, without_plan
 
 
 class CommandNotFound(IpexAssistError):
-    """There is no such program; 127 is what shells use."""
+    """Raised where there is no such program; 127 is what shells use."""
 
     exit_code = 127
 
 
 class CommandNotExecutable(IpexAssistError):
-    """The file is there and cannot be run; 126 is what shells use."""
+    """Raised where the file is there and cannot be run; 126 is what shells use."""
 
     exit_code = 126
 
@@ -133,7 +133,7 @@ def prepare_instances(
 
 
 def _tell_kept_threads(placements: Sequence[Placement], environ: Mapping[str, str]) -> tuple[Placement, ...]:
-    """The user's OMP_NUM_THREADS holds in every instance, whose number of cores may be another."""
+    """Say that the user's OMP_NUM_THREADS holds in every instance, whose number of cores may be another."""
     threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     sizes = sorted({placement.threads for placement in placements})
     if not threads.isdecimal() or sizes == [int(threads)]:
@@ -156,7 +156,7 @@ def command_for(
     numbered: bool = False,
     unbuffered_python: bool = False,
 ) -> Command:
-    """The command that runs `argv` at `placement`, with the variables that suit it added to `environ`.
+    """Return the command that runs `argv` at `placement`, with the variables that suit it added to `environ`.
 
     `override_threads`: the flags decide the number of threads, not OMP_NUM_THREADS in `environ`. `numbered` tells the
     process which instance it is. `unbuffered_python`: what Python prints into a pipe or file is there at once, and not

@@ -86,7 +86,7 @@ def spawn_command(
 
 
 def _in_the_child(parent: int, affinity: Sequence[int] | None) -> Callable[[], None]:
-    """What to do between fork and exec; only system calls."""
+    """Set up the child between fork and exec; only system calls are safe there."""
 
     def prepare() -> None:
         os.setpgid(0, 0)

@@ -76,7 +76,7 @@ def _parse(own: list[str]) -> argparse.Namespace:
 
 
 def _folders(venv: str | None) -> list[str]:
-    """Where to look for the program of the job: where this command is, if the job is to run in its environment."""
+    """Return where to look for the job's program: where this command is, if the job is to run in its environment."""
     if venv == "none":
         return []
     if venv is not None:
@@ -85,7 +85,7 @@ def _folders(venv: str | None) -> list[str]:
 
 
 def _template(path: str | None) -> tuple[str | None, str]:
-    """The text of a site's template, and what to call it."""
+    """Return the text of a site's template, and what to call it."""
     if path is None:
         return None, "the template"
     try:
@@ -95,7 +95,7 @@ def _template(path: str | None) -> tuple[str | None, str]:
 
 
 def _notes(job: Job, scheduler: Scheduler) -> list[str]:
-    """What the user may not expect."""
+    """Return remarks on what the user may not expect of this job."""
     notes = []
     command = job.command
     if job.shards > 1:

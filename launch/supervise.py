@@ -96,7 +96,7 @@ def supervise(commands: Sequence[Command], settings: Supervision) -> int:
 
 
 def _fill_standard_streams() -> None:
-    """Where the user has closed one (`>&-`), the next file to be opened would take its number, and its output."""
+    """Open what the user has closed (`>&-`): the next file to be opened would take its number, and its output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -206,7 +206,7 @@ class _Supervisor:
     def _start_with_logs(
         self, command: Command, log_dir: str, stdin: int | None
     ) -> tuple[subprocess.Popen[bytes], list[Source]]:
-        """The instance writes its files itself, so that nothing of them depends on this process."""
+        """Start an instance that writes its files itself, so that nothing of them depends on this process."""
         out, err = log_files(log_dir, command.placement)
         sources = []
         try:
@@ -268,7 +268,7 @@ class _Supervisor:
         source.close()
 
     def _close_what_nobody_reads(self) -> None:
-        """Our reader has gone (`… | head`): instances learn it from their own pipes, as without a launcher."""
+        """Let instances learn from their own pipes that our reader has gone (`… | head`), as without a launcher."""
         for position, sink in ((0, self.sinks[1]), (1, self.sinks[2])):
             if sink.lost is not None:
                 for instance in self.instances:
@@ -322,7 +322,7 @@ class _Supervisor:
             instance.kill_at = instance.kill_at or time.monotonic() + self.settings.grace
 
     def _ended(self, instance: _Instance, code: int) -> None:
-        """The first process of the instance has ended."""
+        """Take note that the first process of the instance has ended."""
         instance.code = code
         instance.terminate_at = time.monotonic() + LINGER_SECONDS
         if code == 0:
@@ -346,7 +346,7 @@ class _Supervisor:
         return any(instance.code is None for instance in self.instances)
 
     def _gone(self, instance: _Instance) -> None:
-        """Nothing of the instance runs any more: what its pipes still hold is all there will be."""
+        """Close an instance of which nothing runs any more: what its pipes still hold is all there will be."""
         instance.gone = True
         for source in instance.sources:
             while source.open and source.read():
@@ -354,7 +354,7 @@ class _Supervisor:
             self._close(source)
 
     def _patience(self) -> float | None:
-        """Seconds until something is to be done that nobody wakes us for."""
+        """Return the seconds until something is to be done that nobody wakes us for."""
         waiting = [instance for instance in self.instances if not instance.gone]
         if self.settings.log_dir is not None and self.settings.label:
             return TICK_SECONDS
@@ -378,7 +378,7 @@ class _Supervisor:
 
 
 def log_files(log_dir: str, placement: Placement) -> tuple[str, str]:
-    """Where an instance's standard output and standard error go; numbers are padded so that names sort."""
+    """Return the files of an instance's standard output and standard error; numbers are padded so that names sort."""
     width = len(str(placement.count - 1))
     stem = os.path.join(log_dir, f"instance-{placement.index:0{width}}")
     return f"{stem}.out", f"{stem}.err"
