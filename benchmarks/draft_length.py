@@ -39,18 +39,18 @@ class AlwaysWrong:
         self.source, self.vocab_size = source, vocab_size
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """The source's."""
+        """Return what the source itself says."""
         return self.source.unread(tokens)
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """As many tokens as asked for, none of which any text has: the vocabulary's last."""
+        """Propose as many tokens as asked for, none of which any text has: the vocabulary's last."""
         drafted = self.source.propose(tokens, k, min_confidence=0.0, context=context).tokens
         return Proposal([self.vocab_size - 1] * len(drafted), None, [0.999] * len(drafted))
 
     def accept(self, count: int) -> None:
-        """Nothing was."""
+        """Ignore the count: nothing was accepted."""
         self.source.accept(count)
 
 
@@ -73,7 +73,7 @@ class Noted:
         return self._planned
 
     def observe(self, outcome: RoundResult) -> None:
-        """Keep the round."""
+        """Record the round, and hand it on."""
         plan = self._planned
         times = round(1e3 * outcome.draft_s, 2), round(1e3 * outcome.target_s, 2)
         self.rounds.append([plan.k, plan.min_confidence, plan.context, outcome.drafted, outcome.accepted, *times])
@@ -81,7 +81,7 @@ class Noted:
 
 
 def note_rounds(model: Any) -> list[Noted]:
-    """From now on, what the adaptive schedule does is appended to the list."""
+    """Append to the list what the adaptive schedule does from now on."""
     noted: list[Noted] = []
     make = model.drafting.schedule
 
@@ -97,14 +97,14 @@ def note_rounds(model: Any) -> list[Noted]:
 
 
 def contenders(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Options of `generate` by name."""
+    """Return the options of `generate` by the contender's name."""
     fixed = {f"k={k}": {"num_assistant_tokens": k} for k in args.fixed}
     return {"plain": {"assisted": False}, **({} if args.wrong else fixed), "adaptive": {}}
 
 
 @dataclass
 class Measured:
-    """Of one prompt: tokens per second of each contender in each turn, and how the adaptive draft did."""
+    """The figures of one prompt: tokens per second of each contender in each turn, and how the adaptive draft did."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
@@ -113,18 +113,18 @@ class Measured:
 
     @property
     def medians(self) -> dict[str, float]:
-        """By contender."""
+        """The median tokens per second by contender."""
         return {name: statistics.median(values) for name, values in self.samples.items()}
 
     def facts(self, rounds: bool) -> dict[str, Any]:
-        """For the JSON."""
+        """Return the figures as the JSON has them."""
         speeds = {name: measure.summary(values) for name, values in self.samples.items()}
         kept = {"new_tokens": len(self.tokens), "draft": self.draft, "tokens_per_s": speeds}
         return kept | ({"rounds": self.rounds} if rounds else {})
 
 
 def take_turn(model: Any, args: argparse.Namespace, prompt: str, forwards: bool, measured: Measured) -> None:
-    """Every contender once, on one prompt."""
+    """Run every contender once on one prompt."""
     order = list(contenders(args).items())
     for name, options in order if forwards else reversed(order):
         if args.cold or args.wrong:
@@ -140,7 +140,7 @@ def take_turn(model: Any, args: argparse.Namespace, prompt: str, forwards: bool,
 
 
 def row(prompt: str, speed: dict[str, float]) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one line of the table."""
     fixed = {name: value for name, value in speed.items() if name.startswith("k=")}
     best = max(fixed, key=lambda name: fixed[name]) if fixed else "plain"
     return {
@@ -153,13 +153,13 @@ def row(prompt: str, speed: dict[str, float]) -> dict[str, Any]:
 
 
 def mean(results: Sequence[Measured]) -> dict[str, float]:
-    """Of each contender, over the prompts' medians."""
+    """Return each contender's mean over the prompts' medians."""
     medians = [result.medians for result in results]
     return {name: statistics.mean(speeds[name] for speeds in medians) for name in medians[0]}
 
 
 def draw(path: Path, results: dict[str, Measured]) -> None:
-    """Each prompt's speed-up over plain decoding by fixed draft length, and a mark for what adaptive reached."""
+    """Draw each prompt's speed-up over plain decoding by fixed draft length, and a mark for what adaptive reached."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -101,7 +101,7 @@ class RandomWeights:
 
 
 def load(name: str, precision: str) -> NativeModel:
-    """A model of the named shapes."""
+    """Build a model of the named shapes with random weights."""
     from ipex_assist.models.weights import weight_shape
 
     architecture_name, config = CONFIGS[name]
@@ -117,7 +117,7 @@ def load(name: str, precision: str) -> NativeModel:
 
 
 def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int) -> int:
-    """Bytes of linears and of the cache that a pass reads; the embedding table's rows count as nothing."""
+    """Return the bytes of linears and of the cache that a pass reads; the embedding table's rows count as nothing."""
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * 2
     shared = spec.tied_head and packed.precision == "bf16"
     positions = 0 if spec.rope else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size * 4

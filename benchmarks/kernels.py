@@ -35,7 +35,7 @@ Run = Callable[[torch.Tensor], Any]
 
 
 def random_weight(columns: int, width: int) -> torch.Tensor:
-    """(columns, width) in bf16, cheaply."""
+    """Return a random matrix (columns, width) in bf16, cheaply made."""
     return (torch.randint(-128, 128, (columns, width), dtype=torch.int16) / 4000).bfloat16()
 
 
@@ -71,7 +71,7 @@ def _with_layers(spec: DecoderSpec, layers: int) -> DecoderSpec:
 
 
 def packed_bytes(width: int, columns: int, precision: str) -> int:
-    """Of one matrix in our layout."""
+    """Return the bytes of one matrix in our layout."""
     each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}[precision]
     return int(width * columns * each) + (columns * 4 if precision == "int8" else 0)
 
@@ -141,7 +141,7 @@ def _ipex_woq(weight: torch.Tensor, precision: str) -> Run:
 
 
 def timed(run: Run, x: torch.Tensor, copies: int) -> float:
-    """Seconds of one layer."""
+    """Return the seconds of one layer."""
     started = time.perf_counter()
     run(x)
     return (time.perf_counter() - started) / copies

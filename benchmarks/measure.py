@@ -21,7 +21,7 @@ from ipex_assist.launch.plan import MASK_AT_START
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:
-    """Median, extremes and all samples."""
+    """Return the median, the extremes and all samples as plain data."""
     return {
         "median": statistics.median(samples),
         "min": min(samples),
@@ -31,7 +31,7 @@ def summary(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, CPUs this process started with, versions, commit and command."""
+    """Return the processor, CPUs this process started with, versions, commit and command."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -53,13 +53,13 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of equal keys as an aligned text table."""
+    """Return rows of equal keys as an aligned text table."""
     cells = [[str(cell) for cell in row.values()] for row in rows]
     return tabulate(cells, headers=list(rows[0]), tablefmt="plain", disable_numparse=True)
 
 
 def report(rows: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:
-    """The table, then everything as one line of JSON, which results.py can keep."""
+    """Print the table, then everything as one line of JSON, which results.py can keep."""
     print(table(rows))
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     facts = {"benchmark": Path(sys.argv[0]).stem, "time": now, "machine": machine(), "table": list(rows)}
@@ -67,7 +67,7 @@ def report(rows: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:
 
 
 def exit_code(run: Callable[[], int], say: Callable[[str], None]) -> int:
-    """What `run` returns; its errors as messages, with the codes that `ipex-assist` has for them."""
+    """Return what `run` does; its errors become messages, with the codes that `ipex-assist` has for them."""
     try:
         return run()
     except IpexAssistError as error:

@@ -90,7 +90,7 @@ class Instances:
         self._pool.close()
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:
-        """All instances do it from the same moment on; their answers when all are done. Raises InstanceFailed."""
+        """Let all instances do it from the same moment on; return their answers. Raises InstanceFailed."""
         request["at"] = monotonic() + HEAD_START
         for index in range(self._pool.size):
             self._pool.submit(index, request)
@@ -129,7 +129,7 @@ class Instances:
 
 @dataclass
 class Run:
-    """What has been measured so far, by (precision, layout, assisted), and what could not be."""
+    """Holds what has been measured so far, by (precision, layout, assisted), and what could not be."""
 
     args: argparse.Namespace
     machine: Machine
@@ -140,7 +140,7 @@ class Run:
     _told: set[str] = field(default_factory=set)
 
     def measure_all(self) -> None:
-        """Every layout at every precision, `--starts` times in turns. Ctrl-C keeps what there is."""
+        """Measure every layout at every precision, `--starts` times in turns. Ctrl-C keeps what there is."""
         planned = [(precision, layout) for precision in self.args.precisions for layout in self._layouts(precision)]
         turns = [pair for _ in range(self.args.starts) for pair in planned]
         broken: set[tuple[str, str]] = set()
@@ -159,7 +159,7 @@ class Run:
                 return
 
     def _layouts(self, precision: str) -> list[layouts.Layout]:
-        """Those that can be placed here and whose models fit into memory together."""
+        """Return the layouts that can be placed here and whose models fit into memory together."""
         args = self.args
         need = estimate_need(
             args.target, args.assistant, precision, args.assistant_precision, args.max_new_tokens + args.prompt_tokens
@@ -186,7 +186,7 @@ class Run:
         self.left_out.append({"precision": precision, "layout": layout, "reason": reason, "failed": failed})
 
     def _measure(self, precision: str, layout: layouts.Layout) -> None:
-        """One start of a layout: warm up, then `--repeats` turns of reading memory and generating."""
+        """Measure one start of a layout: warm up, then `--repeats` turns of reading memory and generating."""
         args = self.args
         modes = [False, True] if args.assistant else [False]
         options = {"max_new_tokens": args.max_new_tokens, "num_assistant_tokens": args.num_assistant_tokens}

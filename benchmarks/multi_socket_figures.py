@@ -16,7 +16,7 @@ Answer = dict[str, Any]
 
 
 def together(answers: Sequence[Answer]) -> dict[str, float | None]:
-    """What instances reached at the same time.
+    """Return the figures that instances reached at the same time.
 
     tokens_per_s: all new tokens ÷ seconds from the common beginning to the last one's end, prompts included.
     prompt_tokens_per_s: all prompts ÷ seconds until the last one has its first token.
@@ -37,7 +37,7 @@ def together(answers: Sequence[Answer]) -> dict[str, float | None]:
 
 
 def alone(answer: Answer) -> dict[str, float | None]:
-    """What one instance saw: time to the first token, time per token after it, tokens/s after it, acceptance."""
+    """Return what one instance saw: time to the first token, time per token after it, tokens/s after it, acceptance."""
     decode, count = answer["ended"] - answer["first"], len(answer["tokens"]) - 1
     return {
         "ttft_ms": 1000 * (answer["first"] - answer["started"]),
@@ -63,22 +63,22 @@ class Case:
     reads: list[float] = field(default_factory=list)
 
     def add(self, answers: list[Answer], reads: Sequence[float | None]) -> None:
-        """One turn: the answer of every instance, and the GB/s at which each read memory before."""
+        """Add one turn: the answer of every instance, and the GB/s at which each read memory before."""
         self.turns.append(answers)
         known = [read for read in reads if read is not None]
         if len(known) == len(reads):
             self.reads.append(sum(known))
 
     def latest(self, figure: str) -> float:
-        """A figure of the last turn."""
+        """Return a figure of the last turn."""
         return together(self.turns[-1])[figure] or 0.0
 
     def samples(self, figure: str) -> list[float]:
-        """One of `together`, of every turn in which it is known."""
+        """Return one figure of `together` from every turn in which it is known."""
         return [value for turn in self.turns if (value := together(turn)[figure]) is not None]
 
     def median(self, figure: str) -> float | None:
-        """Of `samples`."""
+        """Return the median of `samples`."""
         samples = self.samples(figure)
         return statistics.median(samples) if samples else None
 
@@ -92,7 +92,7 @@ class Case:
         return "assisted" if self.assisted else "plain"
 
     def each(self, figure: str) -> list[list[float]]:
-        """One of `alone`: its samples, for every instance."""
+        """Return the samples of one figure of `alone`, for every instance."""
         columns = zip(*self.turns, strict=True)
         return [[value for answer in column if (value := alone(answer)[figure]) is not None] for column in columns]
 
@@ -105,7 +105,7 @@ class Case:
         return len(self.tokens() | base_of(self, cases, assisted=False).tokens()) == 1
 
     def as_dict(self, cases: Sequence[Case]) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return everything as plain data."""
         base, ratio = base_of(self, cases), None
         if base is not self:
             ratio = _ratio(self.median("tokens_per_s"), base.median("tokens_per_s"))
@@ -146,7 +146,7 @@ class Case:
 
 
 def base_of(case: Case, cases: Iterable[Case], *, assisted: bool | None = None) -> Case:
-    """What a case is compared with: the same on one core, or on the first layout measured where that was not."""
+    """Return what a case is compared with: the same on one core, or on the first layout that was measured."""
     assisted = case.assisted if assisted is None else assisted
     alike = [other for other in cases if other.precision == case.precision and other.assisted == assisted]
     return next((other for other in alike if other.layout.name == BASE), alike[0] if alike else case)
@@ -196,7 +196,7 @@ def memory_table(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def close_lines(cases: Sequence[Case]) -> list[str]:
-    """What limits the sums, in words: the memory's own gain over the base, for each layout."""
+    """Return in words what limits the sums: the memory's own gain over the base, for each layout."""
     lines, told = [], set()
     for case in cases:
         base = base_of(case, cases)

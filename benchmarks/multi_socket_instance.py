@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def bytes_of(round_: Round, length: int, target: Traffic, assistant: Traffic | None) -> int:
-    """Bytes that a round behind `length` tokens reads: a pass of the target, and one of the assistant a drafted token.
+    """Return the bytes that a round behind `length` tokens reads: a pass of the target, one of the assistant a draft.
 
     Rounds of prompts count as nothing, since they compute.
     """
@@ -87,7 +87,7 @@ class Instance:
         self.load_s = time.monotonic() - started
 
     def _measure_costs_with_the_others(self) -> None:
-        """What passes cost, which an adaptive draft length follows, is measured while all warm up, as they will work.
+        """Measure what passes cost, which an adaptive draft length follows, while all warm up, as they will work.
 
         It is not kept: for a process alone on the same cores it is less.
         """
@@ -99,7 +99,7 @@ class Instance:
             drafting.measure = lambda: calibration.calibrate(self.model.target, self.model.assistant)
 
     def facts(self) -> dict[str, Any]:
-        """What was loaded, and what is not as it was planned."""
+        """Return what was loaded, and what is not as it was planned."""
         from ipex_assist.native.library import instruction_set
 
         names = self.model.identity
@@ -123,7 +123,7 @@ class Instance:
         return {"GB_per_s": None if unavailable() else read_bandwidth(planned_pool(), size, repeats=3)}
 
     def generate(self, assisted: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-        """One greedy generation, with the times of its beginning, first token and end."""
+        """Run one greedy generation; return the times of its beginning, first token and end."""
         times, read, length = [time.monotonic()], 0, len(self.prompt)
         generation = self.model.stream(self.prompt, assisted=assisted, **options)
         for chunk in generation:

@@ -20,7 +20,7 @@ UNITS = get_args(Unit)
 
 @dataclass(frozen=True)
 class Layout:
-    """Instances and where they run."""
+    """A number of instances and where they run."""
 
     name: str
     placements: tuple[Placement, ...]
@@ -32,7 +32,7 @@ class Layout:
 
     @property
     def threads(self) -> int:
-        """Of all instances."""
+        """The number of threads of all instances."""
         return sum(each.threads for each in self.placements)
 
 
@@ -75,12 +75,12 @@ def defaults(machine: Machine) -> list[str]:
 
 
 def read_bytes(layout: Layout) -> int:
-    """Bytes for each instance to read when the memory's speed is measured: far more than the caches hold."""
+    """Return the bytes for each instance to read when the memory's speed is measured: far more than the caches hold."""
     return max((1 << 30) // len(layout.placements), (128 << 20) * max(each.threads for each in layout.placements))
 
 
 def describe(machine: Machine) -> dict[str, Any]:
-    """What of the machine may be used, for the JSON."""
+    """Return what of the machine may be used, for the JSON."""
     sockets = _sockets(machine)
     cores = sum(sockets, ())
     return {
@@ -93,7 +93,7 @@ def describe(machine: Machine) -> dict[str, Any]:
 
 
 def not_shown(machine: Machine, *, assisted: bool) -> list[str]:
-    """What cannot be seen here, so that nobody reads it out of these figures."""
+    """Return what cannot be seen here, so that nobody reads it out of these figures."""
     sockets = _sockets(machine)
     cores = sum(sockets, ())
     nodes = len(machine.by_node(cores))

@@ -107,7 +107,7 @@ def memory_speed(cpus: Sequence[int]) -> float | None:
 def measure_all(
     cases: Iterable[known.Case], repeats: int, child_of: ChildOf, run: Callable[[known.Child], dict[str, Any]]
 ) -> tuple[dict[known.Case, Outcome], bool]:
-    """All cases, `repeats` times in turns; a case that failed is left out of the turns that follow.
+    """Measure all cases `repeats` times in turns; a case that failed is left out of the turns that follow.
 
     Returns what came of each, and whether Ctrl-C ended it.
     """
@@ -143,12 +143,12 @@ def say(line: str) -> None:
 
 
 def default_envs() -> Path:
-    """Under the user's cache folder."""
+    """Return where environments are made: under the user's cache folder."""
     return cache_folder("peers")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags. Raises UsageError."""
+    """Parse the flags. Raises UsageError."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, metavar="FOLDER", help="a Hugging Face folder, which all can read")
     parser.add_argument("--assistant", required=True, metavar="FOLDER")

@@ -68,7 +68,7 @@ ENVIRONMENTS: dict[str, Recipe | None] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a peer, its target's precision, and its draft's where it has one."""
+    """One thing to measure: a peer, its target's precision, and its draft's where it has one."""
 
     peer: str
     precision: str
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As the table and the JSON have it."""
+        """The name that the table and the JSON have for it."""
         return f"{self.peer} {self.precision}" + (f", draft {self.draft}" if self.draft else "")
 
     @property
@@ -103,7 +103,7 @@ CASES = tuple(
 
 
 def converted(peer: str, home: Path, source: str, precision: str) -> Recipe | None:
-    """What turns a checkpoint into the peer's own format; None where it reads the checkpoint itself."""
+    """Return what turns a checkpoint into the peer's own format; None where it reads the checkpoint itself."""
     python, facts = str(home / "bin" / "python"), {"source": state_of(source)}
     if peer == "openvino":
         export = (python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source)
@@ -165,7 +165,7 @@ def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[st
 
 
 def installed(peer: str, root: Path) -> list[str]:
-    """Every package of a peer's environment with its version, as it was made."""
+    """Return every package of a peer's environment with its version, as it was made."""
     recipe = ENVIRONMENTS[peer]
     if recipe is None or not recipe.ready(root):
         return []

@@ -39,7 +39,7 @@ def last_lines(text: str, count: int = LAST_LINES) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a folder. In arguments, {folder} is its path and {cpus} the number of processors to build with.
+    """The commands that make a folder. In arguments, {folder} is its path, {cpus} how many processors may build.
 
     facts: whatever else decides what comes out (versions, the state of a checkpoint); it is part of the key.
     """
@@ -56,7 +56,7 @@ class Recipe:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def folder(self, root: Path) -> Path:
-        """Where it is, or will be, under `root`."""
+        """Return where the folder is, or will be, under `root`."""
         return root / f"{self.name}-{self.key}"
 
     def ready(self, root: Path) -> bool:

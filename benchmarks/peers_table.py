@@ -22,7 +22,7 @@ class Outcome:
 
     @property
     def speed(self) -> float | None:
-        """Median tokens/s, None without a turn."""
+        """The median tokens/s; None without a turn."""
         return statistics.median(self.speeds.values()) if self.turns else None
 
     @property
@@ -31,7 +31,7 @@ class Outcome:
         return {turn: answer["tokens_per_s"] for turn, answer in self.turns.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON."""
+        """Return the outcome as the JSON has it."""
         return {
             "peer": self.case.peer,
             "precision": self.case.precision,
@@ -70,7 +70,7 @@ RATIOS = (
 
 
 def ratio(wanted: Ratio, outcomes: Mapping[Case, Outcome]) -> dict[str, Any]:
-    """Ratio of medians, its extremes over the turns that both have, and the rival; `value` None if one is missing.
+    """Return the ratio of medians, its extremes over the turns both have, and the rival; `value` is None if one is missing.
 
     The rival is the fastest by its median, and stays the same for every turn.
     """
@@ -93,7 +93,7 @@ def ratio(wanted: Ratio, outcomes: Mapping[Case, Outcome]) -> dict[str, Any]:
 
 
 def ratio_line(found: Mapping[str, Any]) -> str:
-    """One ratio as a line of text."""
+    """Return one ratio as a line of text."""
     if found["value"] is None:
         return f"{found['name']}: not to be had, {found['missing']} has no figure (asked: {found['asked']:g})"
     spread = f", {found['min']:.2f} to {found['max']:.2f} in the single turns" if found["min"] is not None else ""
@@ -103,7 +103,7 @@ def ratio_line(found: Mapping[str, Any]) -> str:
 
 
 def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
-    """A row of the table; one that failed says why."""
+    """Return a row of the table; one that failed says why."""
     case, plain = outcome.case, outcomes.get(outcome.case.plain)
     columns = ("tokens/s", "spread", "÷ plain", "first token s", "tokens/pass", "= plain", "read GB/s before")
     cells = dict.fromkeys(columns, "")
@@ -126,6 +126,6 @@ def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of equal keys as a Markdown table."""
+    """Return rows of equal keys as a Markdown table."""
     cells = [[cell.replace("|", "\\|") for cell in each.values()] for each in rows]
     return tabulate(cells, headers=list(rows[0]), tablefmt="pipe", disable_numparse=True)

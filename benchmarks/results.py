@@ -55,7 +55,7 @@ Run = dict[str, Any]
 
 
 def load(folder: Path = RESULTS) -> list[Run]:
-    """All runs, oldest first; those without a time of their own come before the others."""
+    """Return all runs, oldest first; those without a time of their own come before the others."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
     for run in runs:
         missing = {"question", "machine", "commit", "commands", "columns", "rows"} - run.keys()
@@ -75,7 +75,7 @@ def table(run: Run) -> str:
 
 
 def section(run: Run) -> str:
-    """One run: how it was made, its table, and its notes."""
+    """Return one run as text: how it was made, its table, and its notes."""
     commands = "\n".join(f"    {command}" for command in run["commands"])
     made = f"Commit {run['commit']}" + (f", {run['time'][:10]}" if run.get("time") else "") + "."
     parts = [made, commands, run.get("before", ""), table(run), run.get("notes", "")]

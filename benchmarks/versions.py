@@ -31,7 +31,7 @@ def checkout(python: str) -> Path:
 
 
 def command(python: str, name: str) -> str:
-    """One of our commands in the environment of `python`."""
+    """Return the path of one of our commands in the environment of `python`."""
     return str(Path(python).parent / name)
 
 
@@ -69,7 +69,7 @@ def pair(python: str, target: str, assistant: str, precision: str) -> Figures:
 
 
 def turn(python: str, args: argparse.Namespace) -> Figures:
-    """All figures of one version, once."""
+    """Measure all figures of one version once."""
     figures = passes(python, args.models, args.precisions, args.rows)
     for precision in args.precisions.split(","):
         if args.target:

@@ -20,7 +20,7 @@ ACCEPTED = re.compile(r"n_accept\s*=\s*(\d+)")
 
 
 def command(settings: Mapping[str, Any], prompt_file: str) -> list[str]:
-    """The program and its arguments."""
+    """Return the program and its arguments."""
     program = "llama-speculative-simple" if settings["assistant"] else "llama-completion"
     argv = [
         str(Path(settings["programs"]) / program),
@@ -36,7 +36,7 @@ def command(settings: Mapping[str, Any], prompt_file: str) -> list[str]:
 
 
 def figures(said: str, assisted: bool, prompt_tokens: int) -> dict[str, Any]:
-    """What the program reported. Raises ValueError where it reported no speed, or read another prompt."""
+    """Return what the program reported. Raises ValueError where it reported no speed, or read another prompt."""
     decoded, prompt = (ASSISTED, ENCODED) if assisted else (PLAIN, PROMPT)
     spoken, encoded = decoded.findall(said), prompt.findall(said)
     if not spoken or not encoded:

@@ -19,7 +19,7 @@ Generate = Callable[[int, "Clock"], None]  # how many new tokens, and whom to te
 
 
 class Clock:
-    """When which tokens came, in seconds from its making, which is when the prompt goes in."""
+    """Notes when tokens came, in seconds from its making, which is when the prompt goes in."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -27,7 +27,7 @@ class Clock:
         self.tokens: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> None:
-        """These tokens are out now."""
+        """Note that these tokens are out now."""
         if tokens:
             self.deliveries.append((time.perf_counter() - self.started, len(tokens)))
             self.tokens.extend(tokens)
@@ -48,7 +48,7 @@ class Clock:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
+    """Return the versions of those packages that are installed."""
     found = {}
     for name in packages:
         try:
