@@ -70,7 +70,7 @@ RATIOS = (
 
 
 def ratio(wanted: Ratio, outcomes: Mapping[Case, Outcome]) -> dict[str, Any]:
-    """Return the ratio of medians, its extremes over the turns both have, and the rival; `value` is None if one is missing.
+    """Return the ratio of medians, its extremes over the turns of both, and the rival; None if one is missing.
 
     The rival is the fastest by its median, and stays the same for every turn.
     """

@@ -28,7 +28,7 @@ from ipex_assist.tokenization.tokenizer import encode_prompt
 
 
 def record(model: Any, prompt: str, new_tokens: int) -> dict[str, Any]:
-    """Return for each place behind the first new token: right tokens (a hexadecimal digit), a letter a drafted token."""
+    """Return for each place behind the first token: right tokens (a hexadecimal digit), a letter a drafted token."""
     ids = encode_prompt(model.tokenizer, prompt, chat=True)
     result = model.generate(prompt, chat=True, max_new_tokens=new_tokens, assisted=False)
     text = [*ids, *result.tokens]
