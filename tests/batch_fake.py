@@ -49,7 +49,7 @@ def send(reply: dict[str, Any]) -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What the prompt says."""
+    """Answer with what the prompt says."""
     text = request["prompt"]
     action, _, rest = text.partition(" ")
     name, once = action.removesuffix("-first"), action.endswith("-first")

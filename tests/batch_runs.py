@@ -25,7 +25,7 @@ def write_prompts(path: Path, prompts: Iterable[str | dict[str, Any]]) -> Path:
 
 
 def start(program: Sequence[str], *arguments: object, **environ: str) -> subprocess.Popen[str]:
-    """A batch in the background."""
+    """Start a batch in the background."""
     return subprocess.Popen(
         [*program, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -49,7 +49,7 @@ def run(program: Sequence[str], *arguments: object, seconds: float = 60, **envir
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """All lines, each of which must be whole."""
+    """Return all records; each line must be whole."""
     data = path.read_bytes()
     assert not data or data.endswith(b"\n"), data[-100:]
     return [json.loads(line) for line in data.splitlines()]
@@ -69,7 +69,7 @@ def lines_in(path: Path) -> int:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Until `condition` holds; an error after `seconds`."""
+    """Wait until `condition` holds; raise an error after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"

@@ -98,7 +98,7 @@ def tiny_tokenizer(special: Sequence[str] = ("<|endoftext|>", "<|im_start|>", "<
 
 
 def save(model: PreTrainedModel, folder: Path, tokenizer: bool = True) -> Path:
-    """What save_pretrained() writes: config, generation config, one safetensors file, and the tokenizer."""
+    """Write what save_pretrained() does: config, generation config, one safetensors file, and the tokenizer."""
     model.save_pretrained(folder)
     if tokenizer:
         tiny_tokenizer().save_pretrained(folder)
@@ -112,7 +112,7 @@ def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def save_shards(model: PreTrainedModel, folder: Path, count: int = 3, kind: str = "safetensors") -> Path:
-    """The same in `count` shards of kind "safetensors" or "bin", with their index; count 1 writes a single file."""
+    """Write the same in `count` shards of kind "safetensors" or "bin" with an index; count 1 writes a single file."""
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     stem = "model" if kind == "safetensors" else "pytorch_model"

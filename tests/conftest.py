@@ -39,5 +39,5 @@ PRECISIONS = [
 
 @pytest.fixture(params=EXECUTORS)
 def executor(request: pytest.FixtureRequest) -> str:
-    """Each executor that is installed."""
+    """Run the test on each executor that is installed."""
     return request.param

@@ -31,7 +31,7 @@ def run(
     schedule: Schedule | None = None,
     each: Callable[[Round], None] = lambda round_: None,
 ) -> list[Round]:
-    """All rounds of one generation; `each` hears of them as they come."""
+    """Return all rounds of one generation; `each` hears of them as they come."""
     generator = torch.Generator().manual_seed(0)
     rounds = []
     for round_ in decode(
@@ -49,5 +49,5 @@ def run(
 
 
 def tokens_of(rounds: list[Round]) -> list[int]:
-    """The text of `rounds`."""
+    """Return the tokens of `rounds`."""
     return [token for round_ in rounds for token in round_.tokens]

@@ -15,7 +15,7 @@ class ScriptedDraft:
         self.accepted: list[int] = []
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """It reads nothing."""
+        """Return 0: a script reads nothing."""
         return 0
 
     def propose(

@@ -71,7 +71,7 @@ class MachineSpec:
     cpuinfo: str = "processor\t: 0\nmodel name\t: Test Xeon\nflags\t\t: fpu avx2 fma\n"
 
     def cores(self, *, with_offline: bool = False) -> list[CoreSpec]:
-        """All cores in the order of their first online CPUs, each with its online CPUs."""
+        """Return all cores in the order of their first online CPUs, each with its online CPUs."""
         total = self.sockets * self.cores_per_socket
         cores, next_cpu = [], 0
         for index in range(total):
@@ -101,7 +101,7 @@ class MachineSpec:
         return sorted(cpu for core in self.cores() for cpu in core.cpus)
 
     def nodes(self) -> dict[int, list[int]]:
-        """Node id → its online CPUs."""
+        """Return the online CPUs of each node by its id."""
         count = -(-self.sockets // self.sockets_per_node) * self.nodes_per_socket
         ids = self.node_ids or tuple(range(count + self.hbm_nodes))
         nodes: dict[int, list[int]] = {node_id: [] for node_id in ids}

@@ -27,7 +27,7 @@ class Quantized:
 
     @property
     def weight(self) -> torch.Tensor:
-        """(out, in) in fp32."""
+        """Return a random weight (out, in) in fp32."""
         return (self.q - self.zeros[:, self.index]).float() * self.scales.float()[:, self.index]
 
 

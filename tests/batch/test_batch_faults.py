@@ -199,7 +199,7 @@ def test_a_hung_instance_does_not_delay_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "no-launch"])
 def test_kill_9_of_the_coordinator(pinned: bool, tmp_path: Path) -> None:
-    """Nothing of it can act on that: the kernel ends the instances, the file is sound, and --resume does the rest."""
+    """No code of ours can act on that: the kernel ends the instances, the file is sound, and --resume does the rest."""
     out = tmp_path / "o"
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(60)])
     arguments = [prompts, "-o", out, "--instances", 1, *([] if pinned else ["--no-launch"])]
@@ -365,7 +365,7 @@ def test_what_instances_print(tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
-    """With prompts and tokens a second, counted on from what was there."""
+    """The bar shows prompts and tokens a second, counted on from what was there."""
     out = tmp_path / "o"
     prompts = write_prompts(tmp_path / "p.jsonl", ["one two three"] * 40)
     assert run(FAKE, prompts, "-o", out, "--shard", "0/4", *TWO)[0] == 0
@@ -408,7 +408,7 @@ def test_the_reader_of_messages_has_gone(tmp_path: Path) -> None:
 
 
 def test_torch_stays_out_of_the_coordinator(tmp_path: Path) -> None:
-    """It would cost seconds and gigabytes beside the instances."""
+    """Torch would cost seconds and gigabytes beside the instances."""
     prompts = write_prompts(tmp_path / "p.jsonl", ["one", "two"])
     code = (
         "import sys; sys.argv[1:1] = []; import batch_fake; code = batch_fake.main(); "

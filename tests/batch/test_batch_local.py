@@ -20,7 +20,7 @@ READY = "import json, os, sys, time; print(json.dumps({'ready': {'pid': os.getpi
 
 
 def pool_of(code: str) -> LocalPool:
-    """One instance that runs this Python."""
+    """Return a pool of one instance that runs this Python."""
     argv = (sys.executable, "-c", code)
     return LocalPool([Command(argv, dict(os.environ), {}, {}, Placement((0,), 1), argv)], {"args": {}})
 
@@ -58,7 +58,7 @@ def test_an_instance_that_reads_nothing() -> None:
 
 
 def test_a_long_prompt_arrives_whole() -> None:
-    """In many pieces, to an instance that reads slowly."""
+    """It goes in many pieces to an instance that reads slowly."""
     pool = pool_of(
         READY + "time.sleep(0.3); sys.stdin.readline(); line = sys.stdin.readline(); "
         "print(json.dumps({'result': {'length': len(json.loads(line)['prompt'])}}), flush=True)"

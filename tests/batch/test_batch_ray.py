@@ -64,7 +64,7 @@ def cluster() -> Iterator[str]:
 
 
 def marked(mark: str) -> list[int]:
-    """All processes that inherited the environment of a command with this mark."""
+    """Return all processes that inherited the environment of a command with this mark."""
     found = []
     for pid in read_processes():
         with suppress(OSError):

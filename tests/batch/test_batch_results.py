@@ -101,7 +101,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing/out.jsonl", "folder"])
 def test_places_that_cannot_be_written(name: str, tmp_path: Path) -> None:
-    """Said before any model is loaded."""
+    """The error is said before any model is loaded."""
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match="cannot be written"):
         opened(tmp_path / name)
@@ -134,7 +134,7 @@ def test_a_device_that_is_full() -> None:
 
 
 def test_failed_ones_can_be_dropped(tmp_path: Path) -> None:
-    """In one step, by a copy: mode, link, other lines and the lock stay."""
+    """They go in one step, by a copy: mode, link, other lines and the lock stay."""
     path, link = tmp_path / "real.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in (result(1), {"id": 2, "error": "no"}, result(3))))
     path.chmod(0o640)

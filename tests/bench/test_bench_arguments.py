@@ -29,7 +29,7 @@ def test_defaults_of_each_task() -> None:
 
 
 def test_lists() -> None:
-    """In the order given, each once; one value is a list of one."""
+    """Values keep the order given, each once; one value is a list of one."""
     args = parse(
         [
             *RANDOM,
@@ -91,7 +91,7 @@ def test_a_pair_may_have_another_assistant() -> None:
     ],
 )
 def test_refusals(argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, with the value and what would be right; none of them after an hour of loading."""
+    """Errors name the flag, the value and what would be right; none of them comes after an hour of loading."""
     monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(UsageError, match=message):
         parse(argv)

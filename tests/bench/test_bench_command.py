@@ -40,7 +40,7 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def bench(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    """The report, as JSON."""
+    """Run the command, and return its report from JSON."""
     capsys.readouterr()
     assert command.main([*argv, "--json"]) == 0
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -62,7 +62,7 @@ def test_a_table_of_a_real_pair(pair: list[str], capsys: pytest.CaptureFixture[s
 
 
 def test_lengths_beyond_the_context_are_left_out(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Its context has 128 tokens: said in the report, and no reason to lose the other cases."""
+    """The context has 128 tokens: the report says so, and the other cases are not lost."""
     content = bench(
         capsys, *pair, *HERE, "--prompt-tokens", "8,100", "--max-new-tokens", "30", "--repeats", "1", "--no-assisted"
     )
@@ -203,7 +203,7 @@ def test_from_the_command_line(tiny_pair: list[str], capsys: pytest.CaptureFixtu
 
 
 def test_a_dry_run_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where it would run; nothing is loaded, not even for 33 billion weights."""
+    """The command shows where it would run; nothing is loaded, not even for 33 billion weights."""
     flags = ["--pair", "guanaco-33b", "--random-weights", "--acceptance", "0.8", "--precision", "int4", "--dry-run"]
     assert command.main(flags) == 0
     assert "bench --no-launch --pair guanaco-33b" in capsys.readouterr().out

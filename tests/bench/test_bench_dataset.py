@@ -19,14 +19,14 @@ SETTINGS = {"model": "m", "seed": 0, "acceptance": [0.8]}
 
 
 def row(speedup: float, example: str = "1", kind: str = "", contender: Contender | None = None) -> Row:
-    """An assisted row of one turn."""
+    """Return an assisted row of one turn."""
     contender = contender or Contender(3)
     sample = Sample(2.0, 0.5, 1.5, 16, drafted=10, accepted=6, rounds=9)
     return Row(example, kind, contender, "int4", "bf16", 12, [sample], [speedup], [speedup * 0.9], True)
 
 
 def test_records_come_back(tmp_path: Path) -> None:
-    """Every figure, and every kind of contender, as it was written."""
+    """Every figure and every kind of contender is read as it was written."""
     path = tmp_path / "new" / "r.jsonl"
     rows = [row(1.5), row(2.5, contender=Contender("adaptive", 0.8))]
     records = Records(path, SETTINGS, resume=False)
@@ -84,7 +84,7 @@ def test_files_of_others_are_refused(tmp_path: Path, line: str) -> None:
 
 
 def test_a_folder_that_cannot_be_written() -> None:
-    """Before anything is measured."""
+    """The error comes before anything is measured."""
     with pytest.raises(IpexAssistError, match="cannot keep records in /proc/none/r"):
         Records(Path("/proc/none/r"), SETTINGS, resume=False)
 

@@ -22,7 +22,7 @@ class Model:
         self.tokens = tokens or {False: [1, 2, 3, 4, 5], True: [1, 2, 3, 4, 5]}
 
     def generate(self, prompt: Any, **options: Any) -> Result:
-        """A result of five tokens."""
+        """Return a result of five tokens."""
         self.calls.append(options)
         assisted = options.get("assisted", True)
         draft = DraftResult(2, 6, 2, 2 / 6, 2.0, [1, 0, 1], 3) if assisted else DraftResult()
@@ -48,7 +48,7 @@ class Model:
 
 
 def case(repeats: int = 2, **options: Any) -> Case:
-    """A prompt of three tokens."""
+    """Return the case of a prompt of three tokens."""
     return Case("1", [7, 8, 9], {"max_new_tokens": 5, **options}, repeats, seed=40, kind="code")
 
 

@@ -53,7 +53,7 @@ def test_a_prompt_of_a_length() -> None:
 
 
 def test_random_prompts_repeat() -> None:
-    """The same for the same seed, in range, and others for others."""
+    """The same seed gives the same tokens, all in range, and another seed gives others."""
     first = random_prompt(50, 100, (0, 1))
     assert first == random_prompt(50, 100, (0, 1)) != random_prompt(50, 100, (0, 2))
     assert set(first) <= set(range(100))
@@ -76,7 +76,7 @@ def test_random_prompts_repeat() -> None:
     ],
 )
 def test_forms(tmp_path: Path, name: str, content: str, expected: list[tuple[str, str, str]]) -> None:
-    """Each as its authors publish it, plain and gzipped."""
+    """Each dataset is read as its authors publish it, plain and gzipped."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
     for file in (tmp_path / name, tmp_path / f"{name}.gz"):
@@ -86,7 +86,7 @@ def test_forms(tmp_path: Path, name: str, content: str, expected: list[tuple[str
 
 
 def test_broken_lines_are_told_and_left_out(tmp_path: Path) -> None:
-    """By their numbers; the others are measured. An id that comes twice must not hide a prompt from --resume."""
+    """Their numbers are told, the others are measured. An id that comes twice must not hide a prompt from --resume."""
     file = tmp_path / "set.jsonl"
     file.write_text(
         '{"id": 1, "prompt": "a"}\n{"id": 2, "prompt": \n[1]\n{"id": 3}\n'

@@ -127,6 +127,6 @@ def test_values_are_like_weights() -> None:
 
 
 def test_a_tensor_that_is_not_there() -> None:
-    """As with any checkpoint: an error of ours."""
+    """It is an error of ours, as with any checkpoint."""
     with pytest.raises(IpexAssistError, match="no tensor nothing"):
         next(RandomCheckpoint("tiny", TINY_LLAMA).tensors(["nothing"]))

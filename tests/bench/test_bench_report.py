@@ -34,7 +34,7 @@ def rows(contender: Contender, example: str = "1", prompt: int = 256, kind: str 
 
 
 def report(*members: Row, task: str = "benchmark", target: str = "t") -> Report:
-    """A report of a pair."""
+    """Return the report of a pair."""
     made = Report(task, "ipex-assist bench -m t", list(members), target=target, assistant="a", executor="native")
     made.machine_gb_per_s = 30.0
     made.environment = {"isa": {"model": "Xeon"}, "threads": 2, "cpus": "0-1", "versions": {"torch": "2.13"}}
@@ -50,7 +50,7 @@ def table(text: str, heading: str) -> list[list[str]]:
 
 
 def test_markdown_has_the_published_columns_first() -> None:
-    """By name and order, with medians by hand."""
+    """Their names and order are the published ones, and the medians those computed by hand."""
     text = render(report(*rows(Contender(4)), *rows(Contender(4), "2", 512)), "markdown")
     assert ", ".join(COLUMNS) == PUBLISHED
     cells = table(text, "## int4 target, bf16 draft: assisted, k = 4")
@@ -77,7 +77,7 @@ def test_csv_has_the_same_figures() -> None:
 
 
 def test_json_has_every_sample() -> None:
-    """On one line, with medians beside the samples."""
+    """The JSON is one line, with medians beside the samples."""
     text = render(report(*rows(Contender(4))), "json")
     assert "\n" not in text
     content = json.loads(text)
@@ -107,7 +107,7 @@ def test_a_simulation_is_called_one_in_every_form(task: str) -> None:
 
 
 def test_a_difference_is_loud() -> None:
-    """And drawn text is not called equal."""
+    """A text that differs says NO, and a drawn one is not called equal."""
     members = rows(Contender(4))
     members[1].equals_plain = False
     assert table(render(report(*members), "markdown"), "k = 4")[2][-1] == "NO"

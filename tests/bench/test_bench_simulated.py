@@ -25,18 +25,18 @@ class Source:
         self.accepted: list[int] = []
 
     def unread(self, tokens: list[int]) -> int:
-        """Anything."""
+        """Return any number."""
         return 3
 
     def propose(
         self, tokens: list[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """With confidence, as the native core gives it."""
+        """Propose tokens with their confidence, as the native core does."""
         self.asked.append((len(tokens), k, min_confidence))
         return Proposal([self.token] * k, confidence=[0.001] * k)
 
     def accept(self, count: int) -> None:
-        """Noted."""
+        """Keep the count that was accepted."""
         self.accepted.append(count)
 
 
@@ -51,7 +51,7 @@ def test_the_ends_are_exact() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
 def test_the_share_is_the_chosen_one(acceptance: float) -> None:
-    """Of 20,000 positions, within four deviations; a source that is always right must not add to it."""
+    """It holds over 20,000 positions, within four deviations; a source that is always right must not add to it."""
     text = [7] * 20_000
     proposed = SimulatedDraft(Source(), text, acceptance, VOCAB, (1, 2)).propose([], 20_000).tokens
     share = sum(token == 7 for token in proposed) / 20_000

@@ -245,7 +245,7 @@ def test_models_that_do_not_fit_together_are_left_out_before_anything_is_started
     ],
 )
 def test_wrong_flags_end_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before a model is looked for."""
+    """The error comes before a model is looked for."""
     assert multi_socket.main(["--target", "/no/such", *arguments]) == 2
     assert words in capsys.readouterr().err
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.one_stack
 
 
 def names(found: Any) -> list[str]:
-    """What is measured by default: each place once, under its first name."""
+    """Return the names of what is measured by default: each place once, under its first name."""
     placed = [layouts.placed(name, found, None) for name in layouts.defaults(found)]
     return [each.name for i, each in enumerate(placed) if each.places not in [other.places for other in placed[:i]]]
 

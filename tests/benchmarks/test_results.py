@@ -20,13 +20,13 @@ FACTS = {
 
 
 def output(time: str, value: str) -> str:
-    """What a benchmark prints: its table, and a line of JSON."""
+    """Return what a benchmark prints: its table, and a line of JSON."""
     facts = {"benchmark": "kernels", "time": time, "machine": FACTS, "table": [{"rows": 1, "ms": value}]}
     return f"rows  ms\n1     {value}\n{json.dumps(facts)}\n"
 
 
 def test_what_a_benchmark_printed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By machine and commit, with the command that made it."""
+    """It is kept by machine and commit, with the command that made it."""
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     path = results.keep(output("2026-01-02T03:04:05+00:00", "1.25"), None, "Nothing else ran.")
     assert path.relative_to(tmp_path) == Path("xeon-amx-64c/kernels-0123abc.json")
@@ -39,7 +39,7 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def run_of(question: str, time: str, value: str) -> dict[str, Any]:
-    """A run as its file has it."""
+    """Return a run as its file has it."""
     return {
         "question": question,
         "machine": "A",
@@ -52,7 +52,7 @@ def run_of(question: str, time: str, value: str) -> dict[str, Any]:
 
 
 def test_the_newest_run_is_the_current_one() -> None:
-    """And what it replaces is folded behind it; further tables of a question stand beside its first."""
+    """What it replaces is folded behind it; further tables of a question stand beside its first."""
     page = results.document(
         [run_of("kernels", "1", "older"), run_of("kernels", "2", "newer"), run_of("kernels_2", "1", "b")]
     )

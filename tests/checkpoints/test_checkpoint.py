@@ -247,7 +247,7 @@ def test_a_path_that_does_not_exist_is_no_hub_id(source):
 
 
 def test_packed_bytes():
-    """By hand: embedding 1000×64 and a norm stay bf16, the 64×256 linear is packed, a tied head is packed beside."""
+    """An embedding 1000×64 and a norm stay bf16, the 64×256 linear is packed, a tied head is packed beside."""
     shapes = {"model.embed_tokens.weight": (1000, 64), "model.norm.weight": (64,), "l.q_proj.weight": (256, 64)}
     assert packed_bytes(shapes, "bf16") == 2 * (64000 + 64 + 16384)
     assert packed_bytes(shapes, "fp32") == 4 * (64000 + 64 + 16384)

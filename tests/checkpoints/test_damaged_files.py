@@ -22,7 +22,7 @@ CASES = 120
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """The same tiny model as m.gguf, and in the folders safetensors/ and bin/."""
+    """Save the same tiny model as m.gguf, and in the folders safetensors/ and bin/."""
     folder = tmp_path_factory.mktemp("whole")
     model = checkpoint_files.tiny_model("llama")
     checkpoint_files.write_gguf(model, folder / "m.gguf", gguf.GGMLQuantizationType.Q8_0)

@@ -44,7 +44,7 @@ def header(content: Any) -> bytes:
 
 
 def index(folder: Path, weight_map: Any) -> None:
-    """In place of the single file, which is kept as shard.safetensors."""
+    """Write an index in place of the single file, which is kept as shard.safetensors."""
     (folder / "model.safetensors").rename(folder / "shard.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
@@ -194,7 +194,7 @@ def test_a_tokenizer_that_names_a_file_outside(model: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("added", [["a"], {"5": "x"}, {"x": {"content": "y"}}, {"5": {}}, 7])
 def test_added_tokens_of_a_wrong_type(added: Any, model: Path, tmp_path: Path) -> None:
-    """A tokenizer or our error."""
+    """What comes of it is a tokenizer or an error of ours."""
     shutil.copytree(model, tmp_path / "m")
     file = tmp_path / "m" / "tokenizer_config.json"
     changes = {"added_tokens_decoder": added, "tokenizer_class": "PreTrainedTokenizerFast"}

@@ -198,7 +198,7 @@ def test_load_takes_the_stored_precision(tmp_path: Path) -> None:
 
 
 def test_memory_estimates(tmp_path: Path) -> None:
-    """What `PackedModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""
+    """It is what `PackedModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
     quantized_files.save(tmp_path / "q", "llama-tied", group=128, **sizes)
     tiny_models.save(tmp_path / "f", "llama-tied", **sizes)
@@ -274,7 +274,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], tuple[str, str, int]]] = {
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_schemes(name: str) -> None:
-    """What each tool writes into config.json; only the packing tells how zeros are stored."""
+    """Schemes are read from what each tool writes into config.json; only the packing tells how zeros are stored."""
     declared, expected = SCHEMES[name]
     scheme = read_scheme(declared)
     assert (scheme.method, scheme.layout, scheme.group_size) == expected
@@ -294,7 +294,7 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_is_said(name: str, tmp_path: Path) -> None:
-    """One line with the reason and what to do, at the load and not as a shape error somewhere in it."""
+    """The error is one line with the reason and what to do, at the load and not as a shape error somewhere in it."""
     declared, reason = UNREADABLE[name]
     tiny_models.save(tmp_path, "llama")
     quantized_files.declare(tmp_path, declared)
@@ -314,7 +314,7 @@ def _change(folder: Path, name: str, change: Any) -> None:
 
 
 def test_the_command_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a layout we do not read: exit code 1, and one line for people."""
+    """A layout that we do not read ends with exit code 1 and one line for people."""
     checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path)
     quantized_files.declare(tmp_path, {"quant_method": "awq", "version": "gemv"})
     capsys.readouterr()
@@ -388,7 +388,7 @@ def test_configs_of_their_own(tmp_path: Path) -> None:
     [(4096, 32, 128, 128), (4096, 1, -1, 4096), (192, 2, 128, 128), (192, 6, 128, 32), (192, 5, 128, None)],
 )
 def test_group_sizes(width: int, groups: int, declared: int, size: int | None) -> None:
-    """As declared where that fits; a module of its own (auto-round's extra_config) is found by its shape."""
+    """The declared size holds where it fits; a module of its own (auto-round's extra_config) is found by its shape."""
     assert group_size(width, groups, declared) == size
 
 

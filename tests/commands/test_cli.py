@@ -48,7 +48,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, stdin: str | None = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run to the end."""
+    """Run the command to its end, and return what it printed."""
     return subprocess.run(
         command(*arguments),
         input=stdin,
@@ -395,7 +395,7 @@ def test_vocabulary_mismatch(pair: tuple[str, str], tmp_path: Path) -> None:
 def test_too_little_memory_is_said_before_loading(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the numbers, and what to do."""
+    """The message has the numbers, and what to do."""
     from ipex_assist.commands import generate, memory_need
     from ipex_assist.env.memory import Memory
 

@@ -25,7 +25,7 @@ TOKENS = [(7 * i * i + 3 * i) % tiny_models.VOCAB for i in range(75)]
 
 @given(st.integers(2, 300), st.integers(2, 64), st.data())
 def test_every_token_but_the_first_is_scored_once(tokens: int, length: int, data: Any) -> None:
-    """And each from no more than a window, with enough before it: the definition in the help."""
+    """Each is scored from no more than a window, with enough before it: the definition in the help."""
     stride = data.draw(st.integers(1, length - 1))
     scored: list[int] = []
     for index, window in enumerate(windows(tokens, length, stride)):
@@ -68,7 +68,7 @@ def test_perplexity_is_transformers(variant: str, length: int, stride: int, tmp_
 
 
 def test_standard_error(tmp_path: Path) -> None:
-    """By the definition, from all tokens' losses in one window."""
+    """It is what the definition gives from all tokens' losses in one window."""
     model = tiny_models.save(tmp_path, "llama")
     score = perplexity(tiny_models.model(tmp_path), TOKENS, 128, 64)
     with torch.inference_mode():

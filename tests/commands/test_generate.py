@@ -28,7 +28,7 @@ PROMPT = ["-p", "the quick brown fox", *OPTIONS]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny random Llama."""
+    """Return the folder of a tiny random Llama."""
     return str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path_factory.mktemp("run") / "target"))
 
 
@@ -125,7 +125,7 @@ def test_a_reader_that_has_gone_before_anything_is_written(arguments: list[str],
 
 
 def test_full_disk(target: str) -> None:
-    """The reason in one line."""
+    """The error is one line with the reason."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             command("-m", target, *PROMPT), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
@@ -216,7 +216,7 @@ def test_out_of_memory_says_what_to_do(
 def test_unexpected_errors_hide_their_traceback_unless_asked(
     target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line by default, the whole story with -v."""
+    """The error is one line by default, and the whole story with -v."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")

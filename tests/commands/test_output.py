@@ -48,7 +48,7 @@ def test_text_ends_with_one_newline(pieces: list[str], printed: str, capsys: pyt
 
 
 def test_a_disabled_printer_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --json the text would stand before the object."""
+    """With --json a printed text would stand before the object."""
     printer = TextPrinter(enabled=False)
     printer.write("text")
     printer.close()

@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 def taken(parser: argparse.ArgumentParser, action: argparse.Action) -> object:
-    """What `--flag=--` gives: the value, or the exit code of an error."""
+    """Return what `--flag=--` gives: the value, or the exit code of an error."""
     try:
         args = parser.parse_args([f"{max(action.option_strings, key=len)}=--"])
     except SystemExit as stop:
@@ -85,7 +85,7 @@ def test_two_dashes_alone_end_the_options_as_ever() -> None:
 def test_where_two_dashes_make_no_sense_the_exit_code_is_2(
     main: object, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With words that name the option, and without a traceback."""
+    """The error names the option and has no traceback."""
     assert callable(main)
     said = ""
     try:

@@ -50,7 +50,7 @@ def min_max(weight: torch.Tensor, group: int) -> float:
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_clip_search_beats_min_max(group: int) -> None:
-    """On normal weights, and by more on those with outliers, which are what clipping is for."""
+    """It does so on normal weights, and by more on those with outliers, which are what clipping is for."""
     torch.manual_seed(0)
     normal = torch.randn(64, 512)
     outliers = normal.clone()
@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_usage(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Said before anything is read."""
+    """The error is said before anything is read."""
     flags, code, message = REFUSED[name]
     assert run("-m", str(tmp_path / "m"), "-o", str(tmp_path / "q"), *flags) == code
     assert message in capsys.readouterr().err
@@ -230,7 +230,7 @@ def test_models_that_cannot_be_quantized(tmp_path: Path, capsys: pytest.CaptureF
 def test_auto_round_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What to install, in one line."""
+    """The error says in one line what to install."""
     monkeypatch.setitem(sys.modules, "auto_round", None)
     tiny_models.save(tmp_path / "m", "llama")
     assert run("-m", str(tmp_path / "m"), "-o", str(tmp_path / "q"), "--method", "auto-round") == 2

@@ -41,7 +41,7 @@ def commands(page: Path) -> list[str]:
 
 
 def elsewhere(command: str) -> bool:
-    """Whether something else runs it."""
+    """Return whether something else runs the command."""
     return any(command.startswith(beginning) for beginning in ELSEWHERE)
 
 
@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(models: Path, tmp_path: Path) -> Path:
-    """The same, for one page alone."""
+    """Prepare the same folder for one page alone."""
     for entry in models.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
     return tmp_path
@@ -87,7 +87,7 @@ def environ(place: Path) -> dict[str, str]:
 
 
 def run(command: str, place: Path) -> str:
-    """What went wrong; empty where the command ended well."""
+    """Run a command; return what went wrong, empty where it ended well."""
     done = subprocess.run(
         ["bash", "-c", command], cwd=place, env=environ(place), capture_output=True, text=True, timeout=300,
         input="the quick brown fox",
@@ -108,7 +108,7 @@ def test_commands_run_as_they_are_written(page: Path, place: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_runs_as_it_is_written(page: Path, place: Path) -> None:
-    """The examples of the Python API."""
+    """The examples of the Python API run as they are written."""
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
         file = place / f"{page.stem}_{number}.py"
         file.write_text(code)

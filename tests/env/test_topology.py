@@ -87,7 +87,7 @@ def test_bad_lists_are_refused(text: str) -> None:
 
 
 def test_more_than_ten_nodes_sort_numerically(tmp_path: Path) -> None:
-    """Catches node10 before node2."""
+    """The test catches node10 before node2."""
     machine = read(MachineSpec(sockets=4, cores_per_socket=4, nodes_per_socket=3), tmp_path)
     assert [node.id for node in machine.nodes] == list(range(12))
 
@@ -322,7 +322,7 @@ def test_kernel_without_topology_files(tmp_path: Path) -> None:
 
 
 def cpuinfo(*processors: dict[str, int]) -> str:
-    """As the kernel writes it."""
+    """Return /proc/cpuinfo as the kernel writes it."""
     return "\n\n".join(
         "\n".join(f"{name}\t: {value}" for name, value in {"processor": number, **fields}.items())
         for number, fields in enumerate(processors)

@@ -21,7 +21,7 @@ from ipex_assist.speculative.sampling import Sampling
 
 @given(st.sets(st.integers(1, 16), min_size=1), st.integers(1, 70), st.sampled_from([128, 512]))
 def test_passes_cover_the_rows(sizes: set[int], count: int, block: int) -> None:
-    """Every row once, padded to an allowed size, only the last pass with padding to spare."""
+    """Every row is computed once, padded to an allowed size, and only the last pass has padding to spare."""
     plan = RowPlan(tuple(sorted(sizes)), block)
     passes = plan.split(count)
     assert sum(rows for rows, _ in passes) == count
@@ -70,7 +70,7 @@ def model_with(kernels: TorchKernels, folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_row_count_with_other_sums_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan keeps 4 and 8."""
+    """The plan keeps 4 and 8 rows."""
     tiny_models.save(tmp_path, "llama")
     model = model_with(FeelsRowCount(torch.float32), tmp_path, monkeypatch)
     assert model.plan.sizes == (4, 8)

@@ -63,7 +63,7 @@ def logits(model: Model) -> torch.Tensor:
 
 
 def files(folder: Path) -> list[Path]:
-    """Everything in the cache, hidden files too."""
+    """Return everything in the cache, hidden files too."""
     return sorted(folder.iterdir()) if folder.exists() else []
 
 

@@ -17,7 +17,7 @@ IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")
 
 
 class Letters:
-    """Token n is the n-th letter."""
+    """A tokenizer whose token n is the n-th letter."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The letters; 25 is a special token without text."""
@@ -117,7 +117,7 @@ def test_times_come_from_the_rounds() -> None:
 
 
 def test_plain_has_no_draft_figures() -> None:
-    """Keys stay, values are null."""
+    """The JSON keeps the keys, and their values are null."""
     ours, _ = generation(limit=9, assisted=False)
     for _ in ours:
         pass
@@ -162,7 +162,7 @@ def test_stop_and_eos_in_accepted_runs_equal_plain(model: ipex_assist.AssistedMo
 
 
 def test_stream_and_generate_agree(model: ipex_assist.AssistedModel) -> None:
-    """The README's two ways."""
+    """The two ways of the README give the same text."""
     result = model.generate("the quick", max_new_tokens=20)
     stream = model.stream("the quick", max_new_tokens=20)
     assert "".join(chunk.text for chunk in stream) == result.text == stream.result().text

@@ -84,7 +84,7 @@ def statistics(
     schedule: Schedule | None,
     source_class: type[AssistantModel] = AssistantModel,
 ) -> Statistics:
-    """Of one text of NEW tokens, each of which costs half a millisecond outside of the passes."""
+    """Return the statistics of one text of NEW tokens, each of which costs half a millisecond outside of the passes."""
     source = None
     if draft is not None:
         source = source_class(draft, GREEDY, torch.Generator(), tiny_models.VOCAB)

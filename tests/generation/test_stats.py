@@ -18,7 +18,7 @@ from ipex_assist.speculative.decode import Round
 
 
 class Clock:
-    """Time that passes only when told."""
+    """A clock whose time passes only when told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -103,7 +103,7 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
 
 
 def test_traffic_of_other_executors(tmp_path: Path) -> None:
-    """By the matrices alone: those of the torch executor are packed by a library that does not tell."""
+    """The matrices alone are counted: those of the torch executor are packed by a library that does not tell."""
     model = tiny_models.save(tmp_path, "llama")
     ours = load_model(open_checkpoint(str(tmp_path)), "fp32", "torch")
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)

@@ -53,7 +53,7 @@ def reference(model: Any, tokenizer: Any, new: int) -> list[int]:
 
 
 def test_plain_equals_transformers(tmp_path: Path, executor: str) -> None:
-    """Same tokens, one round each, and who ran it; on the ipex stack gpt2 goes through optimum-intel."""
+    """Tokens are the same, in a round each; who ran it is said; on the ipex stack gpt2 goes through optimum-intel."""
     model, tokenizer = save(tmp_path)
     ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor=executor)
     result = ours.generate(PROMPT, max_new_tokens=12)
@@ -126,7 +126,7 @@ def test_stream_ends_at_a_stop_string_and_frees_the_thread(tmp_path: Path) -> No
 
 
 def test_interrupt_keeps_the_text_so_far(tmp_path: Path) -> None:
-    """What Ctrl-C does."""
+    """Ctrl-C ends the text and keeps what there is of it."""
     save(tmp_path)
     ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
     generation = ours.stream(PROMPT, max_new_tokens=30)

@@ -65,7 +65,7 @@ class Job:
         return process.returncode, os.fsdecode(out)
 
     def arguments(self, script: str | bytes, **environ: object) -> list[list[str]]:
-        """What each task's program was given."""
+        """Return the arguments that each task's program was given."""
         code, out = self.run(script, **environ)
         assert code == 0, out
         return [json.loads(line[5:]) for line in out.splitlines() if line.startswith("ARGV ")]

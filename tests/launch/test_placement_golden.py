@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Machine name → its folder."""
+    """Return the folders of recorded machines by name."""
     source = Path(SOURCE)
     if source.is_dir() and not list(source.glob("*/expected.json")):
         (source,) = source.glob("*.tar.gz")
@@ -43,7 +43,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def placed(root: Path, flags: str) -> dict[str, Any]:
-    """What a golden file states about a case, without its reason."""
+    """Return what a golden file states about a case, without its reason."""
     try:
         request = instance_request(build_parser().parse_args(flags.split()))
         placements = place_instances(request, read_topology(root))

@@ -74,12 +74,12 @@ class Slurm:
         return job
 
     def fields(self, job: str) -> dict[str, str]:
-        """What Slurm knows about a job, or about an element of an array."""
+        """Return what Slurm knows about a job, or about an element of an array."""
         text = self.run("scontrol", "--oneliner", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", text))
 
     def wait(self, job: str, *states: str) -> dict[str, str]:
-        """Until the job is in one of `states`."""
+        """Wait until the job is in one of `states`."""
         found: dict[str, str] = {}
 
         def reached() -> bool:

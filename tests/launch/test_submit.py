@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused(words: list[str], message: str, capfd: pytest
 def test_a_template_with_a_mistake_is_refused(
     text: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With its name, its line, and the placeholders that there are."""
+    """The error has its name, its line, and the placeholders that there are."""
     path = tmp_path / "site.sh"
     path.write_text(text)
     said = refusal(capfd, "slurm", "--array", "2", "--template", str(path), "--dry-run", "--", *BATCH)
@@ -237,7 +237,7 @@ def test_submitting_hands_over_the_script_and_tells_the_id(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """On stdout the id alone, so that $(…) has it; the scheduler's own remarks go to stderr."""
+    """On stdout there is the id alone, so that $(…) has it; the scheduler's own remarks go to stderr."""
     read = f'for last; do :; done; cat "${{last#--parsable}}" - 2>/dev/null >{tmp_path}/got'
     scheduler_that(tmp_path, monkeypatch, program, f"{read}; echo careful >&2; echo 42.here")
     words = [scheduler, "--cores-per-instance", "1", "--", *BATCH]

@@ -45,7 +45,7 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; [ "$1" = -c ] && source=$2; shif
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing, and how it is installed."""
+    """The error says what is missing, and how it is installed."""
     monkeypatch.setenv("CXX", "g++-nonexistent")
     with pytest.raises(build.BuildError, match=r"no compiler: g\+\+-nonexistent was not found.*apt install g\+\+"):
         build.compiler()
@@ -53,7 +53,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", ["9.4.0", "10.2.1", "4"])
 def test_a_compiler_that_is_too_old(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end in an error about an intrinsic nobody has heard of."""
+    """Without a check the build would end in an error about an intrinsic nobody has heard of."""
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "exit 1", version)))
     with pytest.raises(build.BuildError, match=rf"{tmp_path}/g\+\+ is version {version}, 11 or newer is needed"):
         build.compiler()
@@ -68,7 +68,7 @@ def test_a_compiler_that_serves(version: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_program_that_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CXX=icpx and the like."""
+    """CXX names a program that does not tell g++'s version, as icpx does not."""
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, "", version="")))
     with pytest.raises(build.BuildError, match=r"does not tell its version; is it g\+\+\?"):
         build.compiler()
@@ -85,7 +85,7 @@ def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_of_the_compiler_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which file, and the compiler's last lines; nothing half built stays behind."""
+    """The error names the file and has the compiler's last lines; nothing half built stays behind."""
     fails = 'for i in $(seq 30); do echo "error: line $i" >&2; done; exit 1'
     body = f'case "$source" in *forward.cpp) {fails}; esac; touch "$out"'
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
@@ -99,7 +99,7 @@ def test_an_error_of_the_compiler_is_shown(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_error_of_the_linker_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a g++ without its static parts."""
+    """The linker fails, as with a g++ without its static parts."""
     body = '[ -n "$source" ] && { touch "$out"; exit; }; echo "cannot find -lstdc++" >&2; exit 1'
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
     with pytest.raises(build.BuildError, match=r"failed on linking:\ncannot find -lstdc\+\+"):
@@ -141,7 +141,7 @@ def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the core is looked for in this test; there is none."""
+    """Return where the core is looked for in this test; there is none."""
     monkeypatch.setattr(library, "PATH", tmp_path / "_core.so")
     library.library.cache_clear()
     yield tmp_path / "_core.so"
@@ -172,7 +172,7 @@ def test_precisions_that_only_the_core_has(core: Path) -> None:
 
 
 def test_a_file_that_is_no_library(core: Path) -> None:
-    """A copy that was cut short."""
+    """The core is a copy that was cut short."""
     core.write_bytes(b"\x7fELF and nothing more")
     reason = library.unavailable()
     assert reason is not None

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(bool(compiler_missing())
 
 
 def cpu_flags() -> set[str]:
-    """What the kernel says of the first processor."""
+    """Return the flags that the kernel gives for the first processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return set(next(line for line in lines if line.startswith("flags")).split())
 
@@ -108,7 +108,7 @@ def skip_without_avx512() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_plain(part: str, run: Run) -> None:
-    """Every kernel's values and bits; buffers end at a page that may not be touched."""
+    """Every kernel gives the right values and bits; buffers end at a page that may not be touched."""
     if part not in ("threads", "cpu"):
         skip_without_avx512()
     assert ", 0 failed" in run("plain", part)

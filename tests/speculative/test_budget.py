@@ -33,7 +33,7 @@ def test_trust_is_added_once(trusted: bool, pays: bool) -> None:
 
 
 def test_a_wrong_draft_is_paid_for_by_the_clock() -> None:
-    """As expected where it took less, as it took where it took longer, and a pause of the machine only in part."""
+    """It costs what was expected, or what it took where that is more, and a pause of the machine only in part."""
     for seconds, loss in ((1.2, 0.5), (1.7, 0.7), (60.0, 1.5 * PAUSE - 1)):
         budget = Budget(64)
         budget.book_draft(1, 1.0, expected=1.5, seconds=seconds)

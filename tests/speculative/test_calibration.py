@@ -16,7 +16,7 @@ from ipex_assist.speculative import calibration
 
 
 class Clock:
-    """Time that only passes take."""
+    """A clock whose time only passes take."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -176,7 +176,7 @@ def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Time that only passes take."""
+    """A clock whose time only passes take."""
 
     def __init__(self) -> None:
         self.now = self.undisturbed = 0.0

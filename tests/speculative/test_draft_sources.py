@@ -94,7 +94,7 @@ class Recorded:
 
 
 def test_lookup_first_asks_the_model_without_a_long_match() -> None:
-    """And tells the one that proposed what was accepted, which the other must not hear."""
+    """It tells the one that proposed what was accepted, which the other must not hear."""
     other = Recorded()
     source = LookupFirst(PromptLookup(), other, long_match=3)
     assert source.unread([1, 2, 3, 4]) == 5
@@ -109,7 +109,7 @@ def test_lookup_first_asks_the_model_without_a_long_match() -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """Two models of one vocabulary."""
+    """Return two models of one vocabulary."""
     tiny_models.save(tmp_path / "one", "llama")
     tiny_models.save(tmp_path / "two", "llama", seed=1)
     return tmp_path
@@ -187,7 +187,7 @@ def test_the_cores_narrow_head_has_the_full_heads_bits(pair: Path, precision: st
 
 
 def words() -> PreTrainedTokenizerFast:
-    """Another tokenizer: other merges, other ids, other special tokens."""
+    """Return another tokenizer: other merges, other ids, other special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -289,7 +289,7 @@ def test_the_targets_copy_shares_its_embedding(folders: Path) -> None:
 
 
 def test_another_vocabulary_needs_the_flag(folders: Path) -> None:
-    """By default it is refused, and the flag is named."""
+    """Without the flag the pair is refused, and the error names the flag."""
     with pytest.raises(UsageError, match="--universal"):
         ipex_assist.load(str(folders / "target"), str(folders / "other"), precision="fp32", executor="torch")
 
@@ -315,12 +315,12 @@ def test_self_needs_an_executor_with_int4(folders: Path) -> None:
     ],
 )
 def test_names(name: str | None, parsed: AssistantName) -> None:
-    """Every spelling of --assistant-model."""
+    """Every spelling of --assistant-model means what its help says."""
     assert parse_assistant(name) == parsed
 
 
 @pytest.mark.parametrize("name", ["lookup+", "lookup+none", "lookup+lookup", "lookup+auto-lookup"])
 def test_names_without_a_model_behind_lookup(name: str) -> None:
-    """A message that says what to type."""
+    """The error says what to type."""
     with pytest.raises(UsageError, match="a model must follow"):
         parse_assistant(name)

@@ -129,7 +129,7 @@ def test_facts_change_with_the_checkpoint(tmp_path: Path) -> None:
 
 
 def learnt(right: int, rounds: int = 30) -> Acceptance:
-    """Of a pair that has `right` of two drafted tokens accepted every round."""
+    """Return the acceptance of a pair that has `right` of two drafted tokens accepted every round."""
     acceptance = Acceptance()
     for _ in range(rounds):
         acceptance.observe([0.9, 0.9], 2, right)

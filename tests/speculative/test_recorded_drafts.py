@@ -29,7 +29,7 @@ DRAFT = {"bf16": 8.5, "int4": 8.0}
 
 
 def costs(precision: str) -> Costs:
-    """Of the pair, in seconds."""
+    """Return the costs of the recorded pair, in seconds."""
     draft = DRAFT[precision]
     rows = tuple(1e-3 * (draft + 1.2 * i) for i in range(16))
     return Costs(tuple(1e-3 * row for row in ROWS[precision]), 1e-3 * draft, rows, 1.7e-3)
@@ -64,7 +64,7 @@ def replay(
 
 
 def fixed(true: Costs) -> dict[str, list[float]]:
-    """By text, the speeds of plain decoding and of 1 to 8 drafted tokens."""
+    """Return the speeds of plain decoding and of 1 to 8 drafted tokens, by text."""
     return {name: [replay(Constant(k), text, true)[0] for k in range(9)] for name, text in TEXTS.items()}
 
 

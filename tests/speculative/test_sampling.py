@@ -156,7 +156,7 @@ SOURCES: dict[str, Callable[[Model, torch.Generator], DraftSource]] = {
 
 @pytest.fixture(scope="module")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model, Model]:
-    """Of 12 tokens: a target, another model, and the target in few bits."""
+    """Return models of 12 tokens: a target, another model, and the target in few bits."""
     folder = tmp_path_factory.mktemp("small")
     for seed, name in enumerate(("target", "assistant")):
         tiny_models.save(folder / name, "llama", seed=seed, vocab_size=12, num_hidden_layers=1)

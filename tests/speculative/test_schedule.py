@@ -22,7 +22,7 @@ Draft = Callable[[random.Random], tuple[bool, float]]
 
 
 def costs(draft: float = 0.2, row: float = 0.03, reading: float = 0.1) -> Costs:
-    """In passes of one row: a draft step, what each further row adds to a target's pass and to a draft's."""
+    """Costs in passes of one row: a draft step, what each further row adds to a target's pass and to a draft's."""
     verify = tuple(1 + row * i for i in range(16))
     return Costs(verify, draft, tuple(draft * (1 + reading * i) for i in range(16)), draft * reading)
 
@@ -223,7 +223,7 @@ def test_a_long_prompt_is_read_only_when_it_was_earned() -> None:
 
 
 def test_a_long_prompt_is_read_at_once_by_a_pair_that_did_well() -> None:
-    """The second text of a process."""
+    """It does so on the second text of a process."""
     true, known = costs(0.2, reading=0.02), Acceptance()
     simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
     known.next_text()
@@ -248,7 +248,7 @@ def test_copies_and_models_are_told_apart() -> None:
 
 
 def test_a_number_is_the_most_that_adaptive_drafts() -> None:
-    """And no more than the text may still get."""
+    """It drafts no more than the text may still get, either."""
     schedule = Adaptive(costs(0.01, 0.0), 100, longest=2)
     assert schedule.plan(RoundState(10, 90, 1)).k == 2
     assert schedule.plan(RoundState(10, 2, 1)).k <= 1

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.one_stack
 
 
 class ByteTokenizer:
-    """One token a byte, as byte-level tokenizers write rare characters; 256 is a special token."""
+    """A tokenizer with one token a byte, as byte-level tokenizers write rare characters; 256 is a special token."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """UTF-8, with replacement marks for what is no character."""
@@ -22,7 +22,7 @@ class ByteTokenizer:
 
 
 def feed(text: bytes, stop: Sequence[str] = ()) -> tuple[list[str], TextStream]:
-    """All pieces, the last one from `finish`."""
+    """Return all pieces, the last one from `finish`."""
     stream = TextStream(ByteTokenizer(), stop)
     pieces = []
     for byte in text:
@@ -33,7 +33,7 @@ def feed(text: bytes, stop: Sequence[str] = ()) -> tuple[list[str], TextStream]:
 
 
 def test_a_character_comes_when_it_is_whole() -> None:
-    """No replacement mark between the bytes of é or of an emoji."""
+    """There is no replacement mark between the bytes of é or of an emoji."""
     pieces, _ = feed("aé😀b".encode())
     assert pieces == ["a", "", "é", "", "", "", "😀", "b", ""]
 

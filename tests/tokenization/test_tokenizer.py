@@ -184,7 +184,7 @@ def test_end_tokens(folder, tmp_path, generation, config, expected):
 
 
 def test_a_byte_level_tokenizer_survives_the_way_through_gguf(tmp_path):
-    """Same ids, same text, the template; and no token for the embedding's padding."""
+    """It keeps ids, text and the template; and no token for the embedding's padding."""
     original = checkpoint_files.tiny_tokenizer()
     checkpoint_files.write_gguf(checkpoint_files.tiny_model("llama"), tmp_path / "m.gguf", tokenizer=original)
     checkpoint = open_checkpoint(str(tmp_path / "m.gguf"))

@@ -29,7 +29,7 @@ STOP_SECONDS = 10.0
 
 
 def missing() -> list[str]:
-    """The programs that are not here."""
+    """Return the programs that are not installed here."""
     return [name for name in PROGRAMS if find(name) is None]
 
 
@@ -113,7 +113,7 @@ def _daemon(name: str, arguments: Sequence[str], folder: Path, environ: dict[str
 
 
 def _ask(environ: dict[str, str], *command: str) -> str:
-    """What a command prints; nothing where it fails, as long as the controller is not up."""
+    """Return what a command prints; nothing where it fails, as long as the controller is not up."""
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout
 
 
