@@ -28,6 +28,15 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     Raises:
         IpexAssistError: there is none, or transformers cannot load it.
     """
+    tokenizer = _load(checkpoint)
+    try:  # some damage shows only when it works
+        tokenizer.decode(list(tokenizer("a 1.\n")["input_ids"]), skip_special_tokens=True)
+    except BaseException as error:
+        raise _unusable(checkpoint, error) from error
+    return tokenizer
+
+
+def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     if isinstance(checkpoint, GgufCheckpoint):
         from ipex_assist.tokenization.gguf_tokenizer import tokenizer_from
 
@@ -45,12 +54,20 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer = _from_tokenizer_json(checkpoint.path)
         if tokenizer is not None:
             return tokenizer
-        found = ", ".join(sorted(p.name for p in checkpoint.path.iterdir() if "token" in p.name or "vocab" in p.name))
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise IpexAssistError(
-            f"{checkpoint.path}: the tokenizer cannot be loaded ({type(error).__name__}: {reason}). Tokenizer files "
-            f"there: {found or 'none'}. Save it beside the model with tokenizer.save_pretrained()."
-        ) from error
+        raise _unusable(checkpoint, error) from error
+
+
+def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:
+    """What is said of a tokenizer that fails by `error`; a Ctrl-C is none of it."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return error
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    found = ", ".join(sorted(p.name for p in folder.iterdir() if "token" in p.name or "vocab" in p.name))
+    reason = (str(error).strip().splitlines() or [""])[0]
+    return IpexAssistError(
+        f"{checkpoint.path}: the tokenizer cannot be loaded ({type(error).__name__}: {reason[:300]}). Tokenizer files "
+        f"there: {found or 'none'}. Save it beside the model with tokenizer.save_pretrained()."
+    )
 
 
 def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
@@ -59,7 +76,7 @@ def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         config = read_json(folder / "tokenizer_config.json") or {}
     except IpexAssistError:
         return None
-    if config.get("tokenizer_class") not in _PLAIN_CLASSES or any(config.get(field) for field in _CHANGING_FIELDS):
+    if str(config.get("tokenizer_class")) not in _PLAIN_CLASSES or any(config.get(field) for field in _CHANGING_FIELDS):
         return None
     tokenizer = _from_tokenizer_json(folder)
     if tokenizer is None:
@@ -128,7 +145,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -
     """
     check_text(prompt)
     if not chat:
-        return list(tokenizer(prompt)["input_ids"])
+        return encode(tokenizer, prompt)
     if not tokenizer.chat_template:
         raise UsageError("This model has no chat template (a base model?). Leave out --chat.")
     try:
@@ -141,7 +158,21 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -
     except Exception as error:  # jinja2 errors, and what templates raise themselves
         raise UsageError(f"The model's chat template refuses this prompt: {error}. Leave out --chat.") from error
     # The template writes all special tokens itself; a second BOS makes small models answer nonsense.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encode(tokenizer, text, add_special_tokens=False)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> list[int]:
+    """Token ids of a text, with or without special tokens; IpexAssistError where the tokenizer fails."""
+    try:
+        ids = list(tokenizer(text, **options)["input_ids"])
+    except BaseException as error:  # the tokenizers library panics on what a damaged file asks for
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise IpexAssistError(
+            f"the tokenizer cannot encode this text ({type(error).__name__}: {reason[:300]}). Download the model again"
+        ) from error
+    return ids
 
 
 def check_text(prompt: str) -> None:
