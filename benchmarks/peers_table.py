@@ -72,7 +72,7 @@ RATIOS = (
 def ratio(wanted: Ratio, outcomes: Mapping[Case, Outcome]) -> dict[str, Any]:
     """Return the ratio of medians, its extremes over the turns of both, and the rival.
 
-    Its `value` is None if one of both is missing. The rival is the fastest by its median, and stays the same for every turn.
+    The `value` is None if one of both is missing. The rival is the fastest by its median, the same for every turn.
     """
     ours = outcomes.get(wanted.ours)
     rivals = [each for case, each in outcomes.items() if wanted.rival(case) and each.speed is not None]

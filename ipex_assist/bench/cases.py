@@ -26,7 +26,7 @@ SHORT = "short"  # the kind of the ten prompts of --task decode
 
 
 def contenders(args: argparse.Namespace, model: TextModel) -> list[Contender]:
-    """Plain, and where there is a draft every length with every acceptance."""
+    """Return plain, and where there is a draft every length with every acceptance. Raises UsageError."""
     plain = Contender()
     if not args.assisted or model.identity.assistant is None:
         return [plain]

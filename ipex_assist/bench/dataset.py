@@ -65,7 +65,7 @@ class Records:
             )
 
     def add(self, key: str, rows: Sequence[Row]) -> None:
-        """Keep a finished prompt."""
+        """Keep a finished prompt. Raises IpexAssistError where the file cannot be written."""
         self.done[key] = list(rows)
         try:
             self._write({"key": key, "rows": [row.as_dict() for row in rows]})

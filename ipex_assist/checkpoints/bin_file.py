@@ -18,7 +18,7 @@ MAPPED_BYTES = 256 << 20
 
 
 def read_shapes(path: Path) -> dict[str, torch.Tensor]:
-    """The file's tensors on the `meta` device: names, shapes and dtypes, no data."""
+    """Return the file's tensors on the `meta` device: names, shapes and dtypes, no data."""
     return _load(path, device="meta")
 
 

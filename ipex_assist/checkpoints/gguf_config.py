@@ -95,7 +95,7 @@ def generation_config_from(header: GgufHeader) -> dict[str, Any]:
 
 
 def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
-    """Hugging Face names to the file's tensors, in the file's order."""
+    """Return Hugging Face names and the file's tensors, in its order. Raises IpexAssistError for a damaged file."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = header.get("general.architecture")

@@ -125,7 +125,7 @@ def check_sizes(header: GgufHeader) -> None:
 
 
 def stored_bytes(name: str, tensor: GgufTensor) -> int:
-    """Bytes of the tensor in the file."""
+    """Return the bytes of the tensor in the file. Raises IpexAssistError for an unknown type or a wrong shape."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:

@@ -87,7 +87,10 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def modules(self) -> dict[str, Module]:
-        """The quantized linears by the names of their float matrices, such as "model.layers.0.mlp.up_proj.weight"."""
+        """The quantized linears by the names of their float matrices, such as "model.layers.0.mlp.up_proj.weight".
+
+        Raises IpexAssistError for a layout that is not read.
+        """
         layout = self.scheme.layout  # first of all: of another method, no name below would be found
         shapes = self._stored.shapes()
         scaled = next((name for name in shapes if name.endswith(".act.scales")), None)

@@ -50,7 +50,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Names to places of all tensors of one file, in file order; reads the header only.
+    """Return names and places of all tensors of one file, in file order; reads the header only.
 
     Raises:
         IpexAssistError: the file is truncated, a Git LFS pointer, or no safetensors file.
@@ -77,7 +77,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the given tensors in the given order, each into memory of its own."""
+    """Read the given tensors in the given order, each into memory of its own.
+
+    Raises IpexAssistError where a file ends before its tensors do.
+    """
     import torch
 
     file = None
@@ -98,7 +101,7 @@ def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[
 
 
 def read_into(file: Any, offset: int, array: Any) -> None:
-    """Fill an array of bytes from byte `offset` of an unbuffered file (one read call returns at most 2 GiB)."""
+    """Fill an array from byte `offset` of an unbuffered file. Raises IpexAssistError where it ends before."""
     buffer = memoryview(array)
     file.seek(offset)
     filled = 0

@@ -56,7 +56,7 @@ def quantize_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Nam
 
 
 def calibration(tokenizer: Any, path: Path, length: int, count: int) -> list[Any]:
-    """Up to `count` sequences of `length` tokens (1, length) from a text."""
+    """Return up to `count` sequences of `length` tokens (1, length) from a text. Raises UsageError."""
     import torch
 
     try:

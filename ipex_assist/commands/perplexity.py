@@ -43,7 +43,7 @@ class Score:
         return self.perplexity * math.sqrt(variance / self.tokens)
 
     def add(self, losses: torch.Tensor) -> None:
-        """Count some tokens' negative log likelihoods."""
+        """Count some tokens' negative log likelihoods (rows,)."""
         self.tokens += len(losses)
         self.loss += float(losses.sum(dtype=torch.float64))
         self.squared_loss += float(losses.double().square().sum())

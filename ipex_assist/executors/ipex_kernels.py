@@ -41,7 +41,7 @@ class IpexKernels(TorchKernels):
         return ipex.optimize(wrapped, dtype=self.dtype, inplace=True, auto_kernel_selection=True).linear
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise the last dimension by IPEX's one fused operator."""
+        """Normalise x (…, size) by IPEX's one fused operator."""
         return torch.ops.torch_ipex.rmsnorm(x, weight, eps)
 
 

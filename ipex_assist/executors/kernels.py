@@ -24,13 +24,13 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Root-mean-square norm over the last dimension, computed in float32."""
+        """Root-mean-square norm of x (…, size) by weight (size,), computed in float32."""
         ...
 
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Layer norm over the last dimension."""
+        """Layer norm of x (…, size) by weight and bias (size,)."""
         ...
 
 
@@ -43,7 +43,7 @@ class TorchKernels:
         self.dtype = dtype
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """oneDNN keeps a blocked copy of its own: a plain weight takes 2 to 5 times as long at 1 to 8 rows."""
+        """Pack for oneDNN, which keeps a blocked copy: a plain weight takes 2 to 5 times as long at 1 to 8 rows."""
         weight = weight.to(self.dtype)
         bias = bias.to(self.dtype) if bias is not None else None
         if torch.backends.mkldnn.is_available() and (
@@ -55,7 +55,7 @@ class TorchKernels:
         return lambda x: functional.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise the last dimension as Llama does: scaled in float32, rounded, then weighted."""
+        """Normalise x (…, size) as Llama does: scaled in float32, rounded, then weighted."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return wide.to(self.dtype) * weight
@@ -63,7 +63,7 @@ class TorchKernels:
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """PyTorch's, which computes in float32."""
+        """Normalise x (…, size) by PyTorch's operator, which computes in float32."""
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 

@@ -55,7 +55,7 @@ def pack_stored(
     sources: dict[str, Source],
     weights: Iterable[tuple[str, torch.Tensor | Int4Weight]],
 ) -> None:
-    """Fill a model's image from `checkpoint.stored`; floats are packed at the precision of their linear."""
+    """Fill a model's image from `checkpoint.stored`; floats are packed as their linear is. Raises NotFiniteError."""
     wanted = resolve(sources, checkpoint.names())
     orders = _orders(checkpoint, wanted)
     model.allocate()

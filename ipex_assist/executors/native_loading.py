@@ -45,7 +45,7 @@ def pack_weights(
     names: Iterable[str],
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
-    """Fill a model's image from a checkpoint's stream, one tensor at a time."""
+    """Fill a model's image from a checkpoint's stream, one tensor at a time. Raises NotFiniteError."""
     wanted = resolve(sources, names)
     model.allocate()
     for name, tensor in tensors:

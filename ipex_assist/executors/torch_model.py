@@ -72,7 +72,7 @@ class TorchModel(Model):
         return self.plan.sizes[-1]
 
     def new_sequence(self, capacity: int) -> TorchSequence:
-        """An empty sequence with room for `capacity` tokens."""
+        """Return an empty sequence with room for `capacity` tokens. Raises IpexAssistError where memory lacks it."""
         if self.rotary is not None:
             self.rotary.reach(self.rows_of(capacity))
         try:

@@ -275,7 +275,10 @@ class _Worker:
         return torch.full((ids.shape[0],), self.stopped.is_set(), dtype=torch.bool)
 
     def rounds(self) -> Iterator[Round]:
-        """Yield one round a pass of the target; closing the iterator ends the thread at its next token."""
+        """Yield a round a pass of the target; closing the iterator ends the thread at its next token.
+
+        Raises GenerateError where transformers failed.
+        """
         thread = threading.Thread(target=self._generate, name="generate", daemon=True)
         started = time.perf_counter()
         thread.start()

@@ -46,7 +46,7 @@ def rope(config: Config, default_theta: float = 10000.0) -> Rope:
 
 
 def with_windows(spec: DecoderSpec, config: Config) -> DecoderSpec:
-    """Return the spec with each layer's window, as Qwen's configs have it: layer_types, else max_window_layers."""
+    """Return the spec with each layer's window, by Qwen's layer_types or max_window_layers. Raises NotComputed."""
     window = config.optional_integer("sliding_window")
     if not config.flag("use_sliding_window", False) or window is None:
         return spec
@@ -61,7 +61,7 @@ def with_windows(spec: DecoderSpec, config: Config) -> DecoderSpec:
 
 
 def even_head_dim(config: Config) -> int:
-    """hidden_size ÷ heads, where the config gives no head_dim."""
+    """Return hidden_size ÷ heads, where the config gives no head_dim. Raises ConfigError where it is not whole."""
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if heads < 1 or hidden_size % heads:
         raise ConfigError(config.stored_name("num_attention_heads"), heads, f"a divisor of the width, {hidden_size:,}")

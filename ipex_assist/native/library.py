@@ -194,7 +194,10 @@ class Pool:
 
 
 def read_bandwidth(pool: Pool, size: int = 1 << 30, repeats: int = 5) -> float:
-    """GB/s at which the pool's threads read `size` bytes of memory that each of them wrote; the best of `repeats`."""
+    """Return the GB/s at which the pool's threads read `size` bytes that each wrote; the best of `repeats`.
+
+    Raises IpexAssistError where it cannot be measured.
+    """
     measured = library().ia_read_bandwidth(kernels(), pool.handle, size, repeats)
     if measured < 0:
         raise IpexAssistError(f"cannot measure the memory's speed: {last_error()}")

@@ -17,7 +17,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack(tensors: dict[str, torch.Tensor], group: int) -> Int4Weight:
-    """A module's tensors by the last part of their names."""
+    """Return the matrix of a module's tensors, which are given by the last part of their names."""
     return Int4Weight(
         values=_columns(tensors["qweight"]),
         scales=tensors["scales"].float().t().contiguous(),

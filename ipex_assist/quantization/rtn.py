@@ -46,7 +46,7 @@ def quantize(weight: torch.Tensor, group: int, *, sym: bool = False) -> Int4Weig
 
 
 def relative_error(weight: torch.Tensor, stored: Int4Weight) -> tuple[float, float]:
-    """Squared error and squared norm, for a root mean square over several matrices."""
+    """Return squared error and squared norm of weight (out, in), for a root mean square over several matrices."""
     exact = weight.float()
     return float((stored.dequantized() - exact).square().sum()), float(exact.square().sum())
 
