@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections import abc
 from collections.abc import Iterator
@@ -24,18 +25,58 @@ class NativeSequence:
 
     def __init__(self, model: NativeModel, capacity: int) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
-        packed = model.packed
-        self.handle = packed.library.ia_cache_new(packed.handle, capacity)
-        packed.check(0 if self.handle else -1)
+        self._memory = model.spare.take(capacity)
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None):
-            self.model.packed.library.ia_cache_delete(self.handle)
+        if hasattr(self, "_memory"):
+            self.model.spare.give_back(self._memory)
+
+    @property
+    def handle(self) -> int:
+        """The core's."""
+        return self._memory.handle
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
         self.length = length
+
+
+class CacheMemory:
+    """Memory of the core for keys and values. Freed with the object."""
+
+    def __init__(self, packed: PackedModel, capacity: int) -> None:
+        self._library, self.capacity = packed.library, capacity
+        self.handle = packed.library.ia_cache_new(packed.handle, capacity)
+        packed.check(0 if self.handle else -1)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._library.ia_cache_delete(self.handle)
+
+
+class Spare:
+    """The memory of the sequence that was freed last, for the next one: new pages take up to a tenth of a first pass.
+
+    Nothing here waits, as sequences are freed at any moment and in any thread.
+    """
+
+    def __init__(self, packed: PackedModel) -> None:
+        self._packed = packed
+        self._kept: list[CacheMemory] = []
+
+    def take(self, capacity: int) -> CacheMemory:
+        """Memory for `capacity` tokens at least."""
+        with contextlib.suppress(IndexError):
+            memory = self._kept.pop()
+            if memory.capacity >= capacity:
+                return memory
+            del memory  # before there is more
+        return CacheMemory(self._packed, capacity)
+
+    def give_back(self, memory: CacheMemory) -> None:
+        """A sequence needs it no more."""
+        self._kept[:] = [memory]
 
 
 @dataclass(frozen=True)
@@ -64,6 +105,7 @@ class NativeModel(Model):
     def __init__(self, packed: PackedModel) -> None:
         self.packed, self.spec = packed, packed.spec
         self.rotary = RotaryTable(self.spec, torch.float32) if self.spec.rope is not None else None
+        self.spare = Spare(packed)
         self._width = -(-self.spec.vocab_size // 16) * 16
 
     def new_sequence(self, capacity: int) -> NativeSequence:

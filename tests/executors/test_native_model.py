@@ -167,6 +167,49 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
+# ---- memory
+
+
+def test_a_new_sequence_has_the_memory_of_the_last_one() -> None:
+    """Pages that are there already; what they hold has no part in the new text, and a sequence beside it has others."""
+    model, prompt = tiny_models.model(folder("llama"), "native", "bf16"), tokens(40)
+    assert isinstance(model, NativeModel)
+    first = model.new_sequence(300)
+    expected = model.extend(first, prompt)
+    model.extend(first, tokens(200, 3))
+    handle = first.handle
+    del first
+    second, third = model.new_sequence(200), model.new_sequence(200)
+    assert second.handle == handle != third.handle
+    assert torch.equal(model.extend(second, prompt), expected)
+    assert torch.equal(model.extend(third, prompt), expected)
+    del second
+    assert model.new_sequence(301).handle is not None, "more than there was"
+    larger = model.new_sequence(301)
+    assert torch.equal(model.extend(larger, prompt), expected)
+    assert larger.capacity == 301
+
+
+def test_memory_of_many_sequences_is_not_kept() -> None:
+    """Of those that are freed one at most: a burst of texts must not hold its memory for ever."""
+    model = loaded("llama", "fp32")
+    wide = [model.new_sequence(200_000)]
+    before = mapped()
+    wide.append(model.new_sequence(200_000))
+    each = mapped() - before
+    assert each > 100e6
+    wide += [model.new_sequence(200_000) for _ in range(6)]
+    before = mapped()
+    wide.clear()
+    assert before - mapped() > 6.5 * each
+    assert len(model.spare._kept) == 1
+
+
+def mapped() -> int:
+    """Bytes of address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+
+
 # ---- drafting
 
 
