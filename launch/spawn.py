@@ -6,16 +6,15 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.launch.command import Command
-from ipex_assist.launch.placement import Placement
-from ipex_assist.launch.plan import for_a_child, without_plan
-from ipex_assist.launch.process import CommandNotExecutable, Surroundings, check_program, command_for
+from ipex_assist.launch.plan import for_a_child
+from ipex_assist.launch.process import CommandNotExecutable, check_program
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -24,29 +23,6 @@ Stream = int | IO[Any] | None
 
 # Looked up here: after a fork nothing may be imported or loaded.
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def spawn(
-    placement: Placement,
-    argv: Sequence[str],
-    environ: Mapping[str, str] = os.environ,
-    *,
-    stdin: Stream = subprocess.DEVNULL,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    surroundings: Surroundings | None = None,
-    override_threads: bool = False,
-    pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start `argv` at `placement`, as instance `placement.index` of `placement.count`; see `spawn_command`.
-
-    Give `surroundings` (`Surroundings.here()`) where several are started, so that the machine is looked at once.
-    """
-    own = without_plan(environ)
-    command = command_for(
-        placement, argv, own, surroundings or Surroundings.here(own), override_threads=override_threads, numbered=True
-    )
-    return spawn_command(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
 
 
 def spawn_command(

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,7 @@ from ipex_assist.launch.command import Command
 from ipex_assist.launch.guard import FORWARDED, guarded
 from ipex_assist.launch.output import LineAssembler, Sink, Source
 from ipex_assist.launch.placement import Placement
-from ipex_assist.launch.plan import without_plan
-from ipex_assist.launch.process import Surroundings, check_program, command_for
+from ipex_assist.launch.process import check_program
 from ipex_assist.launch.spawn import group_members, signal_group, spawn_command
 
 OnFailure = Literal["stop", "continue"]
@@ -49,32 +48,6 @@ class Supervision:
     timeout: float | None = None
     grace: float = 10.0
     name: str = "ipex-launch"
-
-
-def run_instances(
-    placements: Sequence[Placement],
-    argv: Sequence[str],
-    *,
-    environ: Mapping[str, str] = os.environ,
-    log_dir: str | None = None,
-    label: bool = False,
-    on_failure: OnFailure = "stop",
-    timeout: float | None = None,
-    extra_env: Mapping[str, str] | None = None,
-    only: int | None = None,
-    grace: float = 10.0,
-    surroundings: Surroundings | None = None,
-    name: str = "ipex-launch",
-) -> int:
-    """Run `argv` at every placement, or at the one with index `only`, and return the exit code; see `supervise`."""
-    own = {**without_plan(environ), **(extra_env or {})}
-    surroundings = surroundings or Surroundings.here(own)
-    commands = [
-        command_for(placement, argv, own, surroundings, numbered=True, unbuffered_python=True)
-        for placement in placements
-        if only in (None, placement.index)
-    ]
-    return supervise(commands, Supervision(log_dir, label, on_failure, timeout, grace, name))
 
 
 def supervise(commands: Sequence[Command], settings: Supervision) -> int:

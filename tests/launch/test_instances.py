@@ -17,7 +17,6 @@ from ipex_assist.launch.command import format_command
 from ipex_assist.launch.instances import InstanceRequest
 from ipex_assist.launch.plan import PLAN_VARIABLE
 from ipex_assist.launch.process import Surroundings, prepare_instances
-from ipex_assist.launch.supervise import run_instances
 from ipex_assist.launch.table import format_instances
 
 pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs")]
@@ -253,23 +252,6 @@ def test_socket_all_is_visible_in_the_dry_run() -> None:
     if command.placement.memory == "local":
         assert "memory local to the thread that first writes it" in result.stdout
         assert " -l true" in result.stdout or "set with" in result.stdout
-
-
-def test_run_instances_from_python(tmp_path: Path) -> None:
-    """Catches the function behind the command drifting away from it."""
-    code = (
-        "import sys\n"
-        "from ipex_assist.env.topology import read_topology\n"
-        "from ipex_assist.launch import InstanceRequest, place_instances\n"
-        "from ipex_assist.launch.supervise import run_instances\n"
-        "placements = place_instances(InstanceRequest(instances=2), read_topology())\n"
-        f"sys.exit(run_instances(placements, ['sh', '-c', 'echo $A; exit 9'], log_dir={str(tmp_path)!r}, only=1,\n"
-        "         extra_env={'A': 'b'}))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], env=CLEAN, capture_output=True).returncode == 9
-    assert (tmp_path / "instance-1.out").read_text() == "b\n"
-    assert not (tmp_path / "instance-0.out").exists()
-    assert run_instances.__doc__
 
 
 def test_a_start_takes_less_than_150_ms() -> None:
