@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace) -> int:
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.messages import quiet_stderr
     from ipex_assist.executors.choose import resolve_executor
-    from ipex_assist.tokenization.tokenizer import load_tokenizer
+    from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
     executor = resolve_executor(args.executor, args.precision, args.against)
     _check_memory(args)
@@ -131,6 +131,9 @@ def _run(args: argparse.Namespace) -> int:
         _check_vocabulary(checkpoint, tokenizer, other, tokens)
     model, precision = _load(checkpoint, args.precision, executor)
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
+    for each, source in ((model, checkpoint.source), (reference, other.source)):
+        if each is not None:
+            checked_ids(tokens, each.spec.vocab_size, tokenizer, source)
     length, stride = _window(args, model, reference)
     started = time.perf_counter()
     facts: dict[str, Any] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ipex_assist.executors.interface import Model, Sequence, Tokens
+from ipex_assist.executors.interface import LogitsError, Model, Sequence, Tokens
 
 _ROWS = 64  # of logits that are turned into probabilities at once: bounds the memory
 
@@ -143,7 +143,11 @@ def _losses(logits: torch.Tensor, tokens: Tokens, window: Window, first: int) ->
     logs = torch.log_softmax(logits.float(), -1)
     at = window.scored + first
     targets = torch.tensor(tokens[at : at + len(logits)])
-    return -logs.gather(1, targets[:, None])[:, 0], logs
+    losses = -logs.gather(1, targets[:, None])[:, 0]
+    if not bool(torch.isfinite(losses).all()):
+        wrong = int((~torch.isfinite(losses)).nonzero()[0])
+        raise LogitsError("the model", at + wrong)
+    return losses, logs
 
 
 def _agree(agreement: Agreement, own: torch.Tensor, theirs: torch.Tensor) -> None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections import abc
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     import torch
 
 Tokens: TypeAlias = "abc.Sequence[int]"
+
+
+class LogitsError(IpexAssistError):
+    """Logits that hold NaN or infinity: no token can be chosen by them, and the likeliest would be the first one."""
+
+    def __init__(self, who: str, behind: int) -> None:
+        """who: "the target" or "the assistant". behind: tokens of the text that these logits follow."""
+        super().__init__(
+            f"{who} computed NaN or infinity instead of logits behind the {behind} tokens so far: its numbers grow "
+            "beyond what they are computed in. Try --precision fp32; if it is the same then, the model is damaged"
+        )
 
 
 class Sequence(Protocol):
@@ -42,11 +54,26 @@ class Rows(NamedTuple):
     last: int = 1
 
 
+def check_rows(sequence: Sequence, count: int, last: int = 0) -> None:
+    """Raise IpexAssistError where `count` further tokens do not fit, or `last` of them are none."""
+    if not 0 <= last <= count:
+        raise IpexAssistError(f"logits of {last} rows are wanted of {count}")
+    if sequence.length + count > sequence.capacity:
+        raise IpexAssistError(f"{sequence.length} + {count} tokens in a sequence of {sequence.capacity}")
+
+
+def check_length(sequence: Sequence, length: int) -> None:
+    """Raise IpexAssistError where a sequence cannot be truncated to `length`."""
+    if not 0 <= length <= sequence.length:
+        raise IpexAssistError(f"cannot truncate {sequence.length} tokens to {length}")
+
+
 class Model(Protocol):
     """Weights of a decoder, for any number of sequences and threads. A row is one token at its position.
 
     A row's logits are the same, bit for bit, whatever rows run beside it in a decode step, of its own sequence or of
-    others. What reaches beyond a sequence's capacity or names a sequence twice is our own bug.
+    others. IpexAssistError is raised for what reaches beyond a sequence's capacity; a sequence named twice is our own
+    bug.
     """
 
     spec: DecoderSpec

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.interface import LogitsError, Model, Rows, Sequence, Tokens, check_length, check_rows
 from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.executors.turn import turn
 from ipex_assist.native.model import PackedModel
@@ -38,7 +39,7 @@ class NativeSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
-        assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
+        check_length(self, length)
         self.length = length
 
 
@@ -125,8 +126,7 @@ class NativeModel(Model):
         place = 0
         for each in rows:
             sequence, tokens, last = self._own(each.sequence), each.tokens, each.last
-            assert 0 <= last <= len(tokens), f"{last} of {len(tokens)} rows"
-            self._check(sequence, len(tokens))
+            check_rows(sequence, len(tokens), last)
             if sequence.length == 0 and len(tokens) > FEW_ROWS:
                 self._prompt(sequence, tokens, logits[place : place + last], vocabulary)
             else:
@@ -151,10 +151,10 @@ class NativeModel(Model):
         """Append `tokens`, then decode greedily in one call: up to `count` tokens and their probabilities.
 
         Only the first `vocabulary` tokens take part. Ends behind a token whose probability is below `min_confidence`.
-        The last token is not in the cache.
+        The last token is not in the cache. Raises LogitsError where there is no likeliest token.
         """
         own = self._own(sequence)
-        self._check(own, len(tokens) + count - 1)
+        check_rows(own, len(tokens) + count - 1)
         done = 0
         if own.length == 0 and len(tokens) > FEW_ROWS:
             done = len(tokens) - 1  # a long prompt first, in chunks; its logits are not wanted
@@ -176,6 +176,8 @@ class NativeModel(Model):
                 drafted,
                 probabilities,
             )
+            if number == -2:
+                raise LogitsError("the model", own.length + len(rest))
             self.packed.check(number)
         own.length += len(rest) + number - 1
         return drafted[:number], probabilities[:number]
@@ -184,11 +186,6 @@ class NativeModel(Model):
         assert isinstance(sequence, NativeSequence), f"a sequence of {type(sequence).__name__}"
         assert sequence.model is self, "a sequence of another model"
         return sequence
-
-    @staticmethod
-    def _check(sequence: NativeSequence, further: int) -> None:
-        length, capacity = sequence.length, sequence.capacity
-        assert length + further <= capacity, f"{length} + {further} tokens in a sequence of {capacity}"
 
     def _prompt(self, sequence: NativeSequence, tokens: Tokens, logits: torch.Tensor, vocabulary: int | None) -> None:
         """Pass a prompt in chunks; logits of its last rows into `logits`."""
@@ -252,6 +249,9 @@ class NativeModel(Model):
     ) -> tuple[Batch, object]:
         """The core's description of a pass, and what must live as long as it."""
         rows = len(tokens)
+        # ctypes would take a larger number for its lowest 32 bits; the core checks what is left.
+        if rows and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
+            raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
         ids = (ctypes.c_int32 * rows)(*tokens)
         at = (ctypes.c_int32 * rows)(*_positions(sequences))
         caches = (ctypes.c_void_p * rows)(*(sequence.handle for sequence in sequences))

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import attend_prompt, attend_rows, causal_mask
-from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens
+from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check_length, check_rows
 from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rope import RotaryTable, rotate
@@ -49,8 +49,10 @@ class TorchSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
-        assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
+        check_length(self, length)
         self.length = length
+        if length == 0:
+            self.cache.clear()
 
 
 class TorchModel(Model):
@@ -98,8 +100,7 @@ class TorchModel(Model):
         assert isinstance(sequence, TorchSequence), f"a sequence of {type(sequence).__name__}"
         assert sequence.model is self, "a sequence of another model"
         start, count = sequence.length, len(tokens)
-        assert 0 <= last <= count, f"{last} of {count} rows"
-        assert start + count <= sequence.capacity, f"{start} + {count} tokens in a sequence of {sequence.capacity}"
+        check_rows(sequence, count, last)
         prompt_length = count if start == 0 else None
         prompt = start == 0 and count > self.exact_rows
         steps = self._chunks(count) if prompt else self.plan.split(count)

@@ -57,6 +57,11 @@ class AssistedModel(TextModel):
         return self.target.spec.context_length
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids the target has an embedding for."""
+        return self.target.spec.vocab_size
+
+    @property
     def traffic(self) -> Traffic:
         """The bytes that a pass of the target reads from memory."""
         return traffic_of(self.target, self.identity.precision)

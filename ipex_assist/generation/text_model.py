@@ -13,7 +13,7 @@ from ipex_assist.generation.stream import Generation
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import DraftOptions
-from ipex_assist.tokenization.tokenizer import encode_prompt
+from ipex_assist.tokenization.tokenizer import checked_ids, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +30,11 @@ class TextModel(ABC):
     @abstractmethod
     def context_length(self) -> int | None:
         """Tokens a sequence can hold; None where the model sets no limit."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids the model has an embedding for; None where that is not known."""
+        return None
 
     @property
     def traffic(self) -> Traffic | None:
@@ -72,9 +77,11 @@ class TextModel(ABC):
         of these strings. num_assistant_tokens: drafted tokens a round; num_assistant_tokens_schedule: "constant", or
         "heuristic" (transformers' rule, which starts from that number), or "adaptive" (by measured cost and acceptance,
         at most that number), which is the default where no number is given. The sampling options are transformers'.
-        Raises UsageError for an empty prompt and for one that leaves no room in the model's context.
+        Raises UsageError for an empty prompt, for token ids that the model does not have, and for a prompt that leaves
+        no room in the model's context. Its iteration raises LogitsError where the model computes no numbers.
         """
-        tokens = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else list(prompt)
+        encoded = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt
+        tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
         if not tokens:
             raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
         room = max_new_tokens if self.context_length is None else self.context_length - len(tokens)

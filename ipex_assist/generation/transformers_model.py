@@ -19,6 +19,7 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
@@ -97,6 +98,15 @@ class TransformersModel(TextModel):
     def context_length(self) -> int | None:
         """Tokens a sequence can hold, by the config; None where it does not say."""
         return self._context_length
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids the target has an embedding for; None where transformers does not say."""
+        try:
+            table: Any = self.target.get_input_embeddings()
+            return int(table.weight.shape[0])
+        except (AttributeError, NotImplementedError):
+            return None
 
     def _rounds(
         self, tokens: list[int], limit: int, sampling: Sampling, drafting: DraftOptions
@@ -207,6 +217,13 @@ class GenerateError(IpexAssistError):
         super().__init__(f"transformers' generate failed: {type(error).__name__}: {error}")
 
 
+def _check_logits(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A logits processor that lets everything through but what no token can be chosen by."""
+    if not bool(torch.isfinite(scores.max())):  # NaN where any of them is
+        raise LogitsError("the model", ids.shape[-1])
+    return scores
+
+
 @dataclass(frozen=True)
 class _Pass:
     """One pass of the target, and how things stood when it ended: by the time it is read, the thread is further on."""
@@ -242,7 +259,7 @@ class _Worker:
         """Ignore the streamer's end: `_generate` announces it itself, after errors too."""
 
     def _generate(self) -> None:
-        from transformers import StoppingCriteriaList
+        from transformers import LogitsProcessorList, StoppingCriteriaList
 
         hook = None
         if self.assistant is not None:
@@ -258,6 +275,7 @@ class _Worker:
                     attention_mask=torch.ones_like(ids),
                     streamer=self,
                     stopping_criteria=StoppingCriteriaList([self._should_stop]),
+                    logits_processor=LogitsProcessorList([_check_logits]),
                     **self.options,
                     **({"assistant_model": self.assistant} if self.assistant is not None else {}),
                 )
@@ -285,6 +303,8 @@ class _Worker:
         try:
             prompt_seen, first, drafted_before = False, True, 0
             while (item := self.items.get()) is not None:
+                if isinstance(item, LogitsError):
+                    raise item
                 if isinstance(item, BaseException):
                     raise GenerateError(item) from item
                 if not prompt_seen:

@@ -67,15 +67,15 @@ T guarded(T failed, F&& f) {
     return failed;
 }
 
-// What packing a weight came to, as a status: see ia_model_pack.
+// Likewise, with a status of its own for NaN and infinity.
 template <class F>
-int32_t packed(F&& f) {
-    return guarded(-1, [&] {
+int32_t guarded_numbers(int32_t not_finite, F&& f) {
+    return guarded(-1, [&]() -> int32_t {
         try {
-            return f() ? 0 : 1;
+            return f();
         } catch (const NotFinite& error) {
             remember(error.what());
-            return 2;
+            return not_finite;
         }
     });
 }
@@ -156,19 +156,21 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
 // -1 failed.
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
-    return packed([&] {
+    return guarded_numbers(2, [&] {
         return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), layer, bias != 0,
-                                                        SourceType(type), data, rows, columns);
+                                                        SourceType(type), data, rows, columns)
+                   ? 0
+                   : 1;
     });
 }
 
 // Weights that are quantised already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
 IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t layer, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
-    return packed([&] {
+    return guarded_numbers(2, [&] {
         Model& model = static_cast<Handle*>(handle)->model;
         Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_int4(threads, Slot(slot), layer, values, scales, zeros, columns, width);
+        return model.pack_int4(threads, Slot(slot), layer, values, scales, zeros, columns, width) ? 0 : 1;
     });
 }
 
@@ -196,10 +198,10 @@ IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch)
     });
 }
 
-// The number of drafted tokens, or -1. The batch's logits are not used.
+// The number of drafted tokens, -1, or -2 where logits hold NaN or infinity. The batch's logits are not used.
 IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, int32_t number, int32_t vocabulary,
                                  float least, int32_t* tokens, float* probabilities) {
-    return guarded(-1, [&] {
+    return guarded_numbers(-2, [&] {
         if (number < 1 || vocabulary < 1) throw std::invalid_argument("drafting takes one token and one choice at least");
         const Turn turn(handle);
         Buffers& buffers = turn.buffers();

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 #include <string>
 
 #include "checks.h"
@@ -283,8 +282,8 @@ int32_t Forward::draft(int32_t count, int32_t vocabulary, float least, int32_t* 
     });
     timing.total += __rdtsc() - started;
     if (lost) {
-        throw std::runtime_error("the logits of position " + std::to_string(batch_.positions[batch_.rows - 1]) +
-                                 " hold NaN or infinity");
+        throw NotFinite("the logits of position " + std::to_string(batch_.positions[batch_.rows - 1]) +
+                        " hold NaN or infinity");
     }
     return drafted;
 }

@@ -40,8 +40,8 @@ public:
     Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, int32_t further = 0);
     void run();
     // Feeds the batch, then its arg-max among the first `vocabulary` tokens, and so on, until there are `count` of them
-    // or one whose probability is below `least`; that one is the last. Returns how many. `last` must be 1. Throws where
-    // logits are NaN or infinite.
+    // or one whose probability is below `least`; that one is the last. Returns how many. `last` must be 1. Throws
+    // NotFinite where the logits hold NaN or infinity.
     int32_t draft(int32_t count, int32_t vocabulary, float least, int32_t* tokens, float* probabilities);
 
     Timing timing;

@@ -180,7 +180,8 @@ class Pool:
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         self.threads, self.cpus = threads, tuple(cpus) if cpus is not None else None
-        assert cpus is None or len(cpus) == threads, f"{threads} threads on {cpus}"
+        if threads < 1 or (cpus is not None and len(cpus) != threads):
+            raise IpexAssistError(f"{threads} threads cannot run on the processors {cpus}")
         self._library = library()
         self.handle = self._library.ia_pool_new(threads, (_i32 * threads)(*cpus) if cpus is not None else None)
         if not self.handle:

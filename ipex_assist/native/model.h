@@ -49,7 +49,7 @@ struct Part {
     int64_t first, step, columns, width;
 };
 
-// A weight that holds NaN or infinity; says where.
+// Weights or logits that hold NaN or infinity; says where.
 struct NotFinite : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from ipex_assist.executors.interface import DraftsInOneCall, Model
+from ipex_assist.executors.interface import DraftsInOneCall, LogitsError, Model
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.sampling import Sampling, draw
 
@@ -59,7 +60,10 @@ class AssistantModel:
         pending = list(tokens[self._start + self._sequence.length :])
         plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0 and not self._masked
         if plain and isinstance(self.model, DraftsInOneCall):
-            drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)
+            try:
+                drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)
+            except LogitsError:
+                raise LogitsError("the assistant", len(tokens)) from None
             return Proposal(drafted, None, confidence)
         return self._decode(tokens, pending, k, min_confidence)
 
@@ -86,10 +90,14 @@ class AssistantModel:
             logits = self.sampling.penalise(self._logits(pending), [*tokens, *drafted])
             if self.sampling.do_sample:
                 probabilities = self.sampling.probabilities(logits)
+            else:
+                probabilities = torch.softmax(logits.float(), -1)
+            if math.isnan(float(probabilities[0, 0])):  # NaN or infinity among the logits is NaN everywhere here
+                raise LogitsError("the assistant", len(tokens) + len(drafted))
+            if self.sampling.do_sample:
                 token = draw(probabilities[0], self.generator)
                 rows.append(self._padded(probabilities))
             else:
-                probabilities = torch.softmax(logits.float(), -1)
                 token = int(logits.argmax())
             drafted.append(token)
             confidence.append(float(probabilities[0, token]))

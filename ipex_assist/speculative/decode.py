@@ -47,7 +47,7 @@ def decode(
     The text has a sequence of its own, which lives as long as this iterator and holds all tokens but the last: each
     round feeds that one first, followed by the drafted ones.
     `schedule` says how many; without one it is the same number every round.
-    Source: Leviathan et al. 2023, algorithm 1.
+    Source: Leviathan et al. 2023, algorithm 1. Raises LogitsError where the target or the draft computes no numbers.
     """
     schedule = schedule or Constant()
     tokens = list(prompt)
@@ -91,5 +91,6 @@ def _verify(
 ) -> tuple[list[int], int]:
     logits = sampling.penalise(logits, tokens, proposal.tokens)
     if not sampling.do_sample:
-        return verify_greedy(logits, proposal.tokens)
-    return verify_sampled(sampling.probabilities(logits), proposal.probabilities, proposal.tokens, generator)
+        return verify_greedy(logits, proposal.tokens, len(tokens))
+    probabilities = sampling.probabilities(logits)
+    return verify_sampled(probabilities, proposal.probabilities, proposal.tokens, generator, len(tokens))

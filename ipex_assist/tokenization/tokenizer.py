@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +185,31 @@ def check_text(prompt: str) -> None:
         raise UsageError(
             f"the prompt is not UTF-8 text: character {error.start + 1:,} stands for a byte that is none"
         ) from None
+
+
+def checked_ids(
+    tokens: Iterable[Any], vocab_size: int | None, tokenizer: PreTrainedTokenizerBase, model: str
+) -> list[int]:
+    """The token ids, as integers. A tokenizer may hold tokens that the model has no embedding for.
+
+    Raises:
+        UsageError: one is no whole number, negative, or not below vocab_size (None: not known).
+    """
+    ids: list[int] = []
+    for token in tokens:
+        try:
+            ids.append(operator.index(token))
+        except TypeError:
+            raise UsageError(f"a prompt is a text or a list of token ids, and {token!r} is no whole number") from None
+    for place, token in enumerate(ids):
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            name = tokenizer.convert_ids_to_tokens(token) if 0 <= token < len(tokenizer) else None
+            raise UsageError(
+                f"token {place + 1} of the prompt has the id {token}{f' ({name})' if name else ''}, and {model} knows "
+                f"ids from 0 to {'…' if vocab_size is None else vocab_size - 1}: leave it out of the prompt, or use "
+                "the tokenizer that belongs to this model"
+            )
+    return ids
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:

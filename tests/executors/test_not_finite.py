@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from conftest import PRECISIONS
+from conftest import HAS_NATIVE, PRECISIONS
+from decoding import PROMPT, run, tokens_of
+from drafts import ScriptedDraft
 from safetensors.torch import load_file, save_file
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands.perplexity import compare, perplexity
 from ipex_assist.commands.quantized_writer import write_rtn
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.interface import LogitsError, Model
+from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.models import find
 from ipex_assist.models.weights import check_numbers
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.sampling import Sampling
 
 # One of each kind: a matrix alone and one that shares its linear, a bias, a norm, and the tables.
 WEIGHTS = [
@@ -78,3 +85,100 @@ def test_quantize_refuses_what_is_no_number(tmp_path: Path) -> None:
     with pytest.raises(IpexAssistError, match=r"plain: model\..*\.q_proj\.weight holds NaN in row 3, column 9"):
         write_rtn(checkpoint, architecture, tmp_path / "int4", 32, sym=True)
     assert not (tmp_path / "int4").exists()
+
+
+# ---- logits
+
+POISON = 7  # a token whose rows become NaN
+SAMPLINGS = [Sampling(), Sampling(do_sample=True, top_k=5, seed=1), Sampling(repetition_penalty=1.3)]
+
+
+def poisoned(folder: Path, executor: str, precision: str) -> Model:
+    """A model in which POISON, which it never chooses, has an embedding whose squares are no numbers any more."""
+    tiny_models.save(folder, "llama")
+    change(folder, "lm_head.weight", (POISON,), 0.0)
+    change(folder, "model.embed_tokens.weight", (POISON,), 3e38)
+    model = tiny_models.model(folder, executor, precision)
+    if isinstance(model, TorchModel):  # PyTorch makes zeros of it
+        model.weights.embed_tokens = model.weights.embed_tokens.clone()
+        model.weights.embed_tokens[POISON] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalty"])
+def test_a_request_fails_and_the_next_one_is_right(
+    executor: str, precision: str, sampling: Sampling, tmp_path: Path
+) -> None:
+    """All logits NaN were token 0."""
+    model = poisoned(tmp_path, executor, precision)
+    expected = {length: tokens_of(run(model, prompt=PROMPT[:length], sampling=sampling)) for length in (2, 20)}
+    for place in (0, 1, 19):
+        bad = [*PROMPT * 2][:40]
+        bad[place] = POISON
+        for prompt in (bad, bad[: place + 1]):
+            with pytest.raises(LogitsError, match=f"the target computed NaN or infinity .* the {len(prompt)} tokens"):
+                run(model, prompt=prompt, sampling=sampling)
+            for length, tokens in expected.items():
+                assert tokens_of(run(model, prompt=PROMPT[:length], sampling=sampling)) == tokens
+
+
+@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+def test_a_sequence_is_used_again(executor: str, precision: str, tmp_path: Path) -> None:
+    """Rows of NaN behind a text's end made NaN of every later text in the same memory: zero times NaN is NaN."""
+    model = poisoned(tmp_path, executor, precision)
+    fresh, used = (tiny_models.Text(model) for _ in range(2))
+    assert bool(used.forward([*PROMPT * 2, POISON, *PROMPT]).isnan().all())
+    for prompt in ([3], PROMPT[:4], PROMPT):
+        for text in (fresh, used):
+            text.truncate(0)
+        assert torch.equal(used.forward(prompt), fresh.forward(prompt))
+        assert torch.equal(used.forward([9, 8, 6], last=3), fresh.forward([9, 8, 6], last=3))
+    if executor == "native":  # in PyTorch's attention such a row is in the sums of its neighbours
+        start = used.length
+        used.forward([5, POISON, POISON, POISON])
+        used.truncate(start)
+        assert torch.equal(used.forward([6, 4], last=2), fresh.forward([6, 4], last=2))
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core does not run here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalty"])
+def test_a_rejected_draft_of_no_numbers_does_not_show(precision: str, sampling: Sampling, tmp_path: Path) -> None:
+    """Plain decoding never meets these rows, so that assisted decoding must not fail or change by them."""
+    model = poisoned(tmp_path, "native", precision)
+    plain = tokens_of(run(model, sampling=sampling))
+    assert POISON not in plain
+    draft = ScriptedDraft([POISON] * 100, lambda _: False, tiny_models.VOCAB)
+    rounds = run(model, draft, 5, sampling=sampling)
+    assert sum(round_.drafted for round_ in rounds) > 50
+    if not sampling.do_sample:
+        assert tokens_of(rounds) == plain
+
+
+@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalty"])
+def test_an_assistant_without_numbers(executor: str, precision: str, sampling: Sampling, tmp_path: Path) -> None:
+    """Its draft would be token 0 with a probability of NaN; the message says which of the two models it is."""
+    model = poisoned(tmp_path, executor, precision)
+    source = AssistantModel(model, sampling, torch.Generator().manual_seed(0), tiny_models.VOCAB)
+    for text in ([*PROMPT, POISON], [3, POISON, 5]):
+        with pytest.raises(LogitsError, match=f"the assistant computed NaN or infinity .* the {len(text)} tokens"):
+            source.propose(text, 4)
+        source.rewind(0)
+        assert len(source.propose(PROMPT, 4).tokens) == 4
+        source.rewind(0)
+
+
+@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+def test_no_perplexity_of_nan(executor: str, precision: str, tmp_path: Path) -> None:
+    """`eval` printed nan, and two models that both gave nan agreed by 0 %."""
+    model = poisoned(tmp_path, executor, precision)
+    text = [*PROMPT, *PROMPT, POISON, *PROMPT]
+    # In PyTorch's attention a row of NaN is in the sums of all rows that pass with it.
+    place = 41 if executor == "native" else 1
+    with pytest.raises(LogitsError, match=f"the model computed NaN or infinity .* behind the {place} tokens"):
+        perplexity(model, text, 96, 48)
+    with pytest.raises(LogitsError, match=f"behind the {place} tokens"):
+        compare(model, model, text, 96, 48)
+    assert perplexity(model, PROMPT, 96, 48).perplexity > 1

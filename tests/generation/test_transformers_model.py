@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.choose import library_executor
+from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation import transformers_model
 
 PROMPT = "the quick brown fox"
@@ -161,3 +162,18 @@ def test_unknown_everywhere(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("GPT2LMHeadModel", "NoSuchForCausalLM").replace('"gpt2"', '"no-such"'))
     with pytest.raises(IpexAssistError, match=r"NoSuchForCausalLM.*LlamaForCausalLM.*AutoModelForCausalLM"):
         ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
+
+
+@pytest.mark.parametrize("assisted", [False, True])
+def test_logits_that_are_no_numbers(assisted: bool, tmp_path: Path) -> None:
+    """transformers takes token 0 where all logits are NaN; here it is an error, and the next text is right."""
+    save(tmp_path)
+    assistant = str(tmp_path) if assisted else None
+    ours = ipex_assist.load(str(tmp_path), assistant=assistant, precision="fp32", executor="torch")
+    before = ours.generate([1, 2, 3], max_new_tokens=4).tokens
+    with torch.no_grad():
+        ours.target.transformer.wpe.weight[10] = torch.nan  # type: ignore[attr-defined]
+    for options in ({}, {"do_sample": True}):
+        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* behind the 1\d tokens"):
+            ours.generate([1, 2, 3], max_new_tokens=12, **options)
+    assert ours.generate([1, 2, 3], max_new_tokens=4).tokens == before

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from ipex_assist.executors.interface import LogitsError
 from ipex_assist.speculative.sampling import Sampling, draw
 from ipex_assist.speculative.verify import verify_greedy, verify_sampled
 
@@ -94,3 +95,42 @@ def test_equal_distributions_accept_everything() -> None:
     for _ in range(2000):
         drafted = [draw(row, generator) for row in p[:3]]
         assert verify_sampled(p, p[:3], drafted, generator)[1] == 3
+
+
+# ---- NaN and infinity
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def verify(logits: torch.Tensor, drafted: list[int], sampled: bool) -> tuple[list[int], int]:
+    """One round behind a text of 10 tokens, by either rule."""
+    if not sampled:
+        return verify_greedy(logits, drafted, 10)
+    generator = torch.Generator().manual_seed(0)
+    probabilities = Sampling(do_sample=True, top_k=3, top_p=0.9).probabilities(logits * 100)
+    return verify_sampled(probabilities, None, drafted, generator, 10)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_rows_that_are_no_numbers(sampled: bool, value: float, everywhere: bool) -> None:
+    """All-NaN logits gave token 0. The first row that decides is named; rows behind a rejected token decide nothing."""
+    for bad in range(4):
+        logits = rows(1, 2, 3, 4)
+        logits[bad, slice(None) if everywhere else 5] = value
+        with pytest.raises(LogitsError, match=f"the target .* behind the {10 + bad} tokens"):
+            verify(logits, [1, 2, 3], sampled)
+        assert verify(logits, [0, 2, 3], sampled) == ([1], 0) if bad else True
+        assert verify(logits, [1, 2, 0], sampled) == ([1, 2, 3], 2) if bad == 3 else True
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_tokens_that_are_forbidden_are_fine(sampled: bool) -> None:
+    """Sampling's own filters write -inf; only where it is everywhere, nothing is left to choose."""
+    logits = rows(1, 2)
+    logits[:, 5:] = -INFINITY
+    assert verify(logits, [1], sampled) == ([1, 2], 1)
+    logits[1] = -INFINITY
+    with pytest.raises(LogitsError):
+        verify(logits, [1], sampled)

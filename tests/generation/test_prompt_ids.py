@@ -1,0 +1,83 @@
+"""Token ids of a prompt that the model has no embedding for: the native core read whatever memory was there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import numpy
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+from test_transformers_model import save as save_foreign
+
+import ipex_assist
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.native import NativeModel
+
+ROWS = 290  # fewer than the tokenizer's tokens, as where one was added to it and not to the model
+native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core does not run here")
+
+
+def load(folder: Path, executor: str, model_type: str = "llama") -> Any:
+    """A tiny model with fewer rows than its tokenizer has tokens."""
+    if model_type == "llama":
+        checkpoint_files.save(checkpoint_files.tiny_model("llama", vocab_size=ROWS), folder)
+    else:
+        save_foreign(folder)
+    return ipex_assist.load(str(folder), assistant=None, precision="fp32", executor=executor)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_ids_that_the_model_does_not_have(executor: str, model_type: str, tmp_path: Path) -> None:
+    """Beyond the last row, below the first, and larger than any integer of the core; then the model goes on."""
+    model = load(tmp_path, executor, model_type)
+    rows = model.vocab_size
+    assert rows == (ROWS if model_type == "llama" else checkpoint_files.TOKENS)
+    expected = model.generate([1, 2, rows - 1], max_new_tokens=4).tokens
+    for bad in (rows, rows + 5, 1 << 31, (1 << 32) + 3, 1 << 70, -1):
+        with pytest.raises(UsageError, match=rf"token 3 of the prompt has the id {bad}\b.* ids from 0 to {rows - 1}: "):
+            model.generate([1, 2, bad, 3], max_new_tokens=4)
+    for wrong in (1.5, "a", None):
+        with pytest.raises(UsageError, match="is no whole number"):
+            model.generate([1, wrong], max_new_tokens=4)
+    for kind in (numpy.array, torch.tensor, tuple, iter):
+        assert model.generate(kind([1, 2, rows - 1]), max_new_tokens=4).tokens == expected
+
+
+def test_a_token_without_a_row_is_named(executor: str, tmp_path: Path) -> None:
+    """As with Llama 2's first release, whose tokenizer had a <pad> that the model had not."""
+    model = load(tmp_path, executor)
+    model.tokenizer.add_tokens(["<padding>"])
+    with pytest.raises(UsageError, match=r"token 2 of the prompt has the id 300 \(<padding>\), and .* knows ids"):
+        model.generate("x<padding>", max_new_tokens=4)
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+def test_the_core_checks_what_it_is_given(precision: str, tmp_path: Path) -> None:
+    """Ids, positions and rows, in one row and in a prompt's; each ended the process, or gave what was in memory."""
+    tiny_models.save(tmp_path, "llama")
+    text = tiny_models.text(tmp_path, "native", precision, tokens=300)
+    assert isinstance(text.model, NativeModel)
+    expected = text.forward([1, 2, 3])
+    for tokens in ([tiny_models.VOCAB], [-1], [1] * 40 + [1 << 20], [(1 << 32) + 1]):
+        text.truncate(0)
+        with pytest.raises(IpexAssistError, match="token id"):
+            text.forward(tokens)
+        with pytest.raises(IpexAssistError, match="token id"):
+            text.draft(tokens, 4)
+    text.truncate(0)
+    with pytest.raises(IpexAssistError, match="logits of 2 rows are wanted of 1"):
+        text.forward([1], last=2)
+    with pytest.raises(IpexAssistError, match=r"0 \+ 301 tokens in a sequence of 300"):
+        text.forward([1] * 301)
+    with pytest.raises(IpexAssistError, match=r"0 \+ 301 tokens in a sequence of 300"):
+        text.draft([1] * 17, 285)
+    with pytest.raises(IpexAssistError, match="cannot truncate 0 tokens to 5"):
+        text.truncate(5)
+    with pytest.raises(IpexAssistError, match="room for 0 positions"):
+        text.model.new_sequence(0)
+    assert torch.equal(text.forward([1, 2, 3]), expected)
