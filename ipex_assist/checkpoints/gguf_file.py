@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints.safetensors_file import read_into, refuse_lfs_pointer
+from ipex_assist.checkpoints.safetensors_file import fits_memory, read_into, refuse_lfs_pointer
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -241,8 +241,10 @@ class _Parser:
         for _ in range(tensor_count):
             name, dimensions = self._string(), self._u32()
             if dimensions > _MAX_DIMENSIONS:
-                raise struct.error(f"tensor {name} has {dimensions:,} dimensions")
+                raise struct.error(f"tensor {name[:80]} has {dimensions:,} dimensions")
             shape = tuple(self._u64() for _ in range(dimensions))[::-1]
+            if not fits_memory(shape):
+                raise struct.error(f"tensor {name[:80]} has the shape {list(shape)}")
             found.append((name, shape, self._u32(), self._u64()))
         alignment = int(header.metadata.get("general.alignment", 32)) or 32
         start = -(-self.position // alignment) * alignment

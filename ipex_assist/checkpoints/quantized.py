@@ -121,8 +121,8 @@ class QuantizedCheckpoint(Checkpoint):
 
     def _unsupported(self, what: str) -> IpexAssistError:
         return IpexAssistError(
-            f"{self.source}: its quantization cannot be read: {what}. We read {KNOWN}. Take such a checkpoint, or the "
-            "original one with --precision int4, or write one: ipex-assist quantize -m MODEL -o FOLDER"
+            f"{self.source}: its quantization cannot be read: {what[:300]}. We read {KNOWN}. Take such a checkpoint, "
+            "or the original one with --precision int4, or write one: ipex-assist quantize -m MODEL -o FOLDER"
         )
 
     def core_group(self) -> int:

@@ -127,6 +127,11 @@ def refuse_lfs_pointer(path: Path) -> None:
         )
 
 
+def fits_memory(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape could be, and its strides counted: an empty one may have huge other sides."""
+    return math.prod(max(1, length) for length in shape) < 1 << 56
+
+
 def _stored_tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
@@ -135,10 +140,12 @@ def _stored_tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTenso
             raise ValueError(f"{number!r} among its shapes and offsets")
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"unknown data type {entry['dtype']}")
+    if not fits_memory(shape):
+        raise ValueError(f"shape {list(shape)}")
     if end - begin != math.prod(shape) * DTYPES[entry["dtype"]][1]:
         raise ValueError(f"offsets {begin}..{end} do not fit shape {list(shape)} of {entry['dtype']}")
     return StoredTensor(path, entry["dtype"], shape, start + begin, end - begin)
 
 
 def _corrupt(path: Path, what: str) -> IpexAssistError:
-    return IpexAssistError(f"{path} is truncated or no safetensors file: {what}. Download it again.")
+    return IpexAssistError(f"{path} is truncated or no safetensors file: {what[:300]}. Download it again.")

@@ -49,7 +49,9 @@ class KeptCosts:
         self._costs = _costs(content)
         self._took_s = _number(content, "took_s", _USUAL_SECONDS)
         self._doubt_s = _number(content, "doubt_s", 0.0)  # of texts that could not confirm these costs
-        self._repeats = int(_number(content, "repeats", 0))  # calibrations since a text last confirmed one
+        self._repeats = min(
+            int(_number(content, "repeats", 0)), MOST_REPEATS
+        )  # calibrations since a text last confirmed one
         self._measured_anew = False
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:

@@ -93,6 +93,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep header": (weights(header(DEEP.encode())), "its header cannot be read (RecursionError"),
     "fractional shape": (weights(header(one_tensor(shape=[2.5, 3])) + bytes(24)), "2.5 among its shapes"),
     "shape of two negatives": (weights(header(one_tensor(shape=[-2, -3])) + bytes(24)), "-2 among its shapes"),
+    "sides beyond counting": (
+        weights(header(one_tensor(shape=[1 << 62, 1 << 62, 0], data_offsets=[0, 0]))),
+        "shape [4611686018427387904",
+    ),
+    "a long text as shape": (weights(header(one_tensor(shape=["a" * 5000])) + bytes(24)), "Download it again"),
     "offsets as text": (weights(header(one_tensor(data_offsets=["0", "24"])) + bytes(24)), "its header cannot be read"),
     "offset true": (weights(header(one_tensor(data_offsets=[False, 24])) + bytes(24)), "False among its shapes"),
     "deep config": (config(DEEP), "config.json is nested too deep"),
@@ -137,6 +142,7 @@ def test_damage(case: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("ipex-assist: error: ")
     assert message in error
+    assert len(error) < 1000
     assert cli.main(["-m", str(folder), "--dry-run", *FLAGS]) == 0  # the launcher's estimate meets it first
     assert time.perf_counter() - started < 2
     assert "Traceback" not in capsys.readouterr().err

@@ -173,6 +173,7 @@ def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
         {"first": {"drafted": [1.0], "accepted": [1.0]}},
         {key: {"drafted": [1.0] * len(EDGES), "accepted": [2.0] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": [float("nan")] * len(EDGES), "accepted": [0.0] * len(EDGES)} for key in ("first", "later")},
+        {key: {"drafted": [1e308] * len(EDGES), "accepted": [1e308] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": [10**400] * len(EDGES), "accepted": [0.0] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": ["x"] * len(EDGES), "accepted": [0.0] * len(EDGES)} for key in ("first", "later")},
         {key: {"drafted": [1.0, 2.0], "accepted": [1.0, 2.0]} for key in ("first", "later")},
@@ -254,3 +255,14 @@ def test_interrupting_a_round_that_runs(tmp_path: Path) -> None:
     model.target.forward = interrupted
     assert list(generation) == []
     assert generation.result().stop_reason == "interrupted"
+
+
+@pytest.mark.parametrize("repeats", [1100, 1e6])
+def test_more_calibrations_than_a_float_can_count(cache: Path, repeats: float) -> None:
+    """2 to their number is the price of the next one; a file of somebody's hand made it an OverflowError."""
+    PairCache(PAIR, {}).costs(Measure())
+    file = next(cache.rglob("*.costs.json"))
+    content = json.loads(file.read_text())
+    content["costs"]["repeats"] = repeats
+    file.write_text(json.dumps(content))
+    assert PairCache(PAIR, {}).costs(Measure()) == COSTS
