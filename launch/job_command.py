@@ -46,10 +46,7 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> Command:
 
 
 def locate(command: Command, folders: Sequence[str]) -> Command:
-    """`command` with the path of its program, if it is a mere name and one of `folders` has it.
-
-    Not `python -m ipex_assist`, which would take a folder of that name where the job runs for the package.
-    """
+    """`command` with the path of its program, if it is a mere name and one of `folders` has it."""
     program = command.argv[0]
     if os.sep in program:
         return command

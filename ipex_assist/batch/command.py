@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ipex_assist.batch import worker
 from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
 from ipex_assist.batch.coordinator import Coordinator, StopSignal
 from ipex_assist.batch.instances import Pool
@@ -30,6 +31,8 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         IpexAssistError: the run cannot begin, or cannot go on; records written before are kept.
     """
+    if list(argv) == [worker.INSTANCE]:
+        worker.main()
     try:
         args = parse(argv)
     except SystemExit as exit_:  # argparse has printed the help, or what is wrong

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from ipex_assist.commands.messages import configure_messages
+from ipex_assist.commands.relaunch import this_command
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 if TYPE_CHECKING:
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-# Not `-m`, and without the current folder: a checkout's folder `ipex_assist` is not the whole package.
-_CODE = "import sys; sys.path[:] = filter(None, sys.path); from ipex_assist.batch.worker import main; main()"
+INSTANCE = "--instance"  # the word behind `ipex-assist batch` that makes it an instance
 
 
 def worker_program() -> list[str]:
-    """Return the argv that starts an instance."""
-    return [sys.executable, "-c", _CODE]
+    """Return the argv that starts an instance: of the same installation as the command that starts it."""
+    return [*this_command(), "batch", INSTANCE]
 
 
 def main() -> None:

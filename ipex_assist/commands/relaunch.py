@@ -64,7 +64,7 @@ def start_placed(
 
 
 def this_command() -> list[str]:
-    """How to start this command again. The script, where it is one: `-m` would look in the current folder first."""
+    """How this command was started, and so can be again: by its script, or as a module."""
     script = sys.argv[0]
     if Path(script).name == "ipex-assist" and Path(script).is_file():
         return [sys.executable, script]
