@@ -127,6 +127,8 @@ class _KeptFile:
             with _temporary(self.path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
                 os.replace(temporary, self.path)
+        except (NotADirectoryError, FileExistsError) as error:
+            log.warning("%s of this pair are not kept: %s; XDG_CACHE_HOME must be a folder", self.kind, error)
         except OSError as error:
             log.info("%s of this pair are not kept: %s", self.kind, error)
 

@@ -266,3 +266,19 @@ def test_more_calibrations_than_a_float_can_count(cache: Path, repeats: float) -
     content["costs"]["repeats"] = repeats
     file.write_text(json.dumps(content))
     assert PairCache(PAIR, {}).costs(Measure()) == COSTS
+
+
+@pytest.mark.parametrize("below", ["", "ipex-assist"])
+def test_a_cache_folder_that_is_a_file(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is kept, which is said, and nothing fails."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "cache" / below
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    cache = PairCache({"pair": 1}, {"machine": 1}, anew=True)
+    assert cache.costs(lambda: Costs((0.1,))) == Costs((0.1,))
+    cache.keep_acceptance(Acceptance(), Acceptance())
+    assert "costs of this pair are not kept" in caplog.text
+    assert "XDG_CACHE_HOME must be a folder" in caplog.text
