@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ipex_assist.models import Source
 
 
+class _Bar(tqdm):  # type: ignore[type-arg]
+    monitor_interval = 0  # tqdm starts a thread otherwise, for bars that are disabled, too
+
+
 def stream_tensors(
     checkpoint: Checkpoint,
     sources: dict[str, Source],
@@ -25,4 +29,4 @@ def stream_tensors(
     wanted = resolve(sources, names)
     tensors = (read or checkpoint.tensors)(wanted)
     bar = f"loading {checkpoint.source}"
-    return names, iter(tqdm(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))
+    return names, iter(_Bar(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))
