@@ -7,11 +7,13 @@ patches (falcon, gpt2, …) run through its IPEXModelForCausalLM when there is n
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +130,14 @@ class TransformersModel(TextModel):
         return self._assisted_rounds(assisted, plain), True
 
     def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
-        """An assistant that transformers cannot use after all shows in the first pass: then as `named` says."""
-        rounds = assisted.rounds()
+        """An assistant that transformers cannot use after all shows when it is used: then as `named` says."""
+        written: list[int] = []
         try:
-            first = next(rounds)
+            with contextlib.closing(assisted.rounds()) as rounds:
+                for round_ in rounds:
+                    written += round_.tokens
+                    yield round_
+            return
         except GenerateError as error:
             problem = (
                 f"transformers cannot generate with {self.identity.target} and the assistant "
@@ -141,12 +147,11 @@ class TransformersModel(TextModel):
                 raise UsageError(
                     f"{problem}. Go without by --no-assisted, or name another --assistant-model"
                 ) from error
-            log.warning("%s: generating without it", problem)
-            self.assistant = None
-            yield from plain.rounds()
-            return
-        yield first
-        yield from rounds
+        log.warning("%s: going on without it", problem)
+        self.assistant = None
+        plain.go_on_behind(written)
+        for round_ in plain.rounds():
+            yield dataclasses.replace(round_, prompt=round_.prompt and not written)
 
 
 def _load(
@@ -258,6 +263,11 @@ class _Worker:
     def end(self) -> None:
         """Ignore the streamer's end: `_generate` announces it itself, after errors too."""
 
+    def go_on_behind(self, tokens: list[int]) -> None:
+        """Take these for written already."""
+        self.prompt = self.prompt + tokens
+        self.options = self.options | {"max_new_tokens": self.options["max_new_tokens"] - len(tokens)}
+
     def _generate(self) -> None:
         from transformers import LogitsProcessorList, StoppingCriteriaList
 
@@ -292,7 +302,7 @@ class _Worker:
     def _should_stop(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((ids.shape[0],), self.stopped.is_set(), dtype=torch.bool)
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Generator[Round, None, None]:
         """Yield a round a pass of the target; closing the iterator ends the thread at its next token.
 
         Raises GenerateError where transformers failed.
