@@ -20,6 +20,7 @@ from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.calibration import calibrate
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.partly_shared import PartlyShared
 from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Heuristic
@@ -169,8 +170,8 @@ def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
     assert max(PROMPT) >= tiny_models.VOCAB - 20
     plain = tokens_of(run(target))
     for sampling in (GREEDY, Sampling(do_sample=True, seed=0)):
-        draft = AssistantModel(assistant, sampling, torch.Generator().manual_seed(1), tiny_models.VOCAB)
-        rounds = run(target, draft, k=3, sampling=sampling)
+        model = AssistantModel(assistant, sampling, torch.Generator().manual_seed(1), tiny_models.VOCAB)
+        rounds = run(target, PartlyShared(model, frozenset()), k=3, sampling=sampling)
         assert len(tokens_of(rounds)) == NEW
         assert sampling.do_sample or tokens_of(rounds) == plain
 
