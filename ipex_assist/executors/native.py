@@ -7,6 +7,7 @@ import ctypes
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -89,8 +90,7 @@ class Rotation:
     start: int = 0
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of a decode step, and its place among the logits; None where they are not wanted."""
 
     sequence: NativeSequence
