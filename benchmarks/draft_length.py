@@ -26,7 +26,9 @@ import draft_prompts
 import measure
 
 import ipex_assist
+from ipex_assist.generation.result import Result
 from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import Plan, RoundResult, RoundState, Schedule
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
@@ -80,20 +82,15 @@ class Noted:
         self.schedule.observe(outcome)
 
 
-def note_rounds(model: Any) -> list[Noted]:
-    """Append to the list what the adaptive schedule does from now on."""
-    noted: list[Noted] = []
-    make = model.drafting.schedule
-
-    def schedule(options: Any, limit: int) -> Schedule:
-        made: Schedule = make(options, limit)
-        if options.adapts:
-            noted.append(Noted(made))
-            return noted[-1]
-        return made
-
-    model.drafting.schedule = schedule
-    return noted
+def generate(model: Any, prompt: str, wrong: bool, options: GenerationOptions) -> tuple[Result, Noted | None]:
+    """A text, and what the adaptive schedule did where it is the one asked for."""
+    tokens = model.encode(prompt, chat=True)
+    noted = draft = None
+    if options.adapts:
+        noted = Noted(model.drafting.schedule(options, model.limit_of(len(tokens), options)))
+    if wrong and options.wanted:
+        draft = AlwaysWrong(model.draft_source(tokens, options), model.target.spec.vocab_size)
+    return model.generate(tokens, options, draft=draft, schedule=noted), noted
 
 
 def contenders(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -129,14 +126,13 @@ def take_turn(model: Any, args: argparse.Namespace, prompt: str, forwards: bool,
     for name, options in order if forwards else reversed(order):
         if args.cold or args.wrong:
             model.drafting.forget()
-        noted = note_rounds(model) if name == "adaptive" else []
-        result = model.generate(prompt, chat=True, max_new_tokens=args.max_new_tokens, **options)
+        chosen = GenerationOptions(max_new_tokens=args.max_new_tokens, **options)
+        result, noted = generate(model, prompt, args.wrong, chosen)
         measured.samples.setdefault(name, []).append(result.tokens_per_s or math.nan)
         measured.tokens = measured.tokens or result.tokens
         assert result.tokens == measured.tokens, f"{name} gives other tokens than the contenders before it"
-        if name == "adaptive":
-            measured.draft, measured.rounds = vars(result.draft), noted[-1].rounds
-            del model.drafting.schedule
+        if noted is not None:
+            measured.draft, measured.rounds = vars(result.draft), noted.rounds
 
 
 def row(prompt: str, speed: dict[str, float]) -> dict[str, Any]:
@@ -216,9 +212,7 @@ def main() -> None:
         draft_vocabulary=args.draft_vocabulary,
         recalibrate=args.recalibrate,
     )
-    if args.wrong:
-        model.wrap_draft = lambda source, _: AlwaysWrong(source, model.target.spec.vocab_size)
-    model.generate("Hello.", chat=True, max_new_tokens=8, num_assistant_tokens=3)  # warms up
+    generate(model, "Hello.", args.wrong, GenerationOptions(max_new_tokens=8, num_assistant_tokens=3))  # warms up
     model.drafting.forget()  # what earlier processes taught is not in the figures, nor these texts in later processes
     if not args.cold and not args.wrong:
         for name in args.prompts:

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,7 @@ from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
 from ipex_assist.executors.load import load_model
 from ipex_assist.generation.assisted_model import AssistedModel
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
@@ -25,7 +26,7 @@ from ipex_assist.models import find
 from ipex_assist.native import library
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, parse_assistant
+from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
@@ -38,57 +39,55 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 
-def load(
-    target: str,
-    assistant: str | None = "auto",
-    *,
-    precision: str | None = None,
-    assistant_precision: str | None = None,
-    executor: str = "auto",
-    revision: str | None = None,
-    offline: bool = False,
-    progress: bool = False,
-    cache_packed: bool = False,
-    universal: bool = False,
-    draft_vocabulary: int | None = None,
-    calibrate: bool = True,
-    recalibrate: bool = False,
-) -> TextModel:
+def load(target: str, assistant: str | None = AUTO, **options: Any) -> TextModel:
     """Load a target and its assistant.
 
     target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none; "self" is
     the target's own int4 copy, "lookup" copies from the text so far, "lookup+MODEL" both ("auto-lookup" is
-    "lookup+auto"). universal: an assistant with another vocabulary is used through its text. draft_vocabulary: the
-    assistant drafts among the first so many token ids only. calibrate: measure what passes cost, or take it from the
-    cache folder, which the adaptive schedule needs; else it does so when it is first used. How often drafts were
-    accepted is kept there, too, after each text. recalibrate: forget both.
-    precision: bf16, fp32, int8 or int4 (the last two need an executor that has them). None is bf16, or the 4 bits of a
-    checkpoint that is quantized already (GPTQ, AWQ). assistant_precision defaults to the assistant's own such bits,
-    then to the target's precision. cache_packed: keep the native core's packed weights in the cache folder, and take
-    them from there when the same checkpoint is loaded again. An architecture we have no spec for runs through
-    transformers, with the same methods.
-    Raises UsageError for a combination that cannot work, IpexAssistError where a model cannot be loaded.
+    "lookup+auto"). options: the other fields of LoadOptions, by their names. An architecture we have no spec for runs
+    through transformers, with the same methods.
+    Raises UsageError for an option that is none, a wrong value, or a combination that cannot work, IpexAssistError
+    where a model cannot be loaded.
     """
-    checkpoint = open_checkpoint(target, revision=revision, offline=offline)
+    return load_by(LoadOptions.of(target=target, assistant=NONE if assistant is None else assistant, **options))
+
+
+def load_by(options: LoadOptions) -> TextModel:
+    """`load` with everything in one object. precision None is bf16, or the 4 bits of a checkpoint that is quantized
+    already (GPTQ, AWQ); assistant_precision None is the assistant's own such bits, then the target's precision.
+    """
+    if options.target is None:
+        raise UsageError("target: which model? Give a hub id, a folder or a .gguf file")
+    assistant_precision = options.assistant_precision
+    checkpoint = open_checkpoint(options.target, revision=options.revision, offline=options.offline)
     if not checkpoint.why_not_ours():
         checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
-    name = parse_assistant(assistant)
+    name = parse_assistant(options.assistant)
     helper, shared = None, None
     if name.model == AUTO:
-        helper, shared = _family_assistant(checkpoint, target, offline)
+        helper, shared = _family_assistant(checkpoint, options.target, options.offline)
     elif name.model not in (None, SELF):
-        helper = open_checkpoint(str(name.model), offline=offline)
+        helper = open_checkpoint(str(name.model), offline=options.offline)
     elif name.model == SELF:
         assistant_precision = assistant_precision or "int4"
-    executor = resolve_executor(executor, precision, assistant_precision if helper or name.model == SELF else None)
-    precision = precision or stored_precision(checkpoint, executor) or "bf16"
+    drafted = assistant_precision if helper or name.model == SELF else None
+    executor = resolve_executor(options.executor, options.precision, drafted)
+    precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
     if helper is not None:
         assistant_precision = assistant_precision or stored_precision(helper, executor) or precision
     request = _Request(
-        checkpoint, helper, name, precision, assistant_precision, executor, universal, draft_vocabulary, shared
+        checkpoint,
+        helper,
+        name,
+        precision,
+        assistant_precision,
+        executor,
+        options.universal,
+        options.draft_vocabulary,
+        shared,
     )
-    model = _build(request, progress, cache_packed, recalibrate)
-    if calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
+    model = _build(request, options.progress, options.cache_packed, options.recalibrate)
+    if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
         _ = model.drafting.costs
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.

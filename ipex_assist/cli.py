@@ -6,10 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from ipex_assist.commands.arguments import assistant_of, parse
+from ipex_assist.commands.arguments import load_options, parse
 from ipex_assist.commands.relaunch import start_placed, works_here
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import reader_has_gone
+from ipex_assist.speculative.options import GenerationOptions
 
 if TYPE_CHECKING:
     from ipex_assist.launch.job_command import Parsers
@@ -93,14 +94,12 @@ def _parsers() -> Parsers:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
-    if args.model is None:
+    load = load_options(args)
+    if load.target is None:
         return None
-    from ipex_assist.commands.memory_need import estimate_need
+    from ipex_assist.commands.load import memory_need
 
-    need = estimate_need(
-        args.model, assistant_of(args), args.precision, args.assistant_precision, args.max_new_tokens, args.revision
-    )
-    return need.total
+    return memory_need(load, GenerationOptions.from_flags(args).max_new_tokens).total
 
 
 if __name__ == "__main__":

@@ -18,12 +18,10 @@ def load(settings: dict[str, Any]) -> turn.Generate:
         executor="native",
         offline=True,
     )
-    model.eos = frozenset()
 
     def generate(new_tokens: int, clock: turn.Clock) -> None:
-        generation = model.stream(
-            settings["prompt"], max_new_tokens=new_tokens, assisted=settings["assistant"] is not None
-        )
+        assisted = settings["assistant"] is not None
+        generation = model.stream(settings["prompt"], max_new_tokens=new_tokens, assisted=assisted, ignore_eos=True)
         for chunk in generation:
             clock.add(chunk.tokens)
 

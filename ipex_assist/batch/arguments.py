@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
-from ipex_assist.batch.options import OPTIONS, LineError, check_options
+from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
+from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.commands import arguments
 from ipex_assist.env.errors import UsageError
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import InstanceRequest, request_from
 from ipex_assist.launch.instances import Unit
+from ipex_assist.speculative.options import GenerationOptions
 
 EPILOG = """\
 A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or with "messages" (a list of objects with
 role and content) instead of the prompt. It may have its own "chat" and options, which come before the flags:
-max_new_tokens, stop, num_assistant_tokens, num_assistant_tokens_schedule, assisted, do_sample, temperature, top_p,
-top_k, repetition_penalty, seed. Without an id it has its line's number. Of two lines
-with one id, the first is run.
+{options}.
+Without an id it has its line's number. Of two lines with one id, the first is run.
 
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b --resume --timeout 600
@@ -43,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         "ipex-assist batch",
         "%(prog)s PROMPTS -o RESULTS [options]",
         "Generate for every line of a file, with instances pinned side by side that share one queue.",
-        EPILOG,
+        EPILOG.replace("{options}", textwrap.fill(", ".join(OPTIONS), 110)),
         NOT_HERE,
     )
     parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines, or - for standard input")
@@ -81,24 +84,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError("--no-launch places nothing: give --instances as a number, without --cores-per-instance")
     if args.no_launch and args.instances is not None and args.instances < 1:
         raise UsageError(f"--instances {args.instances}: at least 1 is needed.")
-    defaults_from(args)
     return args
 
 
 def defaults_from(args: argparse.Namespace) -> Defaults:
-    """Return the options that the flags give to lines which have none of their own.
-
-    Raises:
-        UsageError: a flag's value is out of range.
-    """
-    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) not in (None, [])}
-    for name, value in given.items():
-        try:
-            check_options({name: value})
-        except LineError as error:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} {str(error).removeprefix(name).lstrip()}") from None
-    return Defaults(given, args.chat)
+    """What the flags say about lines that say nothing themselves."""
+    return Defaults(GenerationOptions.from_flags(args), args.chat)
 
 
 def instance_request(args: argparse.Namespace, model_bytes: int | None) -> InstanceRequest:
@@ -111,9 +102,10 @@ def instance_request(args: argparse.Namespace, model_bytes: int | None) -> Insta
     return InstanceRequest(**fields)
 
 
-def worker_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what an instance is told to load, as plain data: all flags, so that a new one for models is among them."""
-    return {"args": vars(args), "assistant": arguments.assistant_of(args)}
+def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettings:
+    """What an instance is told."""
+    room = GenerationOptions.from_flags(args).max_new_tokens
+    return WorkerSettings(load, room, args.threads, args.verbose)
 
 
 def _instances(text: str) -> int | Unit:

@@ -17,8 +17,10 @@ from ipex_assist.batch.places import check_memory_of_all, local_commands
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
-from ipex_assist.commands.demo_model import take_demo_model
-from ipex_assist.commands.memory_need import estimate_need
+from ipex_assist.batch.worker import WorkerSettings
+from ipex_assist.commands.arguments import load_options
+from ipex_assist.commands.demo_model import demo_options
+from ipex_assist.commands.load import memory_need
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import read_memory
 
@@ -37,21 +39,27 @@ def main(argv: Sequence[str]) -> int:
         args = parse(argv)
     except SystemExit as exit_:  # argparse has printed the help, or what is wrong
         return int(exit_.code or 0)
-    if args.model is None:
-        take_demo_model(args)
+    load = load_options(args)
+    settings = worker_settings(args, load if load.target is not None else demo_options(load))
     prompts = PromptFile(args.prompts, defaults_from(args), args.shard)
     if args.dry_run:
-        return _dry_run(args, prompts)
+        return _dry_run(args, prompts, settings)
     with StopSignal().caught() as stop:
         results = ResultFile(args.output, resume=args.resume, prompts=args.prompts)
         try:
-            return _run(args, prompts, results, stop)
+            return _run(args, prompts, results, stop, settings)
         finally:
             with suppress(OutputError):  # what the run wrote it has synced itself
                 results.close()
 
 
-def _run(args: argparse.Namespace, prompts: PromptFile, results: ResultFile, stop: StopSignal) -> int:
+def _run(
+    args: argparse.Namespace,
+    prompts: PromptFile,
+    results: ResultFile,
+    stop: StopSignal,
+    settings: WorkerSettings,
+) -> int:
     check_same_prompts(prompts, results, ignore_failed=args.retry_failed)
     ids = {entry.id for entry in prompts.entries}
     retried = results.drop(lambda own_id, done: done.failed and own_id in ids) if args.retry_failed else 0
@@ -63,7 +71,10 @@ def _run(args: argparse.Namespace, prompts: PromptFile, results: ResultFile, sto
     if retried:
         progress.say(f"{_count(retried, 'failed prompt')} to be tried again")
     if todo:
-        pool = _local_pool(args, progress, len(todo)) if args.ray is None else _ray_pool(args, progress, stop)
+        if args.ray is None:
+            pool = _local_pool(args, progress, len(todo), settings)
+        else:
+            pool = _ray_pool(args, progress, stop, settings)
         run = Coordinator(prompts, todo, results, pool, progress, stop, timeout=args.timeout, verbose=args.verbose)
         try:
             run.run()
@@ -123,23 +134,12 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.commands.arguments import assistant_of
-
-    need = estimate_need(
-        args.model,
-        assistant_of(args),
-        args.precision,
-        args.assistant_precision,
-        args.max_new_tokens,
-        args.revision,
-        offline=args.offline,
-    )
-    return need.total
+def _model_bytes(settings: WorkerSettings) -> int | None:
+    return memory_need(settings.load, settings.max_new_tokens, offline=settings.load.offline).total
 
 
-def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int) -> Pool:
-    need = _model_bytes(args)
+def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int, settings: WorkerSettings) -> Pool:
+    need = _model_bytes(settings)
     commands = local_commands(args, need)[:prompts]
     check_memory_of_all(need, len(commands), read_memory().available)
     for command in commands:
@@ -148,20 +148,21 @@ def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int) -> P
     if args.verbose:
         for command in commands:
             progress.say(f"instance {command.placement.index}: {command.placement.describe()}")
-    return LocalPool(commands, worker_settings(args))
+    return LocalPool(commands, settings.as_dict())
 
 
-def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal) -> Pool:
+def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> Pool:
     from ipex_assist.batch.ray_pool import connect
 
-    pool = connect(args.ray, instance_request(args, _model_bytes(args)), worker_settings(args), progress.say_once)
+    request = instance_request(args, _model_bytes(settings))
+    pool = connect(args.ray, request, settings.as_dict(), progress.say_once)
     stop.catch()  # Ray has put a handler of its own in place of ours
     return pool
 
 
-def _dry_run(args: argparse.Namespace, prompts: PromptFile) -> int:
+def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSettings) -> int:
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    print(format_instances(local_commands(args, _model_bytes(args))), flush=True)
+    print(format_instances(local_commands(args, _model_bytes(settings))), flush=True)
     return 0

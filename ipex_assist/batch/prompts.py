@@ -7,38 +7,41 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from ipex_assist.batch.options import FIELDS, LineError, check_messages, check_options
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import options_of
+from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 Id = int | str
 DIGEST_LENGTH = 16
 # The draft changes the speed of a text and not the text (of a sampled one, not its distribution).
-SPEED_ONLY = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assisted")
+SPEED_ONLY = tuple(options_of(DraftOptions))
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One line: a text or a conversation, and how to continue it. `options` are those of `TextModel.stream`."""
+    """One line: a text or a conversation, and how to continue it."""
 
     id: Id
     prompt: str | None
     messages: list[dict[str, Any]] | None
     chat: bool
-    options: dict[str, Any]
+    options: GenerationOptions
     unknown: tuple[str, ...] = ()
 
     def request(self) -> dict[str, Any]:
-        """Return the prompt as the JSON object that an instance is sent."""
-        return {"prompt": self.prompt, "messages": self.messages, "chat": self.chat, "options": self.options}
+        """What an instance is sent."""
+        options = self.options.changed()
+        return {"prompt": self.prompt, "messages": self.messages, "chat": self.chat, "options": options}
 
     def digest(self) -> str:
         """A hash of all that decides the text but the model: whether a result belongs to this very prompt."""
-        decisive = {name: value for name, value in self.options.items() if name not in SPEED_ONLY}
+        # Those as by default are left out: an option that is new in a later version changes no digest.
+        decisive = {name: value for name, value in self.options.changed().items() if name not in SPEED_ONLY}
         text = json.dumps([self.prompt, self.messages, self.chat, decisive], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
@@ -47,7 +50,7 @@ class Prompt:
 class Defaults:
     """Options from the command's flags, for lines that have none of their own."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: GenerationOptions = field(default_factory=GenerationOptions)
     chat: bool = False
 
 
@@ -104,7 +107,7 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Prompt:
         prompt=text,
         messages=None if conversation is None else check_messages(conversation),
         chat=chat,
-        options={**defaults.options, **check_options(fields)},
+        options=check_options(fields, defaults.options),
         unknown=tuple(name for name in fields if name not in FIELDS),
     )
 

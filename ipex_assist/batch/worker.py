@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -10,11 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.relaunch import this_command
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.speculative.options import GenerationOptions
 
 if TYPE_CHECKING:
     from ipex_assist.generation.text_model import TextModel
@@ -22,6 +24,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 INSTANCE = "--instance"  # the word behind `ipex-assist batch` that makes it an instance
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What an instance is told before its first prompt. max_new_tokens: of the prompts, for which there must be room.
+
+    threads: where no launcher has planned them. verbose: whether to talk about loading.
+    """
+
+    load: LoadOptions
+    max_new_tokens: int
+    threads: int | None = None
+    verbose: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
+        """The inverse of `as_dict`."""
+        return cls(**{**fields, "load": LoadOptions.of(**fields["load"])})
 
 
 def worker_program() -> list[str]:
@@ -62,7 +86,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         return
     started = time.perf_counter()
     try:
-        model = _load(json.loads(first))
+        model = _load(WorkerSettings.from_dict(json.loads(first)))
     except IpexAssistError as error:
         _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
         return
@@ -82,14 +106,11 @@ def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
         view = view[replies.write(view) :]
 
 
-def _load(settings: Mapping[str, Any]) -> TextModel:
-    """Load both models with the flags of the command in `settings`."""
-    args = argparse.Namespace(**settings["args"])
-    configure_messages(args.verbose, "%(message)s", progress=False)
+def _load(settings: WorkerSettings) -> TextModel:
+    configure_messages(settings.verbose, "%(message)s", progress=False)
     from ipex_assist.commands.load import load_models
 
-    model, _ = load_models(args, settings["assistant"])
-    return model
+    return load_models(settings.load, settings.max_new_tokens, settings.threads, verbose=settings.verbose)[0]
 
 
 def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +119,8 @@ def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
         prompt, chat = request["prompt"], request["chat"]
         if request["messages"] is not None:
             prompt, chat = encode_messages(model.tokenizer, request["messages"]), False
-        return {"result": model.generate(prompt, chat=chat, **request["options"]).as_dict()}
+        options = GenerationOptions.of(**request["options"])
+        return {"result": model.generate(prompt, options, chat=chat).as_dict()}
     except IpexAssistError as error:
         return {"result": None, "error": str(error)}
     except Exception as error:

@@ -14,7 +14,10 @@ from ipex_assist.bench.prompts import SHIPPED, open_dataset
 from ipex_assist.commands import arguments
 from ipex_assist.commands.arguments import read_text
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.assistant_name import SELF, parse_assistant
+from ipex_assist.env.options import read_flag
+from ipex_assist.quantization.precision import PRECISIONS
+from ipex_assist.speculative.assistant_name import SELF
+from ipex_assist.speculative.options import GenerationOptions
 
 TASKS = ("benchmark", "decode", "dataset")
 FORMATS = ("markdown", "csv", "json")
@@ -75,7 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--samples", type=int, metavar="N", help="prompts drawn from a dataset (default: 50; 0 is all)")
     what.add_argument("--chat", action="store_true", help="put a dataset's prompts into the model's chat template")
     what.add_argument("--repeats", type=int, metavar="N", help="turns on every prompt (default: 3; dataset 1)")
-    what.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
+    seed = read_flag(GenerationOptions, "seed")
+    what.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything that is drawn (default: 0)")
 
     pairs = parser.add_argument_group("pairs, side by side")
     pairs.add_argument("--pair", metavar="NAME", help=f"instead of -m: {', '.join(PAIRS)}")
@@ -170,8 +174,8 @@ def _list(args: argparse.Namespace, name: str, read: Callable[[str], T]) -> list
 
 
 def _precision(text: str) -> str | None:
-    if text not in arguments.PRECISIONS:
-        raise ValueError(f"there is no such precision; known: {', '.join(arguments.PRECISIONS)}")
+    if text not in PRECISIONS:
+        raise ValueError(f"there is no such precision; known: {', '.join(PRECISIONS)}")
     return text
 
 
@@ -211,8 +215,7 @@ def _check_models(args: argparse.Namespace) -> None:
         args.model, args.assistant_model = pair.target, args.assistant_model or pair.assistant
     if args.model is None:
         raise UsageError(f"nothing to measure: give -m ID, or --pair with one of {', '.join(PAIRS)}")
-    parse_assistant(args.assistant_model)
-    drafting = args.assisted and (args.assistant_model or "").lower() != "none"
+    drafting = args.assisted is not False and (args.assistant_model or "").lower() != "none"
     if args.acceptance and not drafting:
         raise UsageError("--acceptance simulates a draft, and there is none: leave out --no-assisted")
     if args.acceptance and args.do_sample:
@@ -234,12 +237,10 @@ def _check_models(args: argparse.Namespace) -> None:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    ranges = {"repeats": (1, 10_000), "samples": (0, 10_000_000), "temperature": (1e-3, 100.0), "top_p": (1e-6, 1.0)}
-    ranges |= {"top_k": (0, 10_000_000), "repetition_penalty": (1e-3, 100.0), "seed": (0, 2**63 - 1)}
-    for name, (lowest, highest) in ranges.items():
+    for name, lowest, highest in (("repeats", 1, 10_000), ("samples", 0, 10_000_000)):
         value = getattr(args, name)
         if value is not None and not lowest <= value <= highest:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: must be between {lowest:g} and {highest:g}")
+            raise UsageError(f"--{name} {value}: must be between {lowest} and {highest}")
 
 
 def _check_plot(args: argparse.Namespace) -> None:
@@ -250,5 +251,5 @@ def _check_plot(args: argparse.Namespace) -> None:
         raise UsageError("--plot needs matplotlib, which is not installed here: pip install 'ipex-assist[plot]'")
     if not Path(args.plot).absolute().parent.is_dir():
         raise UsageError(f"--plot {args.plot}: there is no such folder")
-    if not args.assisted:
+    if args.assisted is False:
         raise UsageError("--plot draws the speed-up of assisted runs: leave out --no-assisted")

@@ -18,6 +18,8 @@ from ipex_assist.bench.prompts import (
 )
 from ipex_assist.commands.arguments import read_text
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import options_of
+from ipex_assist.speculative.options import SamplingOptions
 
 if TYPE_CHECKING:
     from ipex_assist.generation.text_model import TextModel
@@ -28,9 +30,11 @@ SHORT = "short"  # the kind of the ten prompts of --task decode
 def contenders(args: argparse.Namespace, model: TextModel) -> list[Contender]:
     """Return plain, and where there is a draft every length with every acceptance. Raises UsageError."""
     plain = Contender()
-    if not args.assisted or model.identity.assistant is None:
+    if args.assisted is False or model.identity.assistant is None:
         return [plain]
-    if args.acceptance and not hasattr(model, "wrap_draft"):
+    from ipex_assist.generation.assisted_model import AssistedModel
+
+    if args.acceptance and not isinstance(model, AssistedModel):
         raise UsageError(
             f"--acceptance: {model.identity.target} runs through transformers, whose drafts cannot be exchanged"
         )
@@ -91,11 +95,10 @@ def _sampling(args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
     if drawn and args.acceptance:
         note(notes, "greedy, though this task draws: a simulation follows the target's greedy text")
         drawn = False
-    options: dict[str, Any] = {"repetition_penalty": args.repetition_penalty}
-    if not drawn:
-        return options
-    given = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
-    return {**options, "do_sample": True, **{name: value for name, value in given.items() if value is not None}}
+    names = [name for name in options_of(SamplingOptions) if name not in ("do_sample", "seed")]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    # Tables compare equal numbers of tokens.
+    return {**given, "do_sample": drawn, "ignore_eos": bool(args.ignore_eos) or args.task != "dataset"}
 
 
 def note(notes: list[str], text: str) -> None:

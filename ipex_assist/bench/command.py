@@ -104,15 +104,13 @@ def _measure(args: argparse.Namespace, model: TextModel, report: Report, records
     from ipex_assist.bench.measure import measure
 
     rivals = contenders(args, model)
-    if args.task != "dataset":
-        model.eos = frozenset()  # tables compare equal numbers of tokens
     names = model.identity
     planned = list(cases(args, model, report.notes))
     todo = [case for case in planned if records is None or _key(names, case.example) not in records.done]
     if todo:
         for contender in (rivals[0], rivals[-1]):  # the first pass touches memory that later ones find in place
             options = contender.options(args.num_assistant_tokens_schedule)
-            model.generate(todo[0].prompt, max_new_tokens=WARM_UP_TOKENS, **options)
+            model.generate(todo[0].prompt, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, **options)
     for number, case in enumerate(planned, 1):
         key = _key(names, case.example)
         if records is not None and key in records.done:

@@ -6,20 +6,22 @@ import argparse
 import gc
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
-from ipex_assist.commands.arguments import assistant_of
-from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory, estimate_need
+from ipex_assist.commands.load import memory_need
+from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
-from ipex_assist.speculative.assistant_name import SELF
+from ipex_assist.speculative.assistant_name import NONE, SELF
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
@@ -60,32 +62,34 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     # Of several draft lengths, one that depends on measured costs is enough for measuring them.
     adaptive = "adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule)
     for precision, draft in _combinations(args):
-        one = argparse.Namespace(
-            **{
-                **vars(args),
-                "precision": precision,
-                "assistant_precision": draft,
-                "max_new_tokens": max(args.max_new_tokens),
-                "num_assistant_tokens": None if adaptive else 1,
-                "num_assistant_tokens_schedule": None if adaptive else "constant",
-            }
-        )
-        model, notes = load_models(one, assistant_of(one))
+        one = replace(_load_options(args, precision, draft), calibrate=adaptive)
+        model, notes = load_models(one, max(args.max_new_tokens), args.threads, verbose=args.verbose)
         yield model, notes
         del model
         _release()
 
 
+def _load_options(args: argparse.Namespace, precision: str | None, draft: str | None) -> LoadOptions:
+    names = ("universal", "draft_vocabulary", "recalibrate", "executor", "cache_packed", "revision", "offline")
+    assistant = args.assistant_model if args.assisted is not False else NONE
+    return LoadOptions.of(
+        target=args.model,
+        assistant=assistant,
+        precision=precision,
+        assistant_precision=draft,
+        **{name: getattr(args, name) for name in names},
+    )
+
+
 def _combinations(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
-    assistants = args.assistant_precision if args.assisted else [None]
+    assistants = args.assistant_precision if args.assisted is not False else [None]
     return list(product(args.precision, assistants))
 
 
 def _need(args: argparse.Namespace, precision: str | None, draft: str | None) -> MemoryNeed:
     tokens = max(args.max_new_tokens)
     if not args.random_weights:
-        assistant = argparse.Namespace(**{**vars(args), "num_assistant_tokens": None})
-        return estimate_need(args.model, assistant_of(assistant), precision, draft, tokens, args.revision)
+        return memory_need(_load_options(args, precision, draft), tokens)
     precision = precision or "bf16"
     target = _spec(args.model)
     length = min(tokens + max(args.prompt_tokens or [PROMPT_TOKENS]), target.context_length)
@@ -114,7 +118,7 @@ def _random(source: str) -> RandomCheckpoint:
 
 
 def _drafting(args: argparse.Namespace) -> bool:
-    return args.assisted and args.assistant_model is not None and args.assistant_model.lower() != "none"
+    return args.assisted is not False and args.assistant_model is not None and args.assistant_model.lower() != "none"
 
 
 def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None) -> str:

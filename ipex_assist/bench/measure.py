@@ -11,7 +11,7 @@ from ipex_assist.bench.simulated import SimulatedDraft
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.options import GenerationOptions
 
 Draft = int | str  # drafted tokens a round, or a schedule's name
 
@@ -177,17 +177,13 @@ def run(
         return model.generate(case.prompt, **options)
     assert plain is not None
     assert isinstance(model, AssistedModel)
-    vocab_size = model.target.spec.vocab_size
-    acceptance, continuation, coins = contender.acceptance, plain.tokens, (case.seed, turn)
-
-    def wrap(source: DraftSource, prompt: Sequence[int]) -> DraftSource:
-        return SimulatedDraft(source, [*prompt, *continuation], acceptance, vocab_size, coins)
-
-    model.wrap_draft = wrap
-    try:
-        return model.generate(case.prompt, **options)
-    finally:
-        model.wrap_draft = None
+    chosen = GenerationOptions.of(**{name: value for name, value in options.items() if name != "chat"})
+    prompt = model.encode(case.prompt, chat=options.get("chat", False))
+    source = model.draft_source(prompt, chosen)
+    assert source is not None
+    text, coins = [*prompt, *plain.tokens], (case.seed, turn)
+    draft = SimulatedDraft(source, text, contender.acceptance, model.target.spec.vocab_size, coins)
+    return model.generate(prompt, chosen, draft=draft)
 
 
 def forget(model: TextModel) -> None:

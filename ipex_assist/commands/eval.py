@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.commands import arguments
-from ipex_assist.commands.arguments import PRECISIONS, read_text
+from ipex_assist.commands.arguments import read_text
 from ipex_assist.commands.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.launch import add_placement_arguments
+from ipex_assist.quantization.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint

@@ -13,11 +13,11 @@ import signal
 import sys
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ipex_assist import launch
-from ipex_assist.commands.arguments import assistant_of, parse
-from ipex_assist.commands.demo_model import take_demo_model
+from ipex_assist.commands.arguments import idle_flags, load_options, parse
+from ipex_assist.commands.demo_model import demo_options
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.load import load_models
 from ipex_assist.commands.messages import configure_messages
@@ -26,6 +26,7 @@ from ipex_assist.commands.prompt import read_prompt
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import reader_has_gone
 from ipex_assist.executors.traffic import machine_gb_per_s
+from ipex_assist.speculative.options import GenerationOptions
 
 # Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
 if TYPE_CHECKING:
@@ -85,33 +86,20 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     prompt, chat = read_prompt(args.prompt, args.prompt_file, args.chat, demo=args.model is None)
-    if args.model is None:
-        take_demo_model(args)
-    model, start_warnings = load_models(args, assistant_of(args))
-    generation = model.stream(prompt, chat=chat, **_options(args))
+    options, load = _generation_options(args), load_options(args)
+    if load.target is None:
+        load = demo_options(load)
+    model, start_warnings = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose)
+    generation = model.stream(prompt, options, chat=chat)
     return _generate(model, generation, args, start_warnings)
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that `stream` is told; flags that were not given keep its defaults."""
-    options = {
-        "max_new_tokens": args.max_new_tokens,
-        "stop": args.stop,
-        "num_assistant_tokens": args.num_assistant_tokens,
-        "num_assistant_tokens_schedule": args.num_assistant_tokens_schedule,
-        "assisted": args.assisted,
-        "do_sample": args.do_sample,
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "top_k": args.top_k,
-        "repetition_penalty": args.repetition_penalty,
-        "seed": args.seed,
-    }
-    idle = [name for name in ("temperature", "top_p", "top_k", "seed") if options[name] is not None]
-    if idle and not args.do_sample:
-        flags = ", ".join("--" + name.replace("_", "-") for name in idle)
-        log.warning("%s: no effect without --do-sample", flags)
-    return {name: value for name, value in options.items() if value is not None}
+def _generation_options(args: argparse.Namespace) -> GenerationOptions:
+    options = GenerationOptions.from_flags(args)
+    if idle := idle_flags(args, options):
+        why = "without --do-sample" if not options.do_sample else "at --temperature 0"
+        log.warning("%s: no effect %s", ", ".join(idle), why)
+    return options
 
 
 def _generate(model: TextModel, generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:

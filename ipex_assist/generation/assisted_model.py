@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import torch
 
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
@@ -16,8 +15,9 @@ from ipex_assist.speculative import calibration
 from ipex_assist.speculative.decode import Round, decode
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import DraftOptions, Schedule
+from ipex_assist.speculative.schedule import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,9 +47,6 @@ class AssistedModel(TextModel):
         self.drafting = drafting or Drafting(
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
-        # For experiments: what `draft_source` returns passes through here, with the prompt's token ids. A wrapper
-        # forwards `propose` and `accept`; tokens that are not the source's own choice come without confidence.
-        self.wrap_draft: Callable[[DraftSource, Sequence[int]], DraftSource] | None = None
 
     @property
     def context_length(self) -> int:
@@ -66,27 +63,39 @@ class AssistedModel(TextModel):
         """The bytes that a pass of the target reads from memory."""
         return traffic_of(self.target, self.identity.precision)
 
-    def draft_source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
-        """Return what drafts for one text of at most `length` tokens; None where there is no assistant."""
-        return self.drafting.source(sampling, generator, length)
+    def draft_source(self, prompt: Sequence[int], options: GenerationOptions) -> DraftSource | None:
+        """What would draft for this text if nothing else is passed to `stream`; None where there is no assistant.
+
+        It serves one text, and draws with a generator of its own: what it drafts must not depend on the numbers by
+        which `stream` decides what to accept.
+        """
+        sampling = Sampling.part_of(options, prompt_length=len(prompt))
+        seed = None if sampling.seed is None else (sampling.seed * 6364136223846793005 + 1) % 2**63
+        generator = replace(sampling, seed=seed).generator()
+        return self.drafting.source(sampling, generator, len(prompt) + self.limit_of(len(prompt), options))
 
     def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, options: DraftOptions
+        self,
+        tokens: list[int],
+        limit: int,
+        options: GenerationOptions,
+        draft: DraftSource | None,
+        schedule: Schedule | None,
     ) -> tuple[Iterator[Round], bool]:
+        sampling = Sampling.part_of(options, prompt_length=len(tokens))
         generator = sampling.generator()
-        schedule: Schedule | None = None
-        draft: DraftSource | None = None
-        if options.wanted and self.drafting.possible:
-            schedule = self.drafting.schedule(options, limit)
-            draft = self.draft_source(sampling, generator, len(tokens) + limit)
-        if draft is not None:
-            if self.wrap_draft is not None:
-                draft = self.wrap_draft(draft, tokens)
-            if self.target.exact_rows == 1:
-                log.warning(
-                    "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
-                    "a token, so that assisted generation is no faster than plain (--no-assisted)"
-                )
+        length = len(tokens) + limit
+        experiment = draft is not None or schedule is not None
+        if not options.wanted:
+            draft = None
+        elif draft is not None or self.drafting.possible:
+            schedule = schedule or self.drafting.schedule(options, limit)
+            draft = draft or self.drafting.source(sampling, generator, length)
+        if draft is not None and self.target.exact_rows == 1:
+            log.warning(
+                "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
+                "a token, so that assisted generation is no faster than plain (--no-assisted)"
+            )
         rounds = decode(
             self.target,
             tokens,
@@ -96,6 +105,6 @@ class AssistedModel(TextModel):
             draft=draft,
             schedule=schedule,
         )
-        if draft is not None and options.adapts and self.wrap_draft is None:
+        if draft is not None and options.adapts and not experiment:
             rounds = self.drafting.learning(rounds, schedule)
         return rounds, draft is not None

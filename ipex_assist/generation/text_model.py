@@ -11,8 +11,9 @@ from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stream import Generation
 from ipex_assist.speculative.decode import Round
-from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import DraftOptions
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_prompt
 
 if TYPE_CHECKING:
@@ -43,13 +44,30 @@ class TextModel(ABC):
 
     @abstractmethod
     def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, options: DraftOptions
+        self,
+        tokens: list[int],
+        limit: int,
+        options: GenerationOptions,
+        draft: DraftSource | None,
+        schedule: Schedule | None,
     ) -> tuple[Iterator[Round], bool]:
-        """The rounds of one generation of at most `limit` tokens, and whether a draft takes part."""
+        """The rounds of one generation of at most `limit` tokens, and whether a draft takes part.
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:
+        draft, schedule: in place of the model's own.
+        """
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        options: GenerationOptions | None = None,
+        *,
+        chat: bool = False,
+        draft: DraftSource | None = None,
+        schedule: Schedule | None = None,
+        **changes: Any,
+    ) -> Result:
         """`stream` to its end; the same options."""
-        generation = self.stream(prompt, **options)
+        generation = self.stream(prompt, options, chat=chat, draft=draft, schedule=schedule, **changes)
         for _ in generation:
             pass
         return generation.result()
@@ -57,53 +75,57 @@ class TextModel(ABC):
     def stream(
         self,
         prompt: str | Sequence[int],
+        options: GenerationOptions | None = None,
         *,
         chat: bool = False,
-        max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
-        num_assistant_tokens: int | None = None,
-        num_assistant_tokens_schedule: str | None = None,
-        assisted: bool = True,
-        do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int = 50,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
+        draft: DraftSource | None = None,
+        schedule: Schedule | None = None,
+        **changes: Any,
     ) -> Generation:
         """Generate from a text or from token ids; yields `Chunk`s as tokens are accepted.
 
-        chat: put a text into the tokenizer's chat template, as a user's message. stop: the text ends before the first
-        of these strings. num_assistant_tokens: drafted tokens a round; num_assistant_tokens_schedule: "constant", or
-        "heuristic" (transformers' rule, which starts from that number), or "adaptive" (by measured cost and acceptance,
-        at most that number), which is the default where no number is given. The sampling options are transformers'.
-        Raises UsageError for an empty prompt, for token ids that the model does not have, and for a prompt that leaves
-        no room in the model's context. Its iteration raises LogitsError where the model computes no numbers.
+        options, changes: GenerationOptions, and its fields by their names, which come before it:
+        `stream("Once", max_new_tokens=20, stop="\\n")`. chat: put a text into the tokenizer's chat template, as a
+        user's message. draft, schedule: for experiments, in place of the model's own (AssistedModel.draft_source gives
+        the one it would take); what then happens teaches the model nothing about its pair.
+        Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
+        leaves no room in the model's context. Its iteration raises LogitsError where the model computes no numbers.
         """
-        encoded = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt
-        tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
-        if not tokens:
-            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-        room = max_new_tokens if self.context_length is None else self.context_length - len(tokens)
-        if room <= 0:
-            raise UsageError(
-                f"the prompt has {len(tokens)} tokens and the context of {self.identity.target} holds "
-                f"{self.context_length}: shorten the prompt by at least {1 - room}"
-            )
-        limit = min(max_new_tokens, room)
-        sampling = Sampling(do_sample, temperature, top_k, top_p, repetition_penalty, seed)
-        rounds, drafting = self._rounds(
-            tokens, limit, sampling, DraftOptions(assisted, num_assistant_tokens, num_assistant_tokens_schedule)
-        )
+        options = GenerationOptions.of(options, **changes)
+        tokens = self.encode(prompt, chat=chat)
+        limit = self.limit_of(len(tokens), options)
+        rounds, drafting = self._rounds(tokens, limit, options, draft, schedule)
         return Generation(
             rounds,
             self.tokenizer,
             self.identity,
             prompt_tokens=len(tokens),
             max_new_tokens=limit,
-            eos=self.eos,
-            stop=stop,
+            eos=frozenset() if options.ignore_eos else self.eos,
+            stop=options.stop,
             assisted=drafting,
-            limit_is_context=room < max_new_tokens,
+            limit_is_context=limit < options.max_new_tokens,
             traffic=self.traffic,
         )
+
+    def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:
+        """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""
+        encoded = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt
+        tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
+        if not tokens:
+            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+        return tokens
+
+    def limit_of(self, prompt_tokens: int, options: GenerationOptions) -> int:
+        """How many tokens may follow a prompt of so many: what is asked for, or what the context leaves.
+
+        Raises UsageError where it leaves nothing.
+        """
+        context = self.context_length
+        room = options.max_new_tokens if context is None else context - prompt_tokens
+        if room <= 0:
+            raise UsageError(
+                f"the prompt has {prompt_tokens} tokens and the context of {self.identity.target} holds "
+                f"{context}: shorten the prompt by at least {1 - room}"
+            )
+        return min(options.max_new_tokens, room)

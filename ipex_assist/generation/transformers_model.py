@@ -27,8 +27,10 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import DraftOptions
+from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 
 if TYPE_CHECKING:
@@ -111,22 +113,32 @@ class TransformersModel(TextModel):
             return None
 
     def _rounds(
-        self, tokens: list[int], limit: int, sampling: Sampling, drafting: DraftOptions
+        self,
+        tokens: list[int],
+        limit: int,
+        options: GenerationOptions,
+        draft: DraftSource | None,
+        schedule: Schedule | None,
     ) -> tuple[Iterator[Round], bool]:
-        options: dict[str, Any] = {
-            "max_new_tokens": limit,
-            "do_sample": sampling.do_sample,
-            "repetition_penalty": sampling.repetition_penalty,
-        }
+        if draft is not None or schedule is not None:
+            raise UsageError(
+                f"{self.identity.target} runs through transformers, whose drafts and schedules cannot be exchanged"
+            )
+        sampling = Sampling.part_of(options, prompt_length=len(tokens))
+        told: dict[str, Any] = {"max_new_tokens": limit, "do_sample": sampling.do_sample}
+        if options.ignore_eos:
+            told["eos_token_id"] = None
+        if sampling.changes_logits:
+            told["logits_processor"] = [_Penalties(sampling)]
         if sampling.do_sample:
-            options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        helper = self.assistant if drafting.wanted else None
+            told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        helper = self.assistant if options.wanted else None
         if helper is None:
-            return _Worker(self.target, None, tokens, options, sampling.seed).rounds(), False
+            return _Worker(self.target, None, tokens, told, sampling.seed).rounds(), False
         # The model keeps what it is told: one generation's number must not become the next one's default.
-        self._drafting.told(drafting).set(helper)
-        assisted = _Worker(self.target, helper, tokens, options | self._pair_options, sampling.seed)
-        plain = _Worker(self.target, None, tokens, options, sampling.seed)
+        self._drafting.told(options).set(helper)
+        assisted = _Worker(self.target, helper, tokens, told | self._pair_options, sampling.seed)
+        plain = _Worker(self.target, None, tokens, told, sampling.seed)
         return self._assisted_rounds(assisted, plain), True
 
     def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
@@ -227,6 +239,17 @@ def _check_logits(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     if not bool(torch.isfinite(scores.max())):  # NaN where any of them is
         raise LogitsError("the model", ids.shape[-1])
     return scores
+
+
+class _Penalties:
+    """Our biases and penalties as one of transformers' logits processors, for a batch of one."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """scores: (1, vocab), behind the text `ids`, (1, tokens)."""
+        return self.sampling.penalise(scores, ids[0].tolist())
 
 
 @dataclass(frozen=True)

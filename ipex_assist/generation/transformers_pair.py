@@ -12,7 +12,8 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.schedule import CONSTANT_TOKENS, HEURISTIC_TOKENS, DraftOptions
+from ipex_assist.speculative.options import DraftOptions
+from ipex_assist.speculative.schedule import CONSTANT_TOKENS, HEURISTIC_TOKENS
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
 

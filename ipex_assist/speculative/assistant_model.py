@@ -58,7 +58,7 @@ class AssistantModel:
         if k <= 0:
             return Proposal([])
         pending = list(tokens[self._start + self._sequence.length :])
-        plain = not self.sampling.do_sample and self.sampling.repetition_penalty == 1.0 and not self._masked
+        plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
         if plain and isinstance(self.model, DraftsInOneCall):
             try:
                 drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ipex_assist.env.errors import UsageError
 
-LOOKUP, SELF, AUTO = "lookup", "self", "auto"
+LOOKUP, SELF, AUTO, NONE = "lookup", "self", "auto", "none"
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ def parse_assistant(name: str | None) -> AssistantName:
 
     auto-lookup is lookup+auto. Raises UsageError for lookup+ without a model.
     """
-    if name is None or name.lower() == "none":
+    if name is None or name.lower() == NONE:
         return AssistantName()
     if name == "auto-lookup":
         return AssistantName(True, AUTO)
@@ -31,9 +31,8 @@ def parse_assistant(name: str | None) -> AssistantName:
     if not name.startswith(f"{LOOKUP}+"):
         return AssistantName(False, name)
     model = name.partition("+")[2]
-    if not model or model.lower() == "none" or parse_assistant(model).lookup:
+    if not model or model.lower() == NONE or parse_assistant(model).lookup:
         raise UsageError(
-            f"--assistant-model {name}: a model must follow lookup+ (a hub id, a folder, auto or self); "
-            "without a model it is --assistant-model lookup"
+            "a model must follow lookup+ (a hub id, a folder, auto or self); without a model it is called lookup"
         )
     return AssistantName(True, model)

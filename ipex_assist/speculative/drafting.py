@@ -16,6 +16,7 @@ from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.speculative.partly_shared import PartlyShared
 from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
@@ -25,7 +26,6 @@ from ipex_assist.speculative.schedule import (
     HEURISTIC_TOKENS,
     LONGEST_DRAFT,
     Constant,
-    DraftOptions,
     Heuristic,
     Schedule,
 )

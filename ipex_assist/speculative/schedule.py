@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ipex_assist.env.errors import UsageError
-
-SCHEDULES = ("adaptive", "constant", "heuristic")
 CONSTANT_TOKENS = 3  # four rows are the most that cost a target's pass no more than one on every machine we measured
 HEURISTIC_TOKENS = 5  # where transformers' rule starts
 LONGEST_DRAFT = 15
@@ -41,36 +38,6 @@ class RoundResult:
     confidence: Sequence[float] = ()
     draft_s: float = 0.0
     target_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """What one text asks for: whether to draft, how many tokens, by which schedule; None leaves it to us."""
-
-    assisted: bool = True
-    num_assistant_tokens: int | None = None
-    schedule: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.schedule not in (None, *SCHEDULES):
-            raise UsageError(
-                f"num_assistant_tokens_schedule {self.schedule!r}: there is no such; give one of {', '.join(SCHEDULES)}"
-            )
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything may be drafted."""
-        return self.assisted and self.num_assistant_tokens != 0
-
-    @property
-    def kind(self) -> str:
-        """The schedule: a number alone means that number every round, as people know it."""
-        return self.schedule or ("adaptive" if self.num_assistant_tokens is None else "constant")
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the pair's costs are needed."""
-        return self.wanted and self.kind == "adaptive"
 
 
 class Schedule(Protocol):

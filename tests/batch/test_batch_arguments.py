@@ -9,8 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, instance_request, parse, worker_settings
+from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.commands import arguments
 from ipex_assist.env.errors import UsageError
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.speculative.options import GenerationOptions
 
 pytestmark = pytest.mark.one_stack
 
@@ -34,18 +37,13 @@ def test_every_flag_of_the_command_is_here() -> None:
 def test_flags_become_options_and_settings() -> None:
     """What the instance loads is plain data; what lines are run with are the flags that were given."""
     args = parse([*BASIC, "-m", "target", "--assistant-model", "helper", "--stop", "x", "--top-k", "0", "--chat"])
-    assert json.loads(json.dumps(worker_settings(args)))["args"]["model"] == "target"
-    assert worker_settings(args)["assistant"] == "helper"
+    settings = worker_settings(args, arguments.load_options(args))
+    assert settings.load == LoadOptions(target="target", assistant="helper")
+    assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
+    assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"
     defaults = defaults_from(args)
     assert defaults.chat
-    assert defaults.options == {
-        "max_new_tokens": 128,
-        "stop": ["x"],
-        "assisted": True,
-        "do_sample": False,
-        "top_k": 0,
-        "repetition_penalty": 1.0,
-    }
+    assert defaults.options == GenerationOptions(stop=("x",), top_k=0)
 
 
 @pytest.mark.parametrize(

@@ -144,18 +144,17 @@ def test_chat_has_one_start_of_each_turn(checkpoint):
         ([], "fp32", ("self", "int8"), False),
         (["--assistant-precision", "bf16"], "fp32", ("self", "bf16"), False),
         (["--assistant-model", "lookup"], "fp32", ("lookup", None), False),
-        (["--assistant-model", "none"], "fp32", (None, None), False),
-        (["--no-assisted"], "fp32", (None, None), False),
-        (["--precision", "bf16"], "bf16", (None, None), True),
-        (["--executor", "torch"], "fp32", (None, None), True),
+        (["--assistant-model", "none"], "fp32", ("none", None), False),
+        (["--no-assisted"], "fp32", ("none", None), False),
+        (["--precision", "bf16"], "bf16", ("none", None), True),
+        (["--executor", "torch"], "fp32", ("none", None), True),
     ],
 )
 def test_what_drafts_for_it(flags, precision, draft, warns, tmp_path, monkeypatch, caplog):
     """Its int8 copy where that was measured to pay, and never against what somebody asked for."""
     monkeypatch.setattr(demo_model, "demo_model_path", lambda: tmp_path / "demo.gguf")
     monkeypatch.setattr(library, "unavailable", lambda: None)
-    args = arguments.parse(flags)
-    demo_model.take_demo_model(args)
-    assert (args.model, args.precision) == (str(tmp_path / "demo.gguf"), precision)
-    assert (arguments.assistant_of(args), args.assistant_precision) == draft
+    options = demo_model.demo_options(arguments.load_options(arguments.parse(flags)))
+    assert (options.target, options.precision) == (str(tmp_path / "demo.gguf"), precision)
+    assert (options.assistant, options.assistant_precision) == draft
     assert ("generating without" in caplog.text) == warns

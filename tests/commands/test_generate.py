@@ -205,7 +205,7 @@ def test_out_of_memory_says_what_to_do(
 ) -> None:
     """torch's own message names a line of C++."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(generate, "load_models", fail)
@@ -218,7 +218,7 @@ def test_unexpected_errors_hide_their_traceback_unless_asked(
 ) -> None:
     """The error is one line by default, and the whole story with -v."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
     monkeypatch.setattr(generate, "load_models", fail)

@@ -35,6 +35,8 @@ def taken(parser: argparse.ArgumentParser, action: argparse.Action) -> object:
         args = parser.parse_args([f"{max(action.option_strings, key=len)}=--"])
     except SystemExit as stop:
         return stop.code
+    except UsageError as error:
+        return error.exit_code
     value = getattr(args, action.dest)
     return value[-1] if isinstance(value, list) and value else value
 
@@ -74,7 +76,7 @@ def test_two_dashes_alone_end_the_options_as_ever() -> None:
     ("main", "words"),
     [
         (cli.main, ["--seed=--", "-p", "fox"]),
-        (cli.main, ["--prompt-file=--"]),
+        (cli.main, ["--prompt-file=--", "--no-launch"]),
         (cli.main, ["--cpus=--", "-p", "fox", "--dry-run"]),
         (cli.main, ["bench", "--repeats=--"]),
         (launch_cli.main, ["--cpus=--", "--", "true"]),

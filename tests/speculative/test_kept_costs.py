@@ -16,8 +16,9 @@ from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
-from ipex_assist.speculative.schedule import DraftOptions, RoundResult, RoundState
+from ipex_assist.speculative.schedule import RoundResult, RoundState
 
 pytestmark = pytest.mark.one_stack
 

@@ -13,7 +13,8 @@ from ipex_assist.speculative.acceptance import EDGES, Acceptance, class_of
 from ipex_assist.speculative.adaptive import Adaptive, Choice, best_choice
 from ipex_assist.speculative.budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.schedule import Constant, DraftOptions, Heuristic, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.options import DraftOptions
+from ipex_assist.speculative.schedule import Constant, Heuristic, RoundResult, RoundState, Schedule
 
 pytestmark = pytest.mark.one_stack
 

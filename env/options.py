@@ -1,0 +1,352 @@
+"""Options stand once: a dataclass field with its default, range and help, for flags, JSON and Python alike."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from ipex_assist.env.errors import UsageError
+
+KEY = "option"  # of a field's metadata
+
+
+class Kind(Protocol):
+    """What values an option takes. Both methods raise ValueError with what is wrong ("must be …")."""
+
+    def take(self, value: Any) -> Any:
+        """A value from JSON or Python, as it is kept."""
+        ...
+
+    def read(self, text: str) -> Any:
+        """A value from the command line, as it is kept; for a list, one of its elements."""
+        ...
+
+    def keywords(self) -> dict[str, Any]:
+        """More of argparse's `add_argument`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number between two others, or one of `also` (with what it means, for the message)."""
+
+    lowest: float
+    highest: float
+    whole: bool = False
+    also: Mapping[float, str] = field(default_factory=dict)
+
+    def take(self, value: Any) -> Any:
+        """An int where `whole`, else an int or a float; true and false are no numbers."""
+        right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
+        if isinstance(value, bool) or not right or not math.isfinite(value):
+            raise ValueError(self._range)
+        if value not in self.also and not self.lowest <= value <= self.highest:
+            raise ValueError(self._range)
+        return value
+
+    @property
+    def _range(self) -> str:
+        others = "".join(f"{value:g} ({meaning}) or " for value, meaning in self.also.items())
+        kind = "a whole number" if self.whole else "a number"
+        lowest, highest = (str(int(end)) if self.whole else f"{end:g}" for end in (self.lowest, self.highest))
+        return f"must be {others}{kind} between {lowest} and {highest}"
+
+    def read(self, text: str) -> Any:
+        """As Python reads numbers."""
+        try:
+            value = int(text) if self.whole else float(text)
+        except ValueError:
+            raise ValueError(self._range) from None
+        return self.take(value)
+
+    def keywords(self) -> dict[str, Any]:
+        """It takes one word."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """True or false: `--flag`, and with `both` also `--no-flag`."""
+
+    both: bool = False
+
+    def take(self, value: Any) -> bool:
+        """Nothing but the two; 1 is a number."""
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+
+    def read(self, text: str) -> bool:
+        """A switch takes no word on the command line."""
+        raise ValueError("takes no value")
+
+    def keywords(self) -> dict[str, Any]:
+        """Not given is None, so that a default stays to whom it belongs."""
+        return {"action": argparse.BooleanOptionalAction if self.both else "store_true"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some names."""
+
+    names: Sequence[str]
+
+    def take(self, value: Any) -> str:
+        """The name itself."""
+        if not isinstance(value, str) or value not in self.names:
+            raise ValueError(f"must be one of {', '.join(self.names)}")
+        return value
+
+    def read(self, text: str) -> str:
+        """The same."""
+        return self.take(text)
+
+    def keywords(self) -> dict[str, Any]:
+        """It takes one word."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Any text but an empty one, or one that `check` raises UsageError or ValueError for."""
+
+    check: Callable[[str], object] | None = None
+
+    def take(self, value: Any) -> str:
+        """The text itself."""
+        if not isinstance(value, str) or not value:
+            raise ValueError("must be a text, not an empty one")
+        if self.check is not None:
+            self.check(value)
+        return value
+
+    def read(self, text: str) -> str:
+        """The same."""
+        return self.take(text)
+
+    def keywords(self) -> dict[str, Any]:
+        """It takes one word."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A list of texts, none of them empty; one text alone is a list of one. As a flag: repeatable."""
+
+    def take(self, value: Any) -> tuple[str, ...]:
+        """A tuple, which nobody can change behind our back."""
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError("must be a text or a list of texts, none of them empty")
+        return tuple(texts)
+
+    def read(self, text: str) -> str:
+        """One of them."""
+        if not text:
+            raise ValueError("is empty; give the text")
+        return text
+
+    def keywords(self) -> dict[str, Any]:
+        """Each flag adds one."""
+        return {"action": "append"}
+
+
+@dataclass(frozen=True)
+class TokenNumbers:
+    """A number for each of some token ids; JSON writes the ids as texts."""
+
+    number: Number
+
+    def take(self, value: Any) -> dict[int, float]:
+        """Ids become whole numbers."""
+        if not isinstance(value, Mapping):
+            raise ValueError('must be an object of token ids and numbers, such as {"50256": -100}')
+        taken = {}
+        for key, each in value.items():
+            try:
+                token = Number(0, 2**31 - 1, whole=True).take(int(key) if isinstance(key, str) else key)
+            except ValueError:
+                raise ValueError(f"{key!r} is no token id") from None
+            try:
+                taken[token] = self.number.take(each)
+            except ValueError as error:
+                raise ValueError(f"{each!r} of token {token} {error}") from None
+        return taken
+
+    def read(self, text: str) -> dict[int, float]:
+        """JSON."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        return self.take(value)
+
+    def keywords(self) -> dict[str, Any]:
+        """It takes one word."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Option:
+    """All that is known of an option besides its name and default.
+
+    metavar: in help. flags: None is made of the name, () is none, for what only Python can say. needs: the switch
+    without which the option has no effect.
+    """
+
+    kind: Kind
+    help: str
+    metavar: str | None = None
+    flags: tuple[str, ...] | None = None
+    needs: str | None = None
+
+
+def option(
+    default: Any,
+    help: str,
+    kind: Kind,
+    metavar: str | None = None,
+    *,
+    flags: tuple[str, ...] | None = None,
+    needs: str | None = None,
+) -> Any:
+    """A dataclass field. Where `default` is None, None is a value: somebody else decides."""
+    meta = {KEY: Option(kind, help, metavar, flags, needs)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+Own = TypeVar("Own", bound="Options")
+
+
+class Options:
+    """The base of dataclasses of options: values are checked as an object is made, None stands for the default."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for the first value that is of the wrong kind or out of range."""
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if value is None:
+                value = default_of(each)
+            if value is not None and KEY in each.metadata:
+                value = checked(each.name, each.metadata[KEY].kind.take, value)
+            object.__setattr__(self, each.name, value)
+
+    @classmethod
+    def of(cls: type[Own], base: Own | None = None, /, **changes: Any) -> Own:
+        """`base`, or the defaults, with these changes. UsageError for a name that is none, or a wrong value."""
+        names = {each.name for each in dataclasses.fields(cls)}
+        for name in changes:
+            if name not in names:
+                raise UsageError(f"{name}: there is no such option{suggestion(name, names)}")
+        given = {name: value for name, value in changes.items() if value is not None}
+        return cls(**given) if base is None else dataclasses.replace(base, **given)
+
+    @classmethod
+    def part_of(cls: type[Own], options: Any, **more: Any) -> Own:
+        """These fields of an object that has them, among others; `more` are fields that it has not."""
+        names = [each.name for each in dataclasses.fields(cls) if each.name not in more]
+        return cls(**{name: getattr(options, name) for name in names}, **more)
+
+    @classmethod
+    def from_flags(cls: type[Own], args: argparse.Namespace, **more: Any) -> Own:
+        """What a command line says, by `add_flags`; `more` is said by nobody's flag."""
+        return cls.of(**{name: getattr(args, dest, None) for name, dest in destinations(cls).items()}, **more)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold; `of(**data)` gives an equal object."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that are not as by default."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in dataclasses.fields(self)
+            if getattr(self, each.name) != default_of(each)
+        }
+
+
+def default_of(each: dataclasses.Field[Any]) -> Any:
+    """None for a field that must be given."""
+    if each.default_factory is not dataclasses.MISSING:
+        return each.default_factory()
+    return None if each.default is dataclasses.MISSING else each.default
+
+
+def options_of(cls: type[Options]) -> dict[str, Option]:
+    """Field name → what is known of it, in the order of the fields."""
+    return {each.name: each.metadata[KEY] for each in dataclasses.fields(cls) if KEY in each.metadata}
+
+
+def checked(name: str, take: Callable[[Any], Any], value: Any) -> Any:
+    """What `take` makes of the value; its ValueError becomes a UsageError that names the option as the user does."""
+    try:
+        return take(value)
+    except ValueError as error:
+        shown = f" {value}" if isinstance(value, str) and name.startswith("-") else f" {value!r}"
+        raise UsageError(f"{name}{shown}: {error}") from None
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """What somebody who wrote `name` may have meant, ready to be appended to a message."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def flags_of(name: str, one: Option) -> tuple[str, ...]:
+    """`--max-new-tokens` for max_new_tokens."""
+    return ("--" + name.replace("_", "-"),) if one.flags is None else one.flags
+
+
+def destinations(cls: type[Options]) -> dict[str, str]:
+    """Field name → argparse's name, for those that have flags."""
+    flags = {name: flags_of(name, one) for name, one in options_of(cls).items()}
+    return {name: max(each, key=len).lstrip("-").replace("-", "_") for name, each in flags.items() if each}
+
+
+def read_flag(cls: type[Options], name: str) -> Callable[[str], Any]:
+    """Reads and checks a word of the command line for this option; UsageError with the flag and what would be right."""
+    one = options_of(cls)[name]
+    flag = max(flags_of(name, one), key=len)
+    return lambda text: checked(flag, one.kind.read, text)
+
+
+def add_flags(group: argparse._ActionsContainer, cls: type[Options], names: Iterable[str] | None = None) -> None:
+    """A flag for each of the options, or of those named; one that is not given is None."""
+    table = options_of(cls)
+    for each in dataclasses.fields(cls):
+        if each.name not in table or (names is not None and each.name not in names):
+            continue
+        one = table[each.name]
+        keywords = {"default": None, "help": described(default_of(each), one), **one.kind.keywords()}
+        if not isinstance(one.kind, Switch):
+            keywords |= {"type": read_flag(cls, each.name), "metavar": one.metavar}
+        if flags := flags_of(each.name, one):
+            group.add_argument(*flags, **keywords)
+
+
+def described(default: Any, one: Option) -> str:
+    """The help with the default, where that says something."""
+    if default is None or isinstance(default, (bool, tuple, dict)) or "(default" in one.help:
+        return one.help
+    return f"{one.help} (default: {default})" if one.help else f"(default: {default})"
+
+
+def documented(cls: type[Own]) -> type[Own]:
+    """Append a line for each option to the class's docstring, for `help()`."""
+    lines = [
+        f"    {each.name}: {described(default_of(each), options_of(cls)[each.name])}"
+        for each in dataclasses.fields(cls)
+        if each.name in options_of(cls)
+    ]
+    cls.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", *lines])
+    return cls

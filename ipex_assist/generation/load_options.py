@@ -1,0 +1,64 @@
+"""What is to be loaded, and how: every such option with its default, range and help. Never imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import Choice, Number, Options, Switch, Text, documented, option
+from ipex_assist.executors.registry import EXECUTORS
+from ipex_assist.quantization.precision import PRECISIONS
+from ipex_assist.speculative.assistant_name import AUTO, NONE, parse_assistant
+
+
+def _assistant(name: str) -> None:
+    try:
+        parse_assistant(name)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
+@documented
+@dataclass(frozen=True)
+class LoadOptions(Options):
+    """A target and its assistant. target None is the embedded model, where a command asks."""
+
+    target: str | None = option(
+        None, "hub id, folder or .gguf file (default: SmolLM2-135M)", Text(), "ID", flags=("-m", "--model")
+    )
+    assistant: str = option(
+        AUTO,
+        "likewise; self (the target's int4 copy), lookup (copies from the text), lookup+ID, auto-lookup, or "
+        "none (default: by the target's family)",
+        Text(_assistant),
+        "ID",
+        flags=("--assistant-model",),
+    )
+    precision: str | None = option(None, "bf16, fp32, int8 or int4 (default: bf16)", Choice(PRECISIONS), "P")
+    assistant_precision: str | None = option(None, "(default: the target's)", Choice(PRECISIONS), "P")
+    universal: bool = option(False, "allow an assistant with another tokenizer (by its text)", Switch())
+    draft_vocabulary: int | None = option(
+        None, "draft only among the first N token ids", Number(256, 10_000_000, whole=True), "N"
+    )
+    recalibrate: bool = option(False, "forget what was measured of this pair here", Switch())
+    executor: str = option(
+        "auto",
+        "native, ipex or torch: what runs the models (default: the first that works here)",
+        Choice(("auto", *EXECUTORS)),
+        "NAME",
+    )
+    cache_packed: bool = option(False, "keep the native core's packed weights on disk (XDG cache folder)", Switch())
+    revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
+    offline: bool = option(False, "use only what is on this machine", Switch())
+    progress: bool = option(False, "show bars while weights are loaded", Switch(), flags=())
+    calibrate: bool = option(
+        True,
+        "measure what passes cost, or take it from the cache folder, now and not when the adaptive schedule needs it",
+        Switch(),
+        flags=(),
+    )
+
+    @property
+    def assists(self) -> bool:
+        """Whether anything is to draft."""
+        return self.assistant.lower() != NONE

@@ -1,0 +1,88 @@
+"""What one text may be asked to be: every option of a generation, its default, range and help. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ipex_assist.env.options import Choice, Number, Options, Switch, Texts, TokenNumbers, documented, option
+
+SCHEDULES = ("adaptive", "constant", "heuristic")
+_PENALTY = Number(-100, 100)
+
+
+@dataclass(frozen=True)
+class EndOptions(Options):
+    """Where a text ends, unless the model's context ends before."""
+
+    max_new_tokens: int = option(128, "", Number(1, 10_000_000, whole=True), "N")
+    stop: tuple[str, ...] = option((), "stop before it; repeatable", Texts(), "TEXT")
+    ignore_eos: bool = option(False, "go on behind the end-of-text token, until the limit", Switch())
+
+
+@documented
+@dataclass(frozen=True)
+class DraftOptions(Options):
+    """Whether to draft, how many tokens, by which schedule; None leaves it to us."""
+
+    assisted: bool = option(True, "draft with the assistant, or decode plainly", Switch(both=True))
+    num_assistant_tokens: int | None = option(
+        None, "drafted tokens a round (default: by measured cost)", Number(0, 64, whole=True), "N"
+    )
+    num_assistant_tokens_schedule: str | None = option(
+        None, "adaptive, constant or heuristic (default: adaptive; constant with a number)", Choice(SCHEDULES), "S"
+    )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything may be drafted."""
+        return self.assisted and self.num_assistant_tokens != 0
+
+    @property
+    def kind(self) -> str:
+        """The schedule: a number alone means that number every round, as people know it."""
+        return self.num_assistant_tokens_schedule or ("adaptive" if self.num_assistant_tokens is None else "constant")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the pair's costs are needed."""
+        return self.wanted and self.kind == "adaptive"
+
+
+@documented
+@dataclass(frozen=True)
+class SamplingOptions(Options):
+    """How tokens are chosen, in the order in which it is applied.
+
+    Names, defaults and rules are those of transformers' GenerationConfig (repetition_penalty, temperature, top_k,
+    top_p, min_p) and of OpenAI's API (logit_bias, presence_penalty, frequency_penalty, which count the generated tokens
+    and not the prompt's). Without `do_sample`, or with a temperature of 0, the likeliest token is taken.
+    """
+
+    do_sample: bool = option(False, "draw tokens instead of taking the likeliest", Switch())
+    logit_bias: Mapping[int, float] = option(
+        {}, 'added to the logits of these tokens: {"50256": -100}', TokenNumbers(_PENALTY), "JSON"
+    )
+    repetition_penalty: float = option(
+        1.0, "divides logits of tokens that the prompt or the text has", Number(1e-3, 100), "R"
+    )
+    presence_penalty: float = option(0.0, "taken from logits of tokens that the text has", _PENALTY, "X")
+    frequency_penalty: float = option(0.0, "the same for each time that it has them", _PENALTY, "X")
+    temperature: float = option(1.0, "", Number(1e-3, 100, also={0: "greedy"}), "T", needs="do_sample")
+    top_k: int = option(50, "(default: 50; 0 is off)", Number(0, 10_000_000, whole=True), "K", needs="do_sample")
+    top_p: float = option(1.0, "", Number(1e-6, 1), "P", needs="do_sample")
+    min_p: float = option(
+        0.0, "drop tokens less likely than this share of the likeliest's", Number(0, 1), "P", needs="do_sample"
+    )
+    seed: int | None = option(None, "repeat the same draws", Number(0, 2**63 - 1, whole=True), "N", needs="do_sample")
+
+    @property
+    def draws(self) -> bool:
+        """Whether chance decides."""
+        return self.do_sample and self.temperature > 0
+
+
+@documented
+@dataclass(frozen=True)
+class GenerationOptions(SamplingOptions, DraftOptions, EndOptions):
+    """All options of one text."""
