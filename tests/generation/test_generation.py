@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import checkpoint_files
 import pytest
+from drafts import ScriptedDraft
 
 import ipex_assist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation
 from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.schedule import Constant
 
 IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")
 
@@ -159,6 +161,50 @@ def test_stop_and_eos_in_accepted_runs_equal_plain(model: ipex_assist.AssistedMo
                     assert ours.stop_reason == plain.stop_reason
     finally:
         model.eos = eos
+
+
+def test_ignore_eos_goes_on_until_the_limit(model: ipex_assist.AssistedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assisted and plain; without it the same text ends at its first end-of-text token."""
+    whole = model.generate("the quick", max_new_tokens=20, ignore_eos=True)
+    monkeypatch.setattr(model, "eos", frozenset({whole.tokens[6]}))
+    for options in ({"assisted": False}, {"num_assistant_tokens": 3}):
+        ended = model.generate("the quick", max_new_tokens=20, **options)
+        assert ended.stop_reason == "eos"
+        assert len(ended.tokens) <= 7
+        result = model.generate("the quick", max_new_tokens=20, ignore_eos=True, **options)
+        assert (result.tokens, result.stop_reason) == (whole.tokens, "length")
+
+
+def test_options_are_checked_in_python(model: ipex_assist.AssistedModel) -> None:
+    """`stop="abc"` was three stops, 0 tokens generated some, a temperature of 0 ended in an error of torch's."""
+    text = model.generate("the quick", max_new_tokens=20).text
+    stop = text[4:8]
+    stopped = model.generate("the quick", max_new_tokens=20, stop=stop)
+    assert stopped.text == text[: text.index(stop)]
+    for wrong in (
+        {"max_new_tokens": 0},
+        {"num_assistant_tokens": -1},
+        {"temperature": -1},
+        {"stop": ""},
+        {"top_k": 1.5},
+    ):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            model.generate("the quick", **wrong)
+    with pytest.raises(UsageError, match="did you mean max_new_tokens"):
+        model.generate("the quick", max_new_token=3)
+    greedy = model.generate("the quick", max_new_tokens=20, do_sample=True, temperature=0, num_assistant_tokens=3)
+    assert greedy.text == text
+
+
+def test_a_draft_and_a_schedule_are_passed_in(model: ipex_assist.AssistedModel) -> None:
+    """For experiments: a draft that is always right, and a schedule that says how much of it; tokens stay plain's."""
+    prompt = model.encode("the quick")
+    plain = model.generate(prompt, max_new_tokens=13, assisted=False, ignore_eos=True)
+    draft = ScriptedDraft([*prompt, *plain.tokens], lambda at: False, 1_000)
+    result = model.generate(prompt, max_new_tokens=13, ignore_eos=True, draft=draft, schedule=Constant(2))
+    assert result.tokens == plain.tokens
+    assert draft.accepted == [2, 2, 2, 2]
+    assert not model.generate(prompt, max_new_tokens=13, assisted=False, draft=draft).assisted
 
 
 def test_stream_and_generate_agree(model: ipex_assist.AssistedModel) -> None:

@@ -148,11 +148,19 @@ def test_a_draft_with_a_shorter_context_stops_drafting(tmp_path: Path) -> None:
     assert rounds[-1].drafted == 0
 
 
-def test_repetition_penalty_sees_drafted_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        Sampling(repetition_penalty=1.8),
+        Sampling(presence_penalty=2.0, frequency_penalty=1.0, prompt_length=len(PROMPT)),
+        Sampling(logit_bias={7: 4.0, 9: -4.0}),
+    ],
+    ids=["repetition", "presence and frequency", "bias"],
+)
+def test_penalties_see_drafted_tokens(penalty: Sampling, tmp_path: Path) -> None:
     """Each verified row is penalised for the drafted tokens before it, as plain decoding would have been."""
     tiny_models.save(tmp_path, "llama")
     target, copy = tiny_models.model(tmp_path), tiny_models.model(tmp_path)
-    penalty = Sampling(repetition_penalty=1.8)
     plain = tokens_of(run(target, sampling=penalty))
     assert plain != tokens_of(run(target)), "the penalty changes nothing here, so nothing is tested"
     draft = AssistantModel(copy, penalty, torch.Generator(), tiny_models.VOCAB)

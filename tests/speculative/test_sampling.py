@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from test_verify import assert_follows
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -24,6 +26,7 @@ from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.decode import decode
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Constant, Plan, RoundResult, RoundState
@@ -59,6 +62,47 @@ def test_penalty_equals_transformers_row_by_row() -> None:
         torch.testing.assert_close(ours[row : row + 1], reference(seen, logits[row : row + 1].clone()))
 
 
+@pytest.mark.parametrize("min_p", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("top_p", [0.7, 1.0])
+def test_min_p_equals_transformers(min_p: float, top_p: float) -> None:
+    """Behind top-p, as there; 1 leaves the likeliest token."""
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)])
+    expected = torch.softmax(warpers(torch.zeros(6, 1, dtype=torch.long), logits.clone()), -1)
+    ours = Sampling(do_sample=True, temperature=0.7, top_k=0, top_p=top_p, min_p=min_p).probabilities(logits)
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_penalties_count_generated_tokens_row_by_row() -> None:
+    """OpenAI's rule by hand: c × frequency + [c > 0] × presence, with no count of the prompt's tokens."""
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, prompt_length=3)
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    prompt, generated, following = [4, 4, 9], [9, 11, 11], [9, 30]
+    ours = sampling.penalise(logits, [*prompt, *generated], following)
+    for row in range(3):
+        expected = logits[row].clone()
+        for token, count in Counter([*generated, *following[:row]]).items():
+            expected[token] -= 0.25 * count + 0.5
+        torch.testing.assert_close(ours[row], expected)
+
+
+def test_biases_are_added_before_penalties_and_may_exceed_a_drafts_vocabulary() -> None:
+    """A draft may have fewer tokens than the text and the biases."""
+    sampling = Sampling(logit_bias={2: -100, 4: 1.5, VOCAB + 3: 9}, repetition_penalty=2.0)
+    logits = torch.ones(1, VOCAB)
+    ours = sampling.penalise(logits, [4, VOCAB + 7])
+    assert ours[0, 2] == -99
+    assert ours[0, 4] == 1.25
+    assert ours[0, 5] == 1
+    assert torch.equal(logits, torch.ones(1, VOCAB)), "the target's own logits must not change"
+
+
+def test_temperature_0_is_greedy() -> None:
+    """It was a division by zero, and an error of torch's."""
+    assert not Sampling(do_sample=True, temperature=0).do_sample
+    assert Sampling.part_of(GenerationOptions(do_sample=True, temperature=0.5), prompt_length=7).do_sample
+
+
 def test_seed_repeats_and_no_seed_does_not() -> None:
     """A seed is a promise; without one two runs must differ."""
     draws = [torch.rand(4, generator=Sampling(seed=seed).generator()) for seed in (7, 7, None, None)]
@@ -72,8 +116,11 @@ def test_seed_repeats_and_no_seed_does_not() -> None:
         Sampling(do_sample=True, top_k=0),
         Sampling(do_sample=True, top_k=4, temperature=0.7),
         Sampling(do_sample=True, top_k=0, top_p=0.8),
+        Sampling(do_sample=True, top_k=0, min_p=0.4),
+        Sampling(do_sample=True, top_k=0, presence_penalty=1.5, frequency_penalty=0.7, prompt_length=3),
+        Sampling(do_sample=True, top_k=0, logit_bias={2: 3.0, 5: -100}, repetition_penalty=1.6),
     ],
-    ids=["plain", "top-k", "top-p"],
+    ids=["plain", "top-k", "top-p", "min-p", "penalties", "biases"],
 )
 def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp_path: Path) -> None:
     """The loop end to end, caches and all: the second token, drafted by another model, over 3,000 runs."""
@@ -85,11 +132,12 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     text = tiny_models.Text(target)
 
     # The second token's distribution, summed over all first tokens, from the target alone.
-    first = sampling.probabilities(text.forward(prompt))[0]
+    first = sampling.probabilities(sampling.penalise(text.forward(prompt), prompt))[0]
     expected = torch.zeros(12)
     for token in range(12):
         text.truncate(3)
-        expected += first[token] * sampling.probabilities(text.forward([token]))[0]
+        logits = sampling.penalise(text.forward([token]), [*prompt, token])
+        expected += first[token] * sampling.probabilities(logits)[0]
 
     generator = torch.Generator().manual_seed(5)
     counts, accepted = torch.zeros(12), 0
