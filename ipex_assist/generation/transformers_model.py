@@ -302,14 +302,15 @@ class _Worker:
             ids = torch.tensor([self.prompt])
             if self.seed is not None:
                 torch.manual_seed(self.seed)
+            options = dict(self.options)
             with torch.inference_mode():
                 self.target.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     streamer=self,
                     stopping_criteria=StoppingCriteriaList([self._should_stop]),
-                    logits_processor=LogitsProcessorList([_check_logits]),
-                    **self.options,
+                    logits_processor=LogitsProcessorList([_check_logits, *options.pop("logits_processor", [])]),
+                    **options,
                     **({"assistant_model": self.assistant} if self.assistant is not None else {}),
                 )
             self.items.put(None)
