@@ -104,7 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="the same as --format json")
     output.add_argument("--plot", metavar="FILE", help="draw speed-up against what varies (.png, .svg, .pdf)")
     output.add_argument("-o", "--output", metavar="FILE", help="of --task dataset: keep a record a prompt here")
-    output.add_argument("--resume", action="store_true", help="with -o: go on where the file ends")
+    output.add_argument(
+        "--resume", action="store_true", help="with -o: go on where the file ends, also with more --samples"
+    )
     return parser
 
 

@@ -43,7 +43,10 @@ def contenders(args: argparse.Namespace, model: TextModel) -> list[Contender]:
 
 
 def cases(args: argparse.Namespace, model: TextModel, notes: list[str]) -> Iterator[Case]:
-    """Return the cases that --task asks for; `notes` gets what a reader of the figures must know."""
+    """Return the cases that --task asks for; `notes` gets what a reader of the figures must know.
+
+    Raises UsageError where no case fits into the model's context.
+    """
     options = _sampling(args, notes)
     if args.task == "benchmark":
         yield from _benchmark(args, model, options, notes)
@@ -67,19 +70,26 @@ def cases(args: argparse.Namespace, model: TextModel, notes: list[str]) -> Itera
 
 def _benchmark(args: argparse.Namespace, model: TextModel, options: dict[str, Any], notes: list[str]) -> Iterator[Case]:
     text = read_text(args.text) if args.text else shipped_text()
-    number = 0
+    number, measured = 0, 0
     for length in args.prompt_tokens:
         for limit in args.max_new_tokens:
             number += 1
             if model.context_length is not None and length + limit > model.context_length:
                 note(notes, f"{length} + {limit} tokens are left out: the context holds {model.context_length}")
                 continue
+            measured += 1
             prompt = (
                 random_prompt(length, model.target.spec.vocab_size, (args.seed, length))  # type: ignore[attr-defined]
                 if isinstance(model.tokenizer, NumberTokens)
                 else prompt_of_length(model.tokenizer, text, length)
             )
             yield Case(str(number), prompt, {**options, "max_new_tokens": limit}, args.repeats, args.seed)
+    if not measured:
+        shortest, limit = min(args.prompt_tokens), min(args.max_new_tokens)
+        raise UsageError(
+            f"nothing to measure: the shortest case has {shortest} + {limit} tokens, and the context of "
+            f"{model.identity.target} holds {model.context_length}. Give less with --prompt-tokens or --max-new-tokens"
+        )
 
 
 def _content(args: argparse.Namespace, model: TextModel, prompt: Prompt, number: int) -> str | list[int]:

@@ -22,7 +22,10 @@ class Records:
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], *, resume: bool) -> None:
-        """settings: everything that the figures depend on. UsageError where the file holds something else."""
+        """settings: everything that the figures depend on. UsageError where the file holds something else.
+
+        `samples` alone may have grown since the file was begun (0 is all): what is done stays, the rest is added.
+        """
         self.path, self.settings = path, json.loads(json.dumps(settings))
         self.done: dict[str, list[Row]] = {}
         if path.exists() and not resume:
@@ -57,6 +60,9 @@ class Records:
 
     def _check(self, settings: dict[str, Any]) -> None:
         names = [name for name in {**settings, **self.settings} if settings.get(name) != self.settings.get(name)]
+        was, now = settings.get("samples"), self.settings.get("samples")
+        if "samples" in names and was and now is not None and (now == 0 or now > was):
+            names.remove("samples")
         if names:
             first = names[0]
             raise UsageError(

@@ -82,14 +82,22 @@ def title(report: Report) -> str:
 
 
 def _panel(place: Any, rows: list[Row], axis: Axis, axes: list[Axis] | tuple[Axis, ...], *, scattered: bool) -> None:
-    """A line for each combination of everything else that varies."""
+    """A line for each combination of everything else that varies.
+
+    A schedule that finds its own draft length has no place on the axis of k: there it is a level, the median of its
+    rows, which any fixed k has to beat.
+    """
     name, value = axis
     lines: dict[str, list[tuple[float, Row]]] = {}
+    levels: dict[str, list[Row]] = {}
     for row in rows:
         at = value(row)
+        others = [f"{SHORT[of]} {of(row):g}" for other, of in axes if other != name and of(row) is not None]
+        label = _name(row, [] if scattered else others)
         if at is not None:
-            others = [f"{SHORT[of]} {of(row):g}" for other, of in axes if other != name and of(row) is not None]
-            lines.setdefault(_name(row, [] if scattered else others), []).append((at, row))
+            lines.setdefault(label, []).append((at, row))
+        elif value is _draft_length:
+            levels.setdefault(label, []).append(row)
     for label, points in sorted(lines.items()):
         points.sort(key=lambda point: point[0])
         x = [at for at, _ in points]
@@ -100,10 +108,13 @@ def _panel(place: Any, rows: list[Row], axis: Axis, axes: list[Axis] | tuple[Axi
         below = [middle - min(row.speedup) for middle, (_, row) in zip(y, points, strict=True)]
         above = [max(row.speedup) - middle for middle, (_, row) in zip(y, points, strict=True)]
         place.errorbar(x, y, (below, above), marker="o", markersize=4, capsize=2, label=label)
+    for number, (label, members) in enumerate(sorted(levels.items()), len(lines)):
+        level = statistics.median(statistics.median(row.speedup) for row in members)
+        place.axhline(level, color=f"C{number % 10}", linestyle="--", label=label)
     place.axhline(1.0, color="grey", linewidth=0.8)
     place.set(xlabel=name, ylabel="speed-up (plain ÷ assisted)")
     place.set_ylim(bottom=0)
-    if len(lines) <= 12:
+    if len(lines) + len(levels) <= 12:
         place.legend(fontsize=6)
 
 

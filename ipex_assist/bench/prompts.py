@@ -45,10 +45,13 @@ class Dataset:
     problems: list[str] = field(default_factory=list)
 
     def sample(self, count: int | None, seed: int) -> list[Prompt]:
-        """`count` of them, drawn without replacement; the same for the same seed. All of them where count is None."""
+        """`count` of them, drawn without replacement; the same for the same seed. All of them where count is None.
+
+        Of one seed a smaller draw is the beginning of every larger one, so that a run can go on with more of them.
+        """
         if count is None or count >= len(self.prompts):
             return list(self.prompts)
-        return random.Random(seed).sample(self.prompts, count)
+        return random.Random(seed).sample(self.prompts, len(self.prompts))[:count]
 
 
 def shipped_text() -> str:

@@ -34,6 +34,7 @@ COLUMNS = (
     "Tokens/Sec",
 )
 OURS = ("min–max", "Ratio", "min–max", "Accepted", "Tokens/Pass", "Read GB/s", "= Plain")
+MISSING = "–"  # in tables for people; a spreadsheet gets an empty cell
 SIMULATED = "the acceptance is simulated: each drafted token becomes the target's own with the probability given"
 RANDOM = "random weights in the models' exact shapes: speeds are those of the shapes, texts mean nothing"
 
@@ -128,7 +129,7 @@ def as_dict(report: Report, seed: int) -> dict[str, Any]:
 
 
 def as_csv(report: Report) -> str:
-    """A line a row, with medians and extremes; the columns do not depend on the task."""
+    """A line a row, with medians and extremes; the columns do not depend on the task. What is not known is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = ["Mode", "Target Precision", "Draft Precision", "Simulated Acceptance", "Random Weights", "Kind"]
@@ -140,16 +141,16 @@ def as_csv(report: Report) -> str:
         facts = [row.contender.label, row.precision, row.assistant_precision or "", simulated]
         writer.writerow(
             [
-                *_published(row),
+                *_published(row, missing=""),
                 *facts,
                 "yes" if report.random_weights else "no",
                 row.kind,
-                *(_number(f(speeds), 3) for f in (_least, _most)),
-                *(_number(f(row.speedup), 4) for f in (_middle, _least, _most)),
-                _number(_middle(row.total_speedup), 4),
-                _number(row.acceptance_rate, 4),
-                _number(row.tokens_per_pass, 3),
-                _number(row.median(lambda sample: sample.read_gb_per_s), 2),
+                *(_number(f(speeds), 3, "") for f in (_least, _most)),
+                *(_number(f(row.speedup), 4, "") for f in (_middle, _least, _most)),
+                _number(_middle(row.total_speedup), 4, ""),
+                _number(row.acceptance_rate, 4, ""),
+                _number(row.tokens_per_pass, 3, ""),
+                _number(row.median(lambda sample: sample.read_gb_per_s), 2, ""),
                 {None: "", True: "yes", False: "no"}[row.equals_plain],
                 len(row.samples),
             ]
@@ -230,7 +231,7 @@ def _summary(name: str, precision: str, draft_precision: str | None, figures: di
     ]
 
 
-def _published(row: Row) -> list[str]:
+def _published(row: Row, missing: str = MISSING) -> list[str]:
     def milliseconds(figure: Callable[[Sample], float | None]) -> float | None:
         value = row.median(figure)
         return None if value is None else value * 1000
@@ -240,10 +241,10 @@ def _published(row: Row) -> list[str]:
         row.example,
         str(row.prompt_tokens),
         f"{row.median(lambda sample: sample.new_tokens) or 0:.0f}",
-        _number(row.median(lambda sample: sample.total_s), 3),
-        _number(milliseconds(lambda sample: sample.prefill_s), 1),
-        _number(milliseconds(lambda sample: sample.token_s), 2),
-        _number(1 / token_s if token_s else None, 2),
+        _number(row.median(lambda sample: sample.total_s), 3, missing),
+        _number(milliseconds(lambda sample: sample.prefill_s), 1, missing),
+        _number(milliseconds(lambda sample: sample.token_s), 2, missing),
+        _number(1 / token_s if token_s else None, 2, missing),
     ]
 
 
@@ -283,13 +284,13 @@ def _most(values: Sequence[float]) -> float | None:
     return max(values, default=None)
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int, missing: str = MISSING) -> str:
+    return missing if value is None else f"{value:.{digits}f}"
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+    return MISSING if value is None else f"{value:.0%}"
 
 
 def _range(values: Sequence[float], digits: int) -> str:
-    return "–" if not values else f"{min(values):.{digits}f}–{max(values):.{digits}f}"
+    return MISSING if not values else f"{min(values):.{digits}f}–{max(values):.{digits}f}"

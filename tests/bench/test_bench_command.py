@@ -70,6 +70,16 @@ def test_lengths_beyond_the_context_are_left_out(pair: list[str], capsys: pytest
     assert "100 + 30 tokens are left out: the context holds 128" in content["warnings"]
 
 
+def test_no_length_within_the_context_is_an_error(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Empty tables with exit code 0 told a script that all was measured; the numbers say what would fit."""
+    flags = ["--prompt-tokens", "200,100", "--max-new-tokens", "40,30", "--repeats", "1", "--no-assisted"]
+    assert cli.main(["bench", *pair, *HERE, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the shortest case has 100 + 30 tokens, and the context of" in err
+    assert "holds 128. Give less with --prompt-tokens or --max-new-tokens" in err
+
+
 def test_the_decode_task(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Ten short prompts, 30 new tokens, drawn, six drafted tokens every round."""
     content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1")
@@ -167,6 +177,13 @@ def test_a_dataset_is_resumed(
     with pytest.raises(UsageError, match="other settings"):
         command.main([*flags[:-2], "-o", records, "--resume", "--seed", "1"])
 
+    monkeypatch.setattr("ipex_assist.bench.measure.measure", lambda *rest: asked.append(rest[1]) or measure(*rest))
+    asked.clear()
+    more = bench(capsys, *flags, "--resume", "--samples", "6")
+    assert len(asked) == 2  # the four there are were kept
+    assert len({row["example"] for row in more["rows"]}) == 6
+    assert {row["example"] for row in whole["rows"]} < {row["example"] for row in more["rows"]}
+
 
 def test_a_difference_fails_the_command(
     pair: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -182,7 +199,7 @@ def test_a_difference_fails_the_command(
     monkeypatch.setattr("ipex_assist.bench.measure.measure", differing)
     sizes = ["--prompt-tokens", "8", "--max-new-tokens", "4", "--repeats", "1", "--num-assistant-tokens", "2"]
     assert command.main([*pair, *HERE, *sizes]) == 1
-    assert "NO |" in capsys.readouterr().out
+    assert "| NO " in capsys.readouterr().out
 
 
 def test_from_the_command_line(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,22 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         Records(path, SETTINGS, resume=False)
 
 
+def test_more_samples_are_no_other_settings(tmp_path: Path) -> None:
+    """The average gets better with more prompts: what was measured of fewer must not be lost. 0 stands for all."""
+    path = tmp_path / "r.jsonl"
+    Records(path, {**SETTINGS, "samples": 4}, resume=False).close()
+    for samples in (4, 5, 0):
+        Records(path, {**SETTINGS, "samples": samples}, resume=True).close()
+    with pytest.raises(UsageError, match=r"other settings \(samples; samples was 4 and is 3\)"):
+        Records(path, {**SETTINGS, "samples": 3}, resume=True)
+    with pytest.raises(UsageError, match=r"other settings \(seed; seed was 0 and is 1\)"):
+        Records(path, {**SETTINGS, "samples": 5, "seed": 1}, resume=True)
+    every = tmp_path / "all.jsonl"
+    Records(every, {**SETTINGS, "samples": 0}, resume=False).close()
+    with pytest.raises(UsageError, match="samples was 0 and is 9"):
+        Records(every, {**SETTINGS, "samples": 9}, resume=True)
+
+
 @pytest.mark.parametrize("line", ["nonsense", "{}", '{"key": "a", "rows": [{"example": 1}]}', "[]"])
 def test_files_of_others_are_refused(tmp_path: Path, line: str) -> None:
     """Appending to somebody's data would spoil it."""

@@ -11,6 +11,8 @@ import checkpoint_files
 import pytest
 
 from ipex_assist.bench.prompts import (
+    Dataset,
+    Prompt,
     open_dataset,
     prompt_of_length,
     random_prompt,
@@ -160,3 +162,10 @@ def test_samples_repeat() -> None:
     assert first == dataset.sample(12, 3) != dataset.sample(12, 4)
     assert len({prompt.id for prompt in first}) == 12
     assert dataset.sample(None, 3) == dataset.sample(1000, 3) == dataset.prompts
+
+
+def test_a_larger_sample_begins_with_the_smaller_one() -> None:
+    """random.sample draws otherwise for few of many than for many, so that --resume with more would keep nothing."""
+    dataset = Dataset("129", [Prompt(str(number), "text") for number in range(129)])
+    for few, more in ((5, 30), (30, 128)):
+        assert dataset.sample(more, 3)[:few] == dataset.sample(few, 3)

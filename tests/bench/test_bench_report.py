@@ -70,10 +70,22 @@ def test_csv_has_the_same_figures() -> None:
     lines = list(csv.DictReader(io.StringIO(render(report(*rows(Contender(4))), "csv"))))
     assert list(lines[0])[:7] == list(COLUMNS)
     plain, assisted = lines
-    assert (plain["Mode"], plain["Ratio"], plain["Equals Plain"]) == ("plain", "–", "")
+    assert (plain["Mode"], plain["Ratio"], plain["Equals Plain"]) == ("plain", "", "")
     assert (assisted["Mode"], assisted["Tokens/Sec"], assisted["Ratio"]) == ("assisted, k = 4", "10.00", "2.0000")
     assert (assisted["Ratio Min"], assisted["Ratio Max"], assisted["Repeats"]) == ("1.3333", "4.0000", "3")
     assert (assisted["Simulated Acceptance"], assisted["Random Weights"]) == ("", "no")
+
+
+def test_csv_cells_without_a_figure_are_empty() -> None:
+    """A dash is text, which turns a column of numbers into one of words."""
+    short = Row("1", "", Contender(4), "int4", "bf16", 8, [Sample(0.5, 0.5, 0.0, 1)])  # one token: no speed
+    text = render(report(short), "csv")
+    assert "–" not in text
+    (line,) = csv.DictReader(io.StringIO(text))
+    names = ("Time/Token (ms)", "Tokens/Sec", "Tokens/Sec Min", "Ratio", "Total Ratio", "Accepted", "Read GB/s")
+    assert {line[name] for name in names} == {""}
+    assert line["Total Time (s)"] == "0.500"
+    assert "| – " in render(report(short), "markdown")
 
 
 def test_json_has_every_sample() -> None:
@@ -158,6 +170,26 @@ def test_axes_are_what_varies() -> None:
     simulated = [row for a in (0.5, 0.8) for row in rows(Contender("adaptive", a)) if row.speedup]
     assert [name for name, _ in plots.varying(simulated)] == ["acceptance"]
     assert [name for name, _ in plots.varying(rows(Contender(4))[1:])] == ["new tokens"]
+
+
+def test_the_adaptive_length_is_in_the_plot_over_fixed_ones() -> None:
+    """It has no k, and was left out of the one panel where it is compared: there it is a level across all k."""
+    pytest.importorskip("matplotlib", reason="needs ipex-assist[plot]")
+    from matplotlib.figure import Figure
+
+    adaptive = rows(Contender("adaptive"))
+    adaptive[1].speedup = [2.5, 2.6, 2.7]
+    members = [row for k in (1, 4) for row in rows(Contender(k))] + adaptive
+    assisted = [row for row in members if row.speedup]
+    (axis,) = plots.varying(assisted)
+    place = Figure().subplots()
+    plots._panel(place, assisted, axis, [axis], scattered=False)
+    assert [text.get_text() for text in place.get_legend().get_texts()] == [
+        "int4 target, bf16 draft, adaptive",
+        "int4 target, bf16 draft",
+    ]
+    level = next(line for line in place.get_lines() if "adaptive" in str(line.get_label()))
+    assert set(level.get_ydata()) == {2.6}
 
 
 @pytest.mark.parametrize("task", ["benchmark", "dataset"])
