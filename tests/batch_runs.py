@@ -84,3 +84,6 @@ def children(pid: int) -> list[int]:
 def gone(pids: Iterable[int]) -> bool:
     """Whether none of them runs any more."""
     return not set(pids) & set(read_processes())
+
+
+TWO = ["--no-launch", "--instances", 2]

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from batch_runs import FAKE, by_id, children, gone, lines_in, records, run, start, wait_for, write_prompts
+from batch_runs import FAKE, TWO, by_id, children, gone, lines_in, records, run, start, wait_for, write_prompts
 
 pytestmark = pytest.mark.one_stack
-
-TWO = ["--no-launch", "--instances", 2]
 
 
 def test_results_and_their_fields(tmp_path: Path) -> None:
@@ -352,68 +345,3 @@ def test_one_instance_that_cannot_load_is_left_out(tmp_path: Path) -> None:
     assert code == 0, err
     assert {record["instance"] for record in by_id(tmp_path / "o").values()} == {1}
     assert err.count("instance 0: there is no model refuses-not-1 (while loading); left out from here on") == 1
-
-
-def test_what_instances_print(tmp_path: Path) -> None:
-    """Once, since all say the same; with -v each, and whose it is. Nothing of it reaches the results."""
-    prompts = write_prompts(tmp_path / "p.jsonl", ["say tokens are odd"] * 10)
-    code, err = run(FAKE, prompts, "-o", tmp_path / "o", *TWO)
-    assert (code, err.count("tokens are odd")) == (0, 1)
-    code, err = run(FAKE, prompts, "-o", tmp_path / "o2", *TWO, "-v", SLEEP="0.3")
-    assert (code, err.count("tokens are odd")) == (0, 10)
-    assert "instance 1: tokens are odd" in err
-
-
-def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
-    """The bar shows prompts and tokens a second, counted on from what was there."""
-    out = tmp_path / "o"
-    prompts = write_prompts(tmp_path / "p.jsonl", ["one two three"] * 40)
-    assert run(FAKE, prompts, "-o", out, "--shard", "0/4", *TWO)[0] == 0
-    terminal, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 120, 0, 0))
-    process = subprocess.Popen(
-        [*FAKE, str(prompts), "-o", str(out), "--no-launch", "--resume"],
-        stderr=theirs,
-        env={**os.environ, "SLEEP": "0.02"},
-    )
-    os.close(theirs)
-    shown = bytearray()
-
-    def read() -> None:
-        try:
-            while data := os.read(terminal, 4096):
-                shown.extend(data)
-        except OSError:  # that is how a terminal ends
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert process.wait(timeout=60) == 0
-    reader.join()
-    os.close(terminal)
-    text = shown.decode()
-    assert "10/40" in text
-    assert "tokens/s" in text
-    assert "prompts/s" in text
-
-
-def test_the_reader_of_messages_has_gone(tmp_path: Path) -> None:
-    """`2>&1 | head` or a closed terminal: messages are lost, results are not."""
-    prompts = write_prompts(tmp_path / "p.jsonl", ["say hello"] * 10)
-    process = start(FAKE, prompts, "-o", tmp_path / "o", *TWO, "-v", SLEEP="0.02")
-    assert process.stderr is not None
-    process.stderr.close()
-    assert process.wait(timeout=60) == 0
-    assert len(by_id(tmp_path / "o")) == 10
-
-
-def test_torch_stays_out_of_the_coordinator(tmp_path: Path) -> None:
-    """Torch would cost seconds and gigabytes beside the instances."""
-    prompts = write_prompts(tmp_path / "p.jsonl", ["one", "two"])
-    code = (
-        "import sys; sys.argv[1:1] = []; import batch_fake; code = batch_fake.main(); "
-        "sys.exit(code or ('torch' in sys.modules) * 50 or ('transformers' in sys.modules) * 51)"
-    )
-    environ = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    program = [sys.executable, "-c", code, "-m", "fake", "--offline"]
-    assert run(program, prompts, "-o", tmp_path / "o", *TWO, **environ)[0] == 0

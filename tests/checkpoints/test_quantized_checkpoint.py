@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import checkpoint_files
@@ -22,10 +21,8 @@ from safetensors.torch import load_file, save_file
 
 import ipex_assist
 from ipex_assist import cli
-from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.checkpoints.packed_size import estimate_bytes
-from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, group_size, read_scheme
+from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, read_scheme
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.choose import stored_precision
 from ipex_assist.executors.load import load_model
@@ -197,21 +194,6 @@ def test_load_takes_the_stored_precision(tmp_path: Path) -> None:
     assert model.generate("ab", max_new_tokens=4).tokens
 
 
-def test_memory_estimates(tmp_path: Path) -> None:
-    """It is what `PackedModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
-    quantized_files.save(tmp_path / "q", "llama-tied", group=128, **sizes)
-    tiny_models.save(tmp_path / "f", "llama-tied", **sizes)
-    stored, floats = (estimate_bytes(str(tmp_path / "q"), precision) for precision in (None, "bf16"))
-    assert floats == pytest.approx(estimate_bytes(str(tmp_path / "f"), "bf16"), rel=0.01)
-    assert stored == estimate_bytes(str(tmp_path / "q"), "int4")
-    assert stored < 0.45 * floats
-    if HAS_NATIVE:
-        text = tiny_models.text(tmp_path / "q", "native", "int4")
-        assert stored == pytest.approx(text.model.packed.nbytes, rel=0.1)
-    assert estimate_bytes(str(tmp_path / "f"), None) == estimate_bytes(str(tmp_path / "f"), "bf16")
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 5), st.sampled_from([32, 64, 128]), st.randoms(use_true_random=False))
 def test_gptq_pack_and_unpack(columns: int, eighths: int, group: int, random: Any) -> None:
@@ -381,25 +363,3 @@ def test_configs_of_their_own(tmp_path: Path) -> None:
         (folder / own).write_text(json.dumps(declared))
         name, w = next(iter(stored.items()))
         assert torch.equal(dict(open_checkpoint(str(folder)).tensors([name]))[name], w.weight)
-
-
-@pytest.mark.parametrize(
-    ("width", "groups", "declared", "size"),
-    [(4096, 32, 128, 128), (4096, 1, -1, 4096), (192, 2, 128, 128), (192, 6, 128, 32), (192, 5, 128, None)],
-)
-def test_group_sizes(width: int, groups: int, declared: int, size: int | None) -> None:
-    """The declared size holds where it fits; a module of its own (auto-round's extra_config) is found by its shape."""
-    assert group_size(width, groups, declared) == size
-
-
-def test_sizes_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub counts an int32 of eight weights as one parameter: a 7B model must not be taken for 1B, nor for 14 GB."""
-    counts = {"I32": 800_000_000, "F16": 300_000_000}
-    info = SimpleNamespace(safetensors=SimpleNamespace(total=sum(counts.values()), parameters=counts))
-    monkeypatch.setattr(hub, "_model_info", lambda source, revision: info)
-    monkeypatch.setattr(hub, "offline_by_environment", lambda: False)
-    monkeypatch.setattr(hub, "cached_snapshot", lambda source, revision: None)
-    assert estimate_bytes("someone/7b-gptq", None) == 3_800_000_000
-    assert estimate_bytes("someone/7b-gptq", "bf16") == 2 * 6_700_000_000
-    info.safetensors.parameters = {"F16": info.safetensors.total}
-    assert estimate_bytes("someone/1b", None) == 2 * 1_100_000_000

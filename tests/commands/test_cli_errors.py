@@ -1,0 +1,142 @@
+"""`ipex-assist` as a process: a clear message for every wrong input."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import checkpoint_files
+import pytest
+import torch
+from command_runs import PROMPT, run, run_all
+
+# Wrong inputs. Each: arguments (T is the target's folder, D a scratch folder), exit code, what the message must say.
+WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
+    "empty prompt": (["-p", ""], "prompt is empty"),
+    "blank prompt": (["-p", "  \n"], "prompt is empty"),
+    "two prompts": (["-p", "a", "--prompt-file", "b"], "give one of them"),
+    "no such prompt file": (["--prompt-file", "D/missing"], "no such file"),
+    "prompt file is a folder": (["--prompt-file", "D/"], "cannot be read: Is a directory"),
+    "nothing on standard input": ([], "prompt is empty"),
+    "nothing on standard input as a file": (["--prompt-file", "-"], "prompt is empty"),
+    "no such model": (["-m", "D/missing", "-p", "a"], "no such file or folder"),
+    "no new tokens": (["-p", "a", "--max-new-tokens", "0"], "--max-new-tokens 0: must be between 1"),
+    "negative new tokens": (["-p", "a", "--max-new-tokens", "-5"], "must be between 1"),
+    "absurd temperature": (["-p", "a", "--temperature", "0"], "--do-sample"),
+    "nan": (["-p", "a", "--temperature", "nan"], "--temperature nan"),
+    "top-p above 1": (["-p", "a", "--top-p", "1.5"], "--top-p 1.5"),
+    "negative top-k": (["-p", "a", "--top-k", "-1"], "--top-k -1"),
+    "negative seed": (["-p", "a", "--seed", "-1"], "--seed -1"),
+    "absurd draft": (["-p", "a", "--num-assistant-tokens", "1000"], "--num-assistant-tokens 1000"),
+    "empty stop": (["-p", "a", "--stop", ""], "--stop is empty"),
+    "unknown precision": (["-p", "a", "--precision", "int3"], "invalid choice"),
+    "cpus that do not exist": (["-p", "a", "--cpus", "4000"], "4000"),
+    "node that does not exist": (["-p", "a", "--numa-node", "77"], "77"),
+    "socket that does not exist": (["-p", "a", "--socket", "77"], "77"),
+    "negative threads": (["-p", "a", "--threads", "-2"], "-2"),
+    "absurd threads": (["-p", "a", "--threads", "100000"], "100000"),
+    "int4 without IPEX": (["-p", "a", "--precision", "int4", "--executor", "torch"], "has no int4"),
+    "prompt beyond the context": (["-p", "fox " * 900], "shorten the prompt by at least"),
+}
+
+
+def test_wrong_usage(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Exit code 2, a message, no traceback, nothing on standard output."""
+    commands = [["-m", pair[0], *(a.replace("D/", f"{tmp_path}/") for a in words)] for words, _ in WRONG_USAGE.values()]
+    for (name, (_, message)), done in zip(WRONG_USAGE.items(), run_all(*commands), strict=True):
+        assert done.returncode == 2, (name, done.stderr)
+        assert message in done.stderr, name
+        assert "Traceback" not in done.stderr, name
+        assert done.stdout == "", name
+
+
+def broken(name: str, folder: Path) -> tuple[list[str], str]:
+    """Make the broken checkpoint `name`; the arguments, and what the message must say."""
+    if name == "unknown hub model":
+        return ["-m", "nobody/no-such-model", "--offline"], "nobody/no-such-model"
+    if name == "no config":
+        folder.mkdir()
+        (folder / "readme.txt").write_text("x")
+        return ["-m", str(folder)], "config.json"
+    if name == "not a GGUF":
+        folder.mkdir()
+        (folder / "x.gguf").write_bytes(b"nonsense" * 100)
+        return ["-m", str(folder / "x.gguf")], "x.gguf"
+    model = checkpoint_files.tiny_model("llama")
+    checkpoint_files.save(model, folder)
+    weights = folder / "model.safetensors"
+    if name == "truncated safetensors":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        return ["-m", str(folder)], "model.safetensors"
+    if name == "pickled code":
+
+        class Evil:
+            def __reduce__(self) -> tuple:
+                return (os.system, ("touch pwned",))
+
+        weights.unlink()
+        torch.save({"lm_head.weight": Evil()}, folder / "pytorch_model.bin")
+        return ["-m", str(folder)], "safetensors"
+    assert name == "unsupported architecture"
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "NoSuchForCausalLM").replace('"llama"', '"nope"'))
+    return ["-m", str(folder)], "AutoModelForCausalLM"
+
+
+BROKEN = (
+    "unknown hub model",
+    "no config",
+    "not a GGUF",
+    "truncated safetensors",
+    "pickled code",
+    "unsupported architecture",
+)
+
+
+def test_broken_checkpoints(tmp_path: Path) -> None:
+    """Exit code 1, a message that names the file or model, no traceback."""
+    made = [broken(name, tmp_path / name) for name in BROKEN]
+    outcomes = run_all(*([*arguments, *PROMPT] for arguments, _ in made))
+    for name, (_, message), done in zip(BROKEN, made, outcomes, strict=True):
+        assert done.returncode == 1, (name, done.stderr)
+        assert message in done.stderr, name
+        assert "Traceback" not in done.stderr, name
+    assert not list(tmp_path.rglob("pwned"))
+    assert not Path("pwned").exists()
+
+
+def test_vocabulary_mismatch(pair: tuple[str, str], tmp_path: Path) -> None:
+    """An assistant whose tokens differ is refused with the first that does."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=2), tmp_path / "other", tokenizer=False)
+    checkpoint_files.tiny_tokenizer(special=("<|end|>", "<|other|>", "<|im_end|>")).save_pretrained(folder)
+    done = run("-m", pair[0], "--assistant-model", str(folder), *PROMPT)
+    assert done.returncode == 2
+    assert "<|other|>" in done.stderr or "<|end|>" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_too_little_memory_is_said_before_loading(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the numbers, and what to do."""
+    from ipex_assist.commands import generate, memory_need
+    from ipex_assist.env.memory import Memory
+
+    monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(2 << 30, 100 << 20))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        code = generate.main(["-m", pair[0], *PROMPT])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    message = capsys.readouterr().err
+    assert code == 1
+    assert re.search(r"too little memory: [\d.]+ GiB are needed .* and 0\.1 GiB are available", message)
+
+
+def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess[str]) -> None:
+    """A tiny Llama has no published sibling: said, with the flag, and the run goes on."""
+    assert "--assistant-model" in usual.stderr

@@ -1,0 +1,61 @@
+"""Tiny models on the native core, loaded once for all tests."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.native.library import Pool
+
+VARIANTS = ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window"]
+
+
+PRECISIONS = ["fp32", "bf16", "int8", "int4"]
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(tiny_models.VOCAB, (count,), generator=generator).tolist()
+
+
+@functools.cache
+def pool(threads: int) -> Pool:
+    """Threads that the kernel places: the machine may have fewer processors than that."""
+    return Pool(threads)
+
+
+@functools.cache
+def folder(variant: str) -> Path:
+    """A saved model with a context of 1024, for all tests of this file."""
+    made = tempfile.TemporaryDirectory()
+    _folders.append(made)  # it is removed with its owner
+    longer = {"n_positions": 1024} if variant.startswith("gpt") else {"max_position_embeddings": 1024}
+    tiny_models.save(Path(made.name), variant, **longer)
+    return Path(made.name)
+
+
+_folders: list[object] = []
+
+
+@functools.cache
+def loaded(variant: str, precision: str, threads: int = 1) -> NativeModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
+        made = tiny_models.model(folder(variant), "native", precision)
+    assert isinstance(made, NativeModel)
+    assert made.packed.pool.threads == threads
+    return made
+
+
+def text(variant: str, precision: str, threads: int = 1) -> tiny_models.Text:
+    return tiny_models.Text(loaded(variant, precision, threads), 700)
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
