@@ -292,7 +292,7 @@ def checked(name: str, take: Callable[[Any], Any], value: Any) -> Any:
     try:
         return take(value)
     except ValueError as error:
-        shown = f" {value}" if isinstance(value, str) and name.startswith("-") else f" {value!r}"
+        shown = f" {value}" if isinstance(value, str) and value and name.startswith("-") else f" {value!r}"
         raise UsageError(f"{name}{shown}: {error}") from None
 
 

@@ -33,7 +33,7 @@ def instance() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
-    model = settings["args"]["model"]
+    model = settings["load"]["target"]
     if model == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if model.startswith("refuses") and model != f"refuses-not-{os.environ.get('IPEX_INSTANCE')}":
