@@ -19,6 +19,7 @@ COMMON = (
     "cpu.cpp",
     "checks.cpp",
     "weights.cpp",
+    "cache.cpp",
     "model.cpp",
     "forward.cpp",
     "attention.cpp",
