@@ -12,7 +12,7 @@ import torch
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.base import Checkpoint
-from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
@@ -36,6 +36,8 @@ from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabula
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ipex_assist.executors.interface import Model
+
 log = logging.getLogger("ipex_assist")
 
 
@@ -52,41 +54,13 @@ def load(target: str, assistant: str | None = AUTO, **options: Any) -> TextModel
     return load_by(LoadOptions.of(target=target, assistant=NONE if assistant is None else assistant, **options))
 
 
-def load_by(options: LoadOptions) -> TextModel:
+def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) -> TextModel:
     """`load` with everything in one object. precision None is bf16, or the 4 bits of a checkpoint that is quantized
     already (GPTQ, AWQ); assistant_precision None is the assistant's own such bits, then the target's precision.
+
+    checkpoints: those that are open already, which are not opened again.
     """
-    if options.target is None:
-        raise UsageError("target: which model? Give a hub id, a folder or a .gguf file")
-    assistant_precision = options.assistant_precision
-    checkpoint = open_checkpoint(options.target, revision=options.revision, offline=options.offline)
-    if not checkpoint.why_not_ours():
-        checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
-    name = parse_assistant(options.assistant)
-    helper, shared = None, None
-    if name.model == AUTO:
-        helper, shared = _family_assistant(checkpoint, options.target, options.offline)
-    elif name.model not in (None, SELF):
-        helper = open_checkpoint(str(name.model), offline=options.offline)
-    elif name.model == SELF:
-        assistant_precision = assistant_precision or "int4"
-    drafted = assistant_precision if helper or name.model == SELF else None
-    executor = resolve_executor(options.executor, options.precision, drafted)
-    precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
-    if helper is not None:
-        assistant_precision = assistant_precision or stored_precision(helper, executor) or precision
-    request = _Request(
-        checkpoint,
-        helper,
-        name,
-        precision,
-        assistant_precision,
-        executor,
-        options.universal,
-        options.draft_vocabulary,
-        shared,
-    )
-    model = _build(request, options.progress, options.cache_packed, options.recalibrate)
+    model = _build(_request(options, OpenCheckpoints() if checkpoints is None else checkpoints))
     if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
         _ = model.drafting.costs
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
@@ -97,24 +71,26 @@ def load_by(options: LoadOptions) -> TextModel:
 
 @dataclass(frozen=True)
 class _Request:
-    """Names what is to be loaded; `helper` is None where nothing, lookup alone, or the target's copy drafts.
+    """What is to be loaded; `assistant` is None where nothing, lookup alone, or the target's copy drafts.
 
-    shared: how far the helper's vocabulary is the target's, where that was compared already.
+    precision, assistant_precision, executor: those of `options`, or what stands for their None and "auto".
+    shared: how far the assistant's vocabulary is the target's, where that was compared already; tokenizer: the
+    target's, where that was loaded for it.
     """
 
+    options: LoadOptions
     checkpoint: Checkpoint
-    helper: Checkpoint | None
+    assistant: Checkpoint | None
     name: AssistantName
     precision: str
     assistant_precision: str | None
     executor: str
-    universal: bool
-    draft_vocabulary: int | None
     shared: SharedVocabulary | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     def identity(self, universal: bool) -> Identity:
         """The names that results repeat."""
-        model = SELF if self.name.model == SELF else self.helper.source if self.helper else None
+        model = SELF if self.name.model == SELF else self.assistant.source if self.assistant else None
         if model is not None and universal:
             model += " (universal)"
         parts = [*(["lookup"] if self.name.lookup else []), *([model] if model else [])]
@@ -127,75 +103,116 @@ class _Request:
         )
 
 
-def _build(request: _Request, progress: bool, cache_packed: bool, recalibrate: bool) -> TextModel:
-    checkpoint, helper, executor = request.checkpoint, request.helper, request.executor
+def _request(options: LoadOptions, checkpoints: OpenCheckpoints) -> _Request:
+    """Open the checkpoints, and settle what the options leave open."""
+    if options.target is None:
+        raise UsageError("target: which model? Give a hub id, a folder or a .gguf file")
+    checkpoint = checkpoints.open(options.target, revision=options.revision, offline=options.offline)
+    if not checkpoint.why_not_ours():
+        checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
+    name = parse_assistant(options.assistant)
+    assistant_precision = options.assistant_precision
+    family = _Family()
+    if name.model == AUTO:
+        family = _family_assistant(checkpoint, options, checkpoints)
+    elif name.model not in (None, SELF):
+        family = _Family(checkpoints.open(str(name.model), offline=options.offline))
+    elif name.model == SELF:
+        assistant_precision = assistant_precision or "int4"
+    assistant = family.assistant
+    drafted = assistant_precision if assistant or name.model == SELF else None
+    executor = resolve_executor(options.executor, options.precision, drafted)
+    precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
+    if assistant is not None:
+        assistant_precision = assistant_precision or stored_precision(assistant, executor) or precision
+    return _Request(
+        options, checkpoint, assistant, name, precision, assistant_precision, executor, family.shared, family.tokenizer
+    )
+
+
+def _build(request: _Request) -> TextModel:
+    """Load what was asked for; our own decoder runs it, or transformers does."""
+    checkpoint, assistant, executor = request.checkpoint, request.assistant, request.executor
     if reason := checkpoint.why_not_ours():
         # Nobody is to take it for the native core, which may have been asked for.
         level = logging.WARNING if executor == "native" or find(checkpoint.architecture) else logging.INFO
         log.log(level, "%s runs through transformers, not our own decoder: %s", checkpoint.source, reason)
-        return _by_transformers(request, progress, cache_packed)
-    if helper is not None and (reason := helper.why_not_ours()):
+        return _by_transformers(request)
+    if assistant is not None and (reason := assistant.why_not_ours()):
         raise UsageError(
-            f"our decoder cannot run the assistant {helper.source} ({reason}), and through transformers, which can, "
+            f"our decoder cannot run the assistant {assistant.source} ({reason}), and through transformers, which can, "
             f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
             "lookup, or go without by --no-assisted"
         )
-
-    tokenizer = load_tokenizer(checkpoint)
-    shared, helper_tokenizer = _vocabulary(request, tokenizer)
-    target = load_model(checkpoint, request.precision, executor, progress=progress, cache_packed=cache_packed)
-    assistant = None
-    if helper is not None or request.name.model == SELF:
-        assert request.assistant_precision is not None
-        assistant = load_model(
-            helper or checkpoint,
-            request.assistant_precision,
-            executor,
-            progress=progress,
-            exact=False,
-            cache_packed=cache_packed,
-            table_of=None if helper else target,
-            group=DRAFT_INT4_GROUP,
-        )
-    measure = functools.partial(calibration.calibrate, target, assistant, shared.limited(request.draft_vocabulary))
+    tokenizer = request.tokenizer or load_tokenizer(checkpoint)
+    shared, assistant_tokenizer = _vocabulary(request, tokenizer)
+    target, assistant_model = _models(request)
+    draft_vocabulary = request.options.draft_vocabulary
+    measure = functools.partial(calibration.calibrate, target, assistant_model, shared.limited(draft_vocabulary))
     drafting = Drafting(
         target.spec.vocab_size,
         measure,
-        assistant,
+        assistant_model,
         request.name.lookup,
-        request.draft_vocabulary,
-        helper_tokenizer,
+        draft_vocabulary,
+        assistant_tokenizer,
         tokenizer,
         shared,
     )
     if drafting.possible:
-        drafting.go_on_from(_cache(request, assistant is not None, recalibrate))
+        drafting.go_on_from(_cache(request, assistant_model is not None))
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
-    identity = request.identity(helper_tokenizer is not None)
-    return AssistedModel(target, tokenizer, eos, identity, assistant, drafting=drafting)
+    identity = request.identity(assistant_tokenizer is not None)
+    return AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
 
 
-def _by_transformers(request: _Request, progress: bool, cache_packed: bool) -> TextModel:
+def _models(request: _Request) -> tuple[Model, Model | None]:
+    """The target, and the assistant where a model drafts."""
+    options = request.options
+    target = load_model(
+        request.checkpoint,
+        request.precision,
+        request.executor,
+        progress=options.progress,
+        cache_packed=options.cache_packed,
+    )
+    if request.assistant is None and request.name.model != SELF:
+        return target, None
+    assert request.assistant_precision is not None
+    return target, load_model(
+        request.assistant or request.checkpoint,
+        request.assistant_precision,
+        request.executor,
+        progress=options.progress,
+        exact=False,
+        cache_packed=options.cache_packed,
+        table_of=None if request.assistant else target,
+        group=DRAFT_INT4_GROUP,
+    )
+
+
+def _by_transformers(request: _Request) -> TextModel:
     """A model that our decoder does not run: transformers has no draft source but an assistant model."""
     from ipex_assist.generation.transformers_model import TransformersModel
 
+    options = request.options
     if request.name.lookup or request.name.model == SELF:
         raise UsageError(
             f"{request.checkpoint.architecture or 'this architecture'} runs through transformers, which drafts with an "
             "assistant model only: name one with --assistant-model, or go without by --no-assisted"
         )
-    idle = {"--cache-packed": cache_packed, "--draft-vocabulary": request.draft_vocabulary is not None}
+    idle = {"--cache-packed": options.cache_packed, "--draft-vocabulary": options.draft_vocabulary is not None}
     for flag in (flag for flag, given in idle.items() if given):
         log.warning("%s: no effect, since %s runs through transformers", flag, request.checkpoint.source)
     executor = library_executor() if request.executor == "native" else request.executor
     return TransformersModel(
         request.checkpoint,
-        request.helper,
+        request.assistant,
         request.precision,
         request.assistant_precision,
         executor,
-        progress=progress,
-        universal=request.universal,
+        progress=options.progress,
+        universal=options.universal,
         named=request.name.model != AUTO,
     )
 
@@ -204,26 +221,26 @@ def _vocabulary(
     request: _Request, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[SharedVocabulary, PreTrainedTokenizerBase | None]:
     """How far the vocabulary is shared; the assistant's tokenizer where it is another one, and that is allowed."""
-    if request.helper is None or request.shared is not None:
+    if request.assistant is None or request.shared is not None:
         return request.shared or SharedVocabulary(), None
-    other = load_tokenizer(request.helper)
+    other = load_tokenizer(request.assistant)
     try:
-        return _compare(request.checkpoint, tokenizer, request.helper, other), None
+        return _compare(request.checkpoint, tokenizer, request.assistant, other), None
     except UsageError:
-        if not request.universal:
+        if not request.options.universal:
             raise
-        log.warning("%s has another vocabulary: its drafts are encoded anew, as text", request.helper.source)
+        log.warning("%s has another vocabulary: its drafts are encoded anew, as text", request.assistant.source)
         return SharedVocabulary(), other
 
 
-def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
+def _cache(request: _Request, drafts: bool) -> PairCache:
     """Open the cache of what earlier processes learnt of this pair. drafts: a model does, not lookup alone."""
     pair = pair_facts(
         request.checkpoint,
         request.precision,
-        request.helper or (request.checkpoint if drafts else None),
+        request.assistant or (request.checkpoint if drafts else None),
         request.assistant_precision,
-        draft_vocabulary=request.draft_vocabulary,
+        draft_vocabulary=request.options.draft_vocabulary,
         int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
     )
     plan = launch.inherited_plan(os.environ)
@@ -235,28 +252,36 @@ def _cache(request: _Request, drafts: bool, anew: bool) -> PairCache:
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         "torch": torch.__version__,
     }
-    return PairCache(pair, machine, anew=anew)
+    return PairCache(pair, machine, anew=request.options.recalibrate)
 
 
-def _family_assistant(
-    checkpoint: Checkpoint, source: str, offline: bool
-) -> tuple[Checkpoint | None, SharedVocabulary | None]:
+@dataclass(frozen=True)
+class _Family:
+    """An assistant, how far its vocabulary is the target's, and the target's tokenizer; None is not known yet."""
+
+    assistant: Checkpoint | None = None
+    shared: SharedVocabulary | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+
+def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints: OpenCheckpoints) -> _Family:
     """The family's default. Nobody asked for it by name, so one that cannot be had or does not fit ends nothing."""
-    name = default_assistant(checkpoint.config, source)
+    name = default_assistant(checkpoint.config, options.target or "")
     if name is None:
         log.warning(
             "no default assistant for %s: generating without one; name one with --assistant-model",
             checkpoint.architecture,
         )
-        return None, None
+        return _Family()
     try:
-        helper = open_checkpoint(name, offline=offline)
-        if not checkpoint.why_not_ours() and (reason := helper.why_not_ours()):
+        assistant = checkpoints.open(name, offline=options.offline)
+        if not checkpoint.why_not_ours() and (reason := assistant.why_not_ours()):
             raise IpexAssistError(reason)
-        return helper, _compare(checkpoint, load_tokenizer(checkpoint), helper, load_tokenizer(helper))
+        tokenizer = load_tokenizer(checkpoint)
+        return _Family(assistant, _compare(checkpoint, tokenizer, assistant, load_tokenizer(assistant)), tokenizer)
     except IpexAssistError as error:
         log.warning("generating without the default assistant %s: %s", name, error)
-        return None, None
+        return _Family()
 
 
 def _compare(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist import launch
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.load import memory_need
 from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory
 from ipex_assist.env.memory import release_free_memory
@@ -42,7 +43,8 @@ class NumberTokens:
 
 def needed_bytes(args: argparse.Namespace) -> int | None:
     """The most that any combination takes, before anything is loaded; None where a size is not known."""
-    totals = [_need(args, precision, draft).total for precision, draft in _combinations(args)]
+    checkpoints = OpenCheckpoints()
+    totals = [_need(args, precision, draft, checkpoints).total for precision, draft in _combinations(args)]
     return None if any(total is None for total in totals) else max(total or 0 for total in totals)
 
 
@@ -52,8 +54,9 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     A model is given back as the next one is asked for; whoever holds it must let go of it then.
     Raises IpexAssistError, before anything is built, where a combination does not fit into memory.
     """
+    checkpoints = OpenCheckpoints()
     for precision, draft in _combinations(args):
-        check_memory(_need(args, precision, draft))
+        check_memory(_need(args, precision, draft, checkpoints))
     if args.random_weights:
         yield from _random_models(args)
         return
@@ -63,7 +66,9 @@ def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
     adaptive = "adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule)
     for precision, draft in _combinations(args):
         one = replace(_load_options(args, precision, draft), calibrate=adaptive)
-        model, notes = load_models(one, max(args.max_new_tokens), args.threads, verbose=args.verbose)
+        model, notes = load_models(
+            one, max(args.max_new_tokens), args.threads, verbose=args.verbose, checkpoints=checkpoints
+        )
         yield model, notes
         del model
         _release()
@@ -86,10 +91,12 @@ def _combinations(args: argparse.Namespace) -> list[tuple[str | None, str | None
     return list(product(args.precision, assistants))
 
 
-def _need(args: argparse.Namespace, precision: str | None, draft: str | None) -> MemoryNeed:
+def _need(
+    args: argparse.Namespace, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints
+) -> MemoryNeed:
     tokens = max(args.max_new_tokens)
     if not args.random_weights:
-        return memory_need(_load_options(args, precision, draft), tokens)
+        return memory_need(_load_options(args, precision, draft), tokens, checkpoints=checkpoints)
     precision = precision or "bf16"
     target = _spec(args.model)
     length = min(tokens + max(args.prompt_tokens or [PROMPT_TOKENS]), target.context_length)

@@ -1,4 +1,4 @@
-"""Checkpoints: a hub id, a folder or a GGUF file as one config and named tensors, read one at a time."""
+"""Opens a hub id, a folder or a GGUF file as one checkpoint: a config and named tensors, read one at a time."""
 
 from __future__ import annotations
 
@@ -20,31 +20,48 @@ def open_checkpoint(source: str, *, revision: str | None = None, offline: bool =
         UsageError: a path where nothing is.
         IpexAssistError: not to be had, unreadable, incomplete, truncated or corrupt.
     """
-    source = canonical_id(source)
-    try:
-        return _open(source, revision, offline)
-    except (OSError, ValueError) as error:  # no permission, a name too long or with a zero byte, a broken disk, …
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise IpexAssistError(f"{source} cannot be read: {reason or type(error).__name__}") from error
+    return OpenCheckpoints().open(source, revision=revision, offline=offline)
 
 
-def _open(source: str, revision: str | None, offline: bool) -> Checkpoint:
+class OpenCheckpoints:
+    """The checkpoints a process has open. Whoever needs one asks here, so that each is opened once and passed on."""
+
+    def __init__(self) -> None:
+        # By name, place and time of the last change: a download may add files to a copy that was open already.
+        self._open: dict[tuple[str, Path, int], Checkpoint] = {}
+
+    def open(self, source: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
+        """`open_checkpoint`, or what that returned for the same files before. One that fails is tried anew."""
+        source = canonical_id(source)
+        try:
+            path = _locate(source, revision, offline)
+            key = source, path, path.stat().st_mtime_ns
+            if key not in self._open:
+                self._open[key] = _open(source, path)
+            return self._open[key]
+        except (OSError, ValueError) as error:  # no permission, a name too long or with a zero byte, a broken disk, …
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise IpexAssistError(f"{source} cannot be read: {reason or type(error).__name__}") from error
+
+
+def _locate(source: str, revision: str | None, offline: bool) -> Path:
+    """The folder or file of a source, fetched from the hub if need be."""
     path = Path(os.path.expanduser(source))
-    if path.is_file():
-        return GgufCheckpoint(source, path)
-    if path.is_dir():
-        return open_folder(FolderCheckpoint(source, path))
+    if path.is_file() or path.is_dir():
+        return path
     if path.exists():
         require_file(path)
     if not hub.is_hub_id(source):
         raise UsageError(f"{source}: no such file or folder (looked for {path.absolute()}).")
-    folder = hub.fetch(source, revision=revision, offline=offline)
-    hint = f"The cached copy of {source} is incomplete; run once without --offline to complete it."
-    return open_folder(FolderCheckpoint(source, folder, hint))
+    return hub.fetch(source, revision=revision, offline=offline)
 
 
-def open_folder(stored: FolderCheckpoint) -> Checkpoint:
-    """The checkpoint, or, where its linears are quantized (GPTQ, AWQ), its view as one of plain weights."""
+def _open(source: str, path: Path) -> Checkpoint:
     from ipex_assist.checkpoints.quantized import quantized
 
-    return quantized(stored)
+    if path.is_file():
+        return GgufCheckpoint(source, path)
+    fetched = path != Path(os.path.expanduser(source))
+    hint = f"The cached copy of {source} is incomplete; run once without --offline to complete it."
+    # Where the linears are quantized (GPTQ, AWQ), a view of it as one of plain weights.
+    return quantized(FolderCheckpoint(source, path, hint if fetched else ""))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from ipex_assist.checkpoints import gguf_file, hub
+from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.base import Checkpoint
-from ipex_assist.checkpoints.folder import FolderCheckpoint
+from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.hub import canonical_id
-from ipex_assist.checkpoints.open import open_folder
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.config import Config
@@ -18,7 +18,12 @@ from ipex_assist.quantization.precision import LINEAR_BYTES
 
 
 def estimate_bytes(
-    source: str, precision: str | None, *, revision: str | None = None, offline: bool = False
+    source: str,
+    precision: str | None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    checkpoints: OpenCheckpoints | None = None,
 ) -> int | None:
     """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
 
@@ -26,20 +31,15 @@ def estimate_bytes(
 
     A folder, a GGUF file or a complete copy in the hub cache takes 1 to 30 ms; else the hub is asked once, unless
     offline. None where the size cannot be had: what is wrong with a checkpoint, `open_checkpoint` will say.
+    checkpoints: those that are open already; one that is opened here joins them.
     """
     source = canonical_id(source)
-    local = Path(source).expanduser()
-    on_hub = not local.exists() and hub.is_hub_id(source)
-    path = (hub.cached_snapshot(source, revision) or local) if on_hub else local
+    checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     try:
-        if path.is_file():
-            tensors = gguf_file.read_header(path).tensors
-            shapes = {name: tensor.shape for name, tensor in tensors.items()}
-            return packed_bytes(shapes, precision or "bf16", "output.weight" not in tensors)
-        if path.is_dir():
-            return _folder_bytes(open_folder(FolderCheckpoint(source, path)), precision)
+        return _stored_bytes(checkpoints.open(source, revision=revision, offline=True), precision)
     except (IpexAssistError, OSError):
         pass  # a copy in the cache that a download has yet to complete, or a checkpoint that will not open
+    on_hub = hub.is_hub_id(source) and not os.path.exists(os.path.expanduser(source))
     if not on_hub or offline or hub.offline_by_environment():
         return None
     if precision is None:
@@ -67,7 +67,11 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
     return math.ceil(total)
 
 
-def _folder_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
+def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
+    if isinstance(checkpoint, GgufCheckpoint):
+        tensors = checkpoint.header.tensors
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        return packed_bytes(shapes, precision or "bf16", "output.weight" not in tensors)
     config = Config(checkpoint.config)
     tied = config.flag("tie_word_embeddings", checkpoint.config.get("model_type") in ("opt", "gpt_bigcode"))
     in_bin = checkpoint.weight_files()[0].suffix != ".safetensors"

@@ -21,6 +21,7 @@ from ipex_assist.quantization.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
+    from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands.perplexity import Comparison, Score, Window
     from ipex_assist.executors.interface import Model
 
@@ -88,42 +89,46 @@ def main(argv: Sequence[str]) -> int:
     return run_placed("eval", argv, args, lambda: _bytes(args), lambda: _run(args))
 
 
-def _bytes(args: argparse.Namespace) -> int | None:
+def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None) -> int | None:
     """Memory of the model, and of what it is compared with."""
     from ipex_assist.commands.memory_need import estimate_need
 
-    needs = [estimate_need(args.model, None, args.precision, None, WINDOW, args.revision).total]
+    needs = [
+        estimate_need(args.model, None, args.precision, None, WINDOW, args.revision, checkpoints=checkpoints).total
+    ]
     if args.against or args.against_model:
-        needs.append(_reference_need(args))
+        needs.append(_reference_need(args, checkpoints))
     known = [need for need in needs if need is not None]
     return sum(known) if len(known) == len(needs) else None
 
 
-def _reference_need(args: argparse.Namespace) -> int | None:
+def _reference_need(args: argparse.Namespace, checkpoints: OpenCheckpoints | None) -> int | None:
     from ipex_assist.commands.memory_need import RUNTIME_BYTES, estimate_need
 
     source = args.against_model or args.model
     revision = None if args.against_model else args.revision
-    total = estimate_need(source, None, args.against or "bf16", None, WINDOW, revision).total
+    precision = args.against or "bf16"
+    total = estimate_need(source, None, precision, None, WINDOW, revision, checkpoints=checkpoints).total
     return None if total is None else total - RUNTIME_BYTES
 
 
 def _run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from ipex_assist.checkpoints.open import open_checkpoint
+    from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.messages import quiet_stderr
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
     executor = resolve_executor(args.executor, args.precision, args.against)
-    _check_memory(args)
+    checkpoints = OpenCheckpoints()
+    _check_memory(args, checkpoints)
     if executor == "ipex":
         with quiet_stderr(not args.verbose):
             import intel_extension_for_pytorch  # noqa: F401
-    checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
-    other = open_checkpoint(args.against_model, offline=args.offline) if args.against_model else checkpoint
+    checkpoint = checkpoints.open(args.model, revision=args.revision, offline=args.offline)
+    other = checkpoints.open(args.against_model, offline=args.offline) if args.against_model else checkpoint
     compared = args.against is not None or args.against_model is not None
     _refuse_unknown(checkpoint, other)
     tokenizer = load_tokenizer(checkpoint)
@@ -161,11 +166,11 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_memory(args: argparse.Namespace) -> None:
+def _check_memory(args: argparse.Namespace, checkpoints: OpenCheckpoints) -> None:
     from ipex_assist.commands.memory_need import gib
     from ipex_assist.env.memory import read_memory
 
-    need, available = _bytes(args), read_memory().available
+    need, available = _bytes(args, checkpoints), read_memory().available
     if need is not None and available and need > available:
         both = " for both models" if args.against or args.against_model else ""
         raise IpexAssistError(

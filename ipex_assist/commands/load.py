@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ipex_assist import launch
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.memory_need import MemoryNeed, check_memory, estimate_need
 from ipex_assist.commands.messages import quiet_stderr
 from ipex_assist.generation.load_options import LoadOptions
@@ -18,18 +19,25 @@ log = logging.getLogger("ipex_assist")
 
 
 def load_models(
-    options: LoadOptions, max_new_tokens: int, threads: int | None = None, *, verbose: bool = False
+    options: LoadOptions,
+    max_new_tokens: int,
+    threads: int | None = None,
+    *,
+    verbose: bool = False,
+    checkpoints: OpenCheckpoints | None = None,
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
+    checkpoints: those that are open already.
     """
     from ipex_assist.executors.choose import compute_threads, resolve_executor
 
     precisions = options.precision, options.assistant_precision if options.assists else None
     options = replace(options, executor=resolve_executor(options.executor, *precisions), progress=sys.stderr.isatty())
+    checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
-    check_memory(memory_need(options, max_new_tokens, offline=options.offline))
+    check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints))
     with quiet_stderr(not verbose):
         import torch
 
@@ -42,7 +50,7 @@ def load_models(
     from ipex_assist.api import load_by
 
     started = time.perf_counter()
-    model = load_by(options)
+    model = load_by(options, checkpoints)
     log.info("loaded in %.1f s", time.perf_counter() - started)
     found = launch.check_start(plan, compute_threads()) if plan else []
     for line in found:
@@ -50,11 +58,22 @@ def load_models(
     return model, found
 
 
-def memory_need(options: LoadOptions, max_new_tokens: int, *, offline: bool = True) -> MemoryNeed:
-    """What loading and a text will take; offline: read only what is on this machine."""
+def memory_need(
+    options: LoadOptions, max_new_tokens: int, *, offline: bool = True, checkpoints: OpenCheckpoints | None = None
+) -> MemoryNeed:
+    """What loading and a text will take; offline: read only what is on this machine; checkpoints: already open."""
     assert options.target is not None
     # Only the native core keeps a quantized checkpoint's 4 bits.
     precision = options.precision or (None if options.executor in ("auto", "native") else "bf16")
     assistant = options.assistant if options.assists else None
     draft = options.assistant_precision
-    return estimate_need(options.target, assistant, precision, draft, max_new_tokens, options.revision, offline=offline)
+    return estimate_need(
+        options.target,
+        assistant,
+        precision,
+        draft,
+        max_new_tokens,
+        options.revision,
+        offline=offline,
+        checkpoints=checkpoints,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
@@ -40,18 +40,22 @@ def estimate_need(
     revision: str | None = None,
     *,
     offline: bool = True,
+    checkpoints: OpenCheckpoints | None = None,
 ) -> MemoryNeed:
     """Estimate the bytes that `load(model, assistant)` and a generation will take, without downloading anything.
 
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
-    hub is asked for the sizes of models that are not.
+    hub is asked for the sizes of models that are not. checkpoints: those that are open already; what is opened here
+    joins them.
     """
     kv = 0
+    checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     assistant = parse_assistant(assistant).model  # lookup takes next to nothing
+    assistant_revision = None
     if assistant == SELF:
-        assistant, assistant_precision = model, assistant_precision or "int4"
+        assistant, assistant_precision, assistant_revision = model, assistant_precision or "int4", revision
     try:
-        checkpoint = open_checkpoint(model, revision=revision, offline=True)
+        checkpoint = checkpoints.open(model, revision=revision, offline=True)
         if assistant == "auto":
             assistant = default_assistant(checkpoint.config, model)
         spec = checkpoint.decoder_spec()
@@ -60,18 +64,18 @@ def estimate_need(
     except IpexAssistError:
         # Our decoder does not run it, or else what is wrong with the checkpoint is said when it is loaded.
         assistant = None if assistant == "auto" else assistant
+
+    def size(source: str, precision: str | None, revision: str | None) -> int | None:
+        try:
+            return estimate_bytes(source, precision, revision=revision, offline=offline, checkpoints=checkpoints)
+        except IpexAssistError:
+            return None
+
     return MemoryNeed(
-        target=_size(model, precision, revision, offline),
-        assistant=_size(assistant, assistant_precision or precision, None, offline) if assistant else None,
+        target=size(model, precision, revision),
+        assistant=size(assistant, assistant_precision or precision, assistant_revision) if assistant else None,
         kv=kv,
     )
-
-
-def _size(source: str, precision: str | None, revision: str | None, offline: bool) -> int | None:
-    try:
-        return estimate_bytes(source, precision, revision=revision, offline=offline)
-    except IpexAssistError:
-        return None
 
 
 def check_memory(need: MemoryNeed) -> None:

@@ -47,7 +47,7 @@ class TransformersModel(TextModel):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        helper: Checkpoint | None,
+        assistant: Checkpoint | None,
         precision: str,
         assistant_precision: str | None,
         executor: str,
@@ -72,27 +72,27 @@ class TransformersModel(TextModel):
         self._context_length = context_length(checkpoint.config)
         self._named = named
         pair = None
-        if helper is not None:
+        if assistant is not None:
             try:
-                pair = Pair.of(checkpoint, self.tokenizer, helper, universal)
+                pair = Pair.of(checkpoint, self.tokenizer, assistant, universal)
             except UsageError as error:
                 if named:
                     raise
-                log.warning("generating without the default assistant %s: %s", helper.source, error)
-                helper = None
-        assistant_precision = (assistant_precision or precision) if helper else None
-        self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=helper is None, progress=progress)
+                log.warning("generating without the default assistant %s: %s", assistant.source, error)
+                assistant = None
+        assistant_precision = (assistant_precision or precision) if assistant else None
+        self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None, progress=progress)
         neutralise(self.target, self.eos)
         self.assistant: PreTrainedModel | None = None
         self._pair_options: dict[str, Any] = {}
-        if helper is not None and pair is not None and assistant_precision is not None:
-            self.assistant, _ = _load(helper, DTYPES[assistant_precision], executor, alone=False, progress=progress)
+        if assistant is not None and pair is not None and assistant_precision is not None:
+            self.assistant, _ = _load(assistant, DTYPES[assistant_precision], executor, alone=False, progress=progress)
             self._drafting = OwnDrafting.of(self.assistant)
             neutralise(self.assistant, self.eos)
             self._pair_options = pair.fit(self.assistant)
         self.identity = Identity(
             target=checkpoint.source,
-            assistant=helper.source + (" (universal)" if self._pair_options else "") if helper else None,
+            assistant=assistant.source + (" (universal)" if self._pair_options else "") if assistant else None,
             precision=precision,
             assistant_precision=assistant_precision,
             executor=kind,
@@ -132,12 +132,12 @@ class TransformersModel(TextModel):
             told["logits_processor"] = [_Penalties(sampling)]
         if sampling.do_sample:
             told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        helper = self.assistant if options.wanted else None
-        if helper is None:
+        assistant = self.assistant if options.wanted else None
+        if assistant is None:
             return _Worker(self.target, None, tokens, told, sampling.seed).rounds(), False
         # The model keeps what it is told: one generation's number must not become the next one's default.
-        self._drafting.told(options).set(helper)
-        assisted = _Worker(self.target, helper, tokens, told | self._pair_options, sampling.seed)
+        self._drafting.told(options).set(assistant)
+        assisted = _Worker(self.target, assistant, tokens, told | self._pair_options, sampling.seed)
         plain = _Worker(self.target, None, tokens, told, sampling.seed)
         return self._assisted_rounds(assisted, plain), True
 

@@ -14,7 +14,7 @@ import tiny_models
 from checkpoint_files import tiny_tokenizer
 
 from ipex_assist import cli, load
-from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.registry import EXECUTORS
@@ -186,11 +186,13 @@ def test_an_unreadable_target_is_refused_before_its_assistant_is_fetched(
     folder = changed(models, "llama", tmp_path / "m", quantization)
     opened: list[str] = []
 
-    def fetch(source: str, **_: Any) -> Any:
-        opened.append(source)
-        return open_checkpoint(source)
+    opening = OpenCheckpoints.open
 
-    monkeypatch.setattr("ipex_assist.api.open_checkpoint", fetch)
+    def fetch(checkpoints: OpenCheckpoints, source: str, **options: Any) -> Any:
+        opened.append(source)
+        return opening(checkpoints, source, **options)
+
+    monkeypatch.setattr(OpenCheckpoints, "open", fetch)
     monkeypatch.setattr("ipex_assist.api.default_assistant", lambda *_: "HuggingFaceTB/SmolLM2-135M-Instruct")
     with pytest.raises(IpexAssistError, match="it has 3 bits"):
         load(str(folder))
