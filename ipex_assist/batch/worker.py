@@ -14,9 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.relaunch import this_command
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.tokenization.tokenizer import encode_messages
 
 if TYPE_CHECKING:
     from ipex_assist.generation.text_model import TextModel
@@ -125,22 +126,6 @@ def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"result": None, "error": str(error)}
     except Exception as error:
         return {"result": None, "error": _describe(error), "again": True}
-
-
-def encode_messages(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
-    """Token ids of a conversation in the tokenizer's chat template, open for the assistant's answer.
-
-    Raises:
-        UsageError: there is no chat template, or it refuses the conversation.
-    """
-    if not tokenizer.chat_template:
-        raise UsageError("this model has no chat template (a base model?): give a prompt instead of messages")
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # jinja2's, and what templates raise themselves
-        raise UsageError(f"the model's chat template refuses these messages: {error}") from error
-    # The template writes all special tokens itself.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _describe(error: BaseException) -> str:

@@ -146,19 +146,30 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -
         UsageError: a prompt that is no text, chat without a chat template, or a template that refuses the prompt.
     """
     check_text(prompt)
-    if not chat:
-        return encode(tokenizer, prompt)
+    return encode_messages(tokenizer, [{"role": "user", "content": prompt}]) if chat else encode(tokenizer, prompt)
+
+
+def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> list[int]:
+    """Token ids of a conversation in the tokenizer's chat template, open for the assistant's answer.
+
+    Raises:
+        UsageError: there is no chat template, it refuses the conversation or does not end, or a message is no text.
+    """
     if not tokenizer.chat_template:
-        raise UsageError("This model has no chat template (a base model?). Leave out --chat.")
+        raise UsageError(
+            "this model has no chat template (a base model?). Leave out --chat; give a prompt instead of messages"
+        )
     try:
         text: Any = within(
             TEMPLATE_SECONDS,
-            lambda: tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-            ),
+            lambda: tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False),
         )
     except Exception as error:  # jinja2 errors, and what templates raise themselves
-        raise UsageError(f"The model's chat template refuses this prompt: {error}. Leave out --chat.") from error
+        raise UsageError(
+            f"the model's chat template refuses this prompt: {error}. Leave out --chat; give a prompt instead of "
+            "messages"
+        ) from error
+    check_text(text)
     # The template writes all special tokens itself; a second BOS makes small models answer nonsense.
     return encode(tokenizer, text, add_special_tokens=False)
 

@@ -17,7 +17,8 @@ import pytest
 from batch_runs import REAL, by_id, children, lines_in, records, run, start, wait_for, write_prompts
 
 import ipex_assist
-from ipex_assist.batch.worker import answer, encode_messages
+from ipex_assist.batch.worker import answer
+from ipex_assist.tokenization.tokenizer import encode_messages
 
 KILLS = 8
 MODEL = ["--executor", "torch", "--precision", "fp32", "--offline"]
@@ -66,7 +67,20 @@ def test_errors_of_a_prompt_stay_its_own(tiny: str) -> None:
         refused = answer(model, request(messages=[{"role": "user", "content": "a"}]))
         assert message in refused["error"]
         assert "again" not in refused
+        # What a chat prompt of one turn is told, a conversation is told, too.
+        assert answer(model, request(prompt="a", chat=True)) == refused
     assert answer(model, request(prompt="fox"))["result"]["new_tokens"] == 8
+
+
+def test_hostile_messages_cost_one_prompt(tiny: str) -> None:
+    """Half a character, as JSON can say it, was tried again by another instance; a template without an end hung."""
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+    refused = answer(model, request(messages=[{"role": "user", "content": "a\ud83d"}]))
+    assert "not UTF-8 text" in refused["error"]
+    assert "again" not in refused
+    model.tokenizer.chat_template = "{% for i in range(99999) %}" * 9 + "{% endfor %}" * 9
+    refused = answer(model, request(messages=[{"role": "user", "content": "a"}]))
+    assert "refuses this prompt: it takes longer than 1 s" in refused["error"]
 
 
 def test_a_batch_gives_what_single_runs_give(tiny: str, tmp_path: Path) -> None:
