@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ipex_assist.executors.load import load_model
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
@@ -146,7 +148,7 @@ def _build(request: _Request) -> TextModel:
         )
     tokenizer = request.tokenizer or load_tokenizer(checkpoint)
     shared, assistant_tokenizer = _vocabulary(request, tokenizer)
-    target, assistant_model = _models(request)
+    target, assistant_model, loading = _models(request)
     draft_vocabulary = request.options.draft_vocabulary
     measure = functools.partial(calibration.calibrate, target, assistant_model, shared.limited(draft_vocabulary))
     drafting = Drafting(
@@ -163,12 +165,15 @@ def _build(request: _Request) -> TextModel:
         drafting.go_on_from(_cache(request, assistant_model is not None))
     eos = frozenset(eos_token_ids(checkpoint, tokenizer))
     identity = request.identity(assistant_tokenizer is not None)
-    return AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
+    model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
+    model.loading = loading
+    return model
 
 
-def _models(request: _Request) -> tuple[Model, Model | None]:
-    """The target, and the assistant where a model drafts."""
+def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
+    """The target, the assistant where a model drafts, and how long loading each of them took."""
     options = request.options
+    started = time.perf_counter()
     target = load_model(
         request.checkpoint,
         request.precision,
@@ -176,10 +181,11 @@ def _models(request: _Request) -> tuple[Model, Model | None]:
         progress=options.progress,
         cache_packed=options.cache_packed,
     )
+    loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
-        return target, None
+        return target, None, Loading(loaded - started)
     assert request.assistant_precision is not None
-    return target, load_model(
+    assistant = load_model(
         request.assistant or request.checkpoint,
         request.assistant_precision,
         request.executor,
@@ -189,6 +195,7 @@ def _models(request: _Request) -> tuple[Model, Model | None]:
         table_of=None if request.assistant else target,
         group=DRAFT_INT4_GROUP,
     )
+    return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
 
 
 def _by_transformers(request: _Request) -> TextModel:

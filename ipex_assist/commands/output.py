@@ -77,7 +77,8 @@ def statistics_line(result: Result) -> str:
 def statistics_text(result: Result) -> str:
     """Return all statistics, one a line; the first two paragraphs as llama.cpp's example `speculative` prints them.
 
-    The second paragraph and the shares of time are of assisted runs. n_draft is the longest draft of a round.
+    The second paragraph and the shares of time are of assisted runs. n_draft is the longest draft of a round. At the
+    end each model has its times, as llama.cpp has them: TargetTimes and AssistantTimes say what they are.
     """
     lines = []
     if result.ttft_s is not None:
@@ -110,7 +111,44 @@ def statistics_text(result: Result) -> str:
             f", {times.read_gb_per_s / machine:.0%} of the {machine:.1f} GB/s that these cores read" if machine else ""
         )
         lines.append(f"read      = {times.read_gb_per_s:.1f} GB/s by the target's passes{share}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_model_lines(result)])
+
+
+def _model_lines(result: Result) -> list[str]:
+    """What each model did and how long that took; nothing about what was not measured."""
+    target, assistant, total_s = result.times.target, result.times.assistant, result.times.total_s
+    reading = "" if assistant.load_s is None else ", reading included"  # a copy from the text reads nothing
+    drafted = [
+        _time_line("load", assistant.load_s),
+        _time_line("first draft", assistant.first_s, assistant.first_tokens, reading, speed=False),
+        _time_line("later drafts", assistant.later_s, assistant.later_tokens),
+    ]
+    passes = "" if target.passes == target.tokens else f" of {target.passes} passes"
+    verified = [
+        _time_line("load", target.load_s),
+        _time_line("prompt eval", target.prompt_s, result.prompt_tokens),
+        _time_line("eval", target.eval_s, target.tokens, passes),
+        _time_line("sample", target.choose_s, (target.tokens or 0) + 1),
+    ]
+    lines = []
+    for name, found in (("assistant", drafted), ("target", verified)):
+        if any(found):
+            lines += ["", f"{name}:", *(line for line in found if line)]
+    return [*lines, "", f"total     = {total_s * 1000:.1f} ms"] if lines and total_s is not None else lines
+
+
+def _time_line(
+    name: str, seconds: float | None, tokens: int | None = None, more: str = "", *, speed: bool = True
+) -> str:
+    if seconds is None:
+        return ""
+    line = f"{name + ' time':>17} = {seconds * 1000:10.2f} ms"
+    if not tokens:
+        return line
+    line += f" / {tokens:5} tokens{more}"
+    if not speed or seconds <= 0:
+        return line
+    return f"{line} ({seconds * 1000 / tokens:.2f} ms per token, {tokens / seconds:.2f} tokens per second)"
 
 
 def _speed_line(what: str, tokens: int, seconds: float) -> str:

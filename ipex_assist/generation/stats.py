@@ -11,6 +11,22 @@ from ipex_assist.speculative.decode import Round
 PLAIN_ROUNDS = 4  # whose mean is taken for the price of one, where the schedule knows none
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """Tokens that were drafted, and the seconds of drafting them."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Seconds in which the weights of each model were read and packed; None where there is none, or nobody timed it."""
+
+    target_s: float | None = None
+    assistant_s: float | None = None
+
+
 @dataclass
 class Statistics:
     """Counts and times in seconds. A round here is one pass of the target after the prompt's.
@@ -31,12 +47,24 @@ class Statistics:
     draft_s: float = 0.0
     target_s: float = 0.0
     accepted_histogram: list[int] = field(default_factory=list)
+    prompt_s: float | None = None  # of the target's pass over the prompt, without choosing the first token
+    choose_s: float | None = None  # choosing tokens by the target's logits, the first one too
+    first_draft: Drafts | None = None
+    later_drafts: Drafts | None = None
     _plain_s: float = 0.0  # what plain passes for the tokens kept would have taken, of rounds that knew it
     _unpriced_tokens: int = 0  # of the others
     _undrafted_s: list[float] = field(default_factory=list)  # the target's seconds in rounds with nothing drafted
+    _prompt_choose_s: float | None = None
     _length: int = 0  # of the text, as the target's cache holds it
     _cached_tokens: int = 0  # summed over passes: tokens whose keys and values a pass read
     _started: float = field(default_factory=time.perf_counter, repr=False)
+
+    @property
+    def eval_s(self) -> float | None:
+        """Seconds of the target's passes after the prompt's, without choosing; None where that is not told apart."""
+        if not self.rounds or self.choose_s is None or self._prompt_choose_s is None:
+            return None
+        return self.target_s - (self.choose_s - self._prompt_choose_s)
 
     def count(self, round_: Round, kept: int) -> None:
         """Take in one round of which `kept` tokens went into the text."""
@@ -44,9 +72,13 @@ class Statistics:
         self.new_tokens += kept
         self._cached_tokens += self._length
         self._length += len(round_.tokens)
+        if round_.choose_s is not None:
+            self.choose_s = (self.choose_s or 0.0) + round_.choose_s
         if round_.prompt:
             self._length += self.prompt_tokens
             self.ttft_s = elapsed
+            self._prompt_choose_s = round_.choose_s
+            self.prompt_s = None if round_.choose_s is None else round_.target_s - round_.choose_s
             return
         self.decode_s = elapsed - (self.ttft_s or 0.0)
         self.rounds += 1
@@ -61,8 +93,18 @@ class Statistics:
             self._plain_s += kept * round_.plain_s
         if not round_.drafted:
             self._undrafted_s.append(round_.target_s)
+        if round_.drafted and round_.draft_s:
+            self._count_draft(round_)
         self.accepted_histogram += [0] * (round_.accepted + 1 - len(self.accepted_histogram))
         self.accepted_histogram[round_.accepted] += 1
+
+    def _count_draft(self, round_: Round) -> None:
+        drafts = Drafts(round_.drafted, round_.draft_s)
+        if self.first_draft is None:
+            self.first_draft = drafts
+        else:
+            before = self.later_drafts or Drafts(0, 0.0)
+            self.later_drafts = Drafts(before.tokens + drafts.tokens, before.seconds + drafts.seconds)
 
     @property
     def tokens_per_s(self) -> float | None:

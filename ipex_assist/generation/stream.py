@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
-from ipex_assist.generation.stats import Statistics
+from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.decode import Round
 from ipex_assist.tokenization.detokenizer import Detokenizer, TextStream
 
@@ -29,11 +29,13 @@ class Generation(Iterator[Chunk]):
         assisted: bool = False,
         limit_is_context: bool = False,
         traffic: Traffic | None = None,
+        loading: Loading | None = None,
     ) -> None:
         """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for.
 
-        traffic: what a pass of the target reads, where that is known.
+        traffic: what a pass of the target reads, where that is known. loading: how long loading took, likewise.
         """
+        self._loading = loading or Loading()
         self.statistics = Statistics(prompt_tokens, traffic)
         self._text = TextStream(tokenizer, stop)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
@@ -106,6 +108,6 @@ class Generation(Iterator[Chunk]):
             assisted=self._assisted,
             stop_reason=self._stop_reason or "interrupted",
             draft=DraftResult.of(counts) if self._assisted else DraftResult(),
-            times=Times.of(counts),
+            times=Times.of(counts, self._loading),
             **asdict(self._identity),
         )

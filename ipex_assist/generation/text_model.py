@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
+from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
@@ -26,6 +27,7 @@ class TextModel(ABC):
     tokenizer: PreTrainedTokenizerBase
     eos: frozenset[int]
     identity: Identity
+    loading = Loading()  # until whoever loads the weights says how long it took
 
     @property
     @abstractmethod
@@ -106,6 +108,7 @@ class TextModel(ABC):
             assisted=drafting,
             limit_is_context=limit < options.max_new_tokens,
             traffic=self.traffic,
+            loading=self.loading,
         )
 
     def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:

@@ -23,6 +23,7 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
@@ -81,12 +82,16 @@ class TransformersModel(TextModel):
                 log.warning("generating without the default assistant %s: %s", assistant.source, error)
                 assistant = None
         assistant_precision = (assistant_precision or precision) if assistant else None
+        started = time.perf_counter()
         self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None, progress=progress)
+        self.loading = Loading(time.perf_counter() - started)
         neutralise(self.target, self.eos)
         self.assistant: PreTrainedModel | None = None
         self._pair_options: dict[str, Any] = {}
         if assistant is not None and pair is not None and assistant_precision is not None:
+            started = time.perf_counter()
             self.assistant, _ = _load(assistant, DTYPES[assistant_precision], executor, alone=False, progress=progress)
+            self.loading = dataclasses.replace(self.loading, assistant_s=time.perf_counter() - started)
             self._drafting = OwnDrafting.of(self.assistant)
             neutralise(self.assistant, self.eos)
             self._pair_options = pair.fit(self.assistant)

@@ -20,7 +20,8 @@ class Round:
     """The tokens that one pass of the target brought: the accepted drafted tokens, then one of its own.
 
     `prompt` marks the first round, the pass over the prompt. Times are in seconds; plain_s is what a pass with nothing
-    drafted takes at this time, by the schedule's measurements, or None.
+    drafted takes at this time, by the schedule's measurements, or None. choose_s: the part of target_s in which tokens
+    were chosen, the logits being there; None where that is not told apart.
     """
 
     tokens: list[int]
@@ -30,6 +31,7 @@ class Round:
     target_s: float = 0.0
     prompt: bool = False
     plain_s: float | None = None
+    choose_s: float | None = None
 
 
 def decode(
@@ -54,9 +56,11 @@ def decode(
     started = time.perf_counter()
     sequence = target.new_sequence(len(prompt) + max_new_tokens)
     logits = target.extend(sequence, tokens)
+    passed = time.perf_counter()
     new, _ = _verify(logits, tokens, Proposal([]), sampling, generator)
+    ended = time.perf_counter()
     tokens += new
-    yield Round(new, target_s=time.perf_counter() - started, prompt=True)
+    yield Round(new, target_s=ended - started, prompt=True, choose_s=ended - passed)
 
     end = len(prompt) + max_new_tokens
     while len(tokens) < end:
@@ -71,7 +75,9 @@ def decode(
                 proposal = draft.propose(tokens, k, min_confidence=plan.min_confidence, context=plan.context)
         drafted = time.perf_counter()
         logits = target.extend(sequence, [tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
+        passed = time.perf_counter()
         new, accepted = _verify(logits, tokens, proposal, sampling, generator)
+        choose_s = time.perf_counter() - passed
         if draft is not None and proposal.tokens:
             draft.accept(accepted)
         tokens += new
@@ -79,7 +85,7 @@ def decode(
         draft_s, target_s = drafted - started, time.perf_counter() - drafted
         if draft is not None and remaining > 1:
             schedule.observe(RoundResult(len(proposal.tokens), accepted, proposal.confidence, draft_s, target_s))
-        yield Round(new, len(proposal.tokens), accepted, draft_s, target_s, plain_s=schedule.plain_s)
+        yield Round(new, len(proposal.tokens), accepted, draft_s, target_s, plain_s=schedule.plain_s, choose_s=choose_s)
 
 
 def _verify(

@@ -9,7 +9,7 @@ import pytest
 
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
-from ipex_assist.generation.result import DraftResult, Piece, Result, Times
+from ipex_assist.generation.result import AssistantTimes, DraftResult, Piece, Result, TargetTimes, Times
 from ipex_assist.launch import Plan
 
 
@@ -118,6 +118,33 @@ def test_full_statistics_of_other_runs() -> None:
     early = statistics_text(result(new_tokens=0, ttft_s=None, tokens_per_s=None, assisted=True, draft=nothing))
     assert "accept    = -" in early
     assert "rounds    = 0\n" in early
+
+
+def test_full_statistics_end_with_the_times_of_each_model() -> None:
+    """llama.cpp's report: assistant and target apart, with load, prompt, passes and choosing, then the total."""
+    target = TargetTimes(0.8125, 0.25, 20.0, 4, 10, 0.3, 0.03, 0.0055)
+    assistant = AssistantTimes(0.125, 3, 0.06, 5, 0.05, 0.01)
+    times = Times(20.0, 0.1, 0.3, 0.1, total_s=0.75, target=target, assistant=assistant)
+    text = statistics_text(result(assisted=True, draft=ASSISTED, times=times))
+    assert text[text.index("\n\nassistant:") :].splitlines() == [
+        "",
+        "",
+        "assistant:",
+        "        load time =     125.00 ms",
+        " first draft time =      60.00 ms /     3 tokens, reading included",
+        "later drafts time =      50.00 ms /     5 tokens (10.00 ms per token, 100.00 tokens per second)",
+        "",
+        "target:",
+        "        load time =     812.50 ms",
+        " prompt eval time =     250.00 ms /     5 tokens (50.00 ms per token, 20.00 tokens per second)",
+        "        eval time =     300.00 ms /    10 tokens of 4 passes (30.00 ms per token, 33.33 tokens per second)",
+        "      sample time =       5.50 ms /    11 tokens (0.50 ms per token, 2000.00 tokens per second)",
+        "",
+        "total     = 750.0 ms",
+    ]
+    plain = statistics_text(result(times=Times(total_s=0.5, target=TargetTimes(load_s=1.0, passes=3, tokens=3))))
+    assert "assistant" not in plain
+    assert plain.splitlines()[-5:] == ["", "target:", "        load time =    1000.00 ms", "", "total     = 500.0 ms"]
 
 
 def test_accepted_text_is_marked_and_the_rest_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

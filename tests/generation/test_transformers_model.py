@@ -65,6 +65,8 @@ def test_plain_equals_transformers(tmp_path: Path, executor: str) -> None:
     assert (result.stop_reason, result.assisted, result.draft.rounds) == ("length", False, None)
     assert result.ttft_s is not None
     assert result.tokens_per_s is not None
+    assert (result.times.target.load_s or 0) > 0
+    assert (result.times.target.eval_s, result.times.target.choose_s, result.times.assistant.load_s) == (None,) * 3
 
 
 def test_assisted_equals_plain_and_counts(tmp_path: Path, executor: str) -> None:
