@@ -25,7 +25,10 @@ WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "nothing on standard input as a file": (["--prompt-file", "-"], "prompt is empty"),
     "no such model": (["-m", "D/missing", "-p", "a"], "no such file or folder"),
     "no new tokens": (["-p", "a", "--max-new-tokens", "0"], "--max-new-tokens 0: must be a whole number between 1"),
-    "negative new tokens": (["-p", "a", "--max-new-tokens", "-5"], "--max-new-tokens -5: must be a whole number between 1"),
+    "negative new tokens": (
+        ["-p", "a", "--max-new-tokens", "-5"],
+        "--max-new-tokens -5: must be a whole number between 1",
+    ),
     "absurd temperature": (["-p", "a", "--temperature", "-1"], "--temperature -1"),
     "nan": (["-p", "a", "--temperature", "nan"], "--temperature nan"),
     "top-p above 1": (["-p", "a", "--top-p", "1.5"], "--top-p 1.5"),
