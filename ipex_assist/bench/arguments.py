@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ipex_assist.bench.options import PairOptions, TaskOptions
 from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
 from ipex_assist.bench.prompts import SHIPPED, open_dataset
 from ipex_assist.commands import arguments
 from ipex_assist.commands.arguments import read_text
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.options import read_flag
+from ipex_assist.env.options import options_of, read_flag
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.quantization.precision import PRECISIONS
-from ipex_assist.speculative.assistant_name import SELF
-from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.assistant_name import NONE, SELF
+from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
 
 TASKS = ("benchmark", "decode", "dataset")
 FORMATS = ("markdown", "csv", "json")
@@ -134,6 +136,45 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.plot is not None:
         _check_plot(args)
     return args
+
+
+def pair_options(args: argparse.Namespace) -> PairOptions:
+    """What parsed flags ask to be loaded."""
+    names = ("universal", "draft_vocabulary", "recalibrate", "executor", "cache_packed", "revision", "offline")
+    load = LoadOptions.of(
+        target=args.model,
+        assistant=args.assistant_model if args.assisted is not False else NONE,
+        # Of several draft lengths, one that depends on measured costs is enough for measuring them.
+        calibrate="adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule),
+        **{name: getattr(args, name) for name in names},
+    )
+    return PairOptions(
+        load,
+        precisions=tuple(args.precision),
+        assistant_precisions=tuple(args.assistant_precision) if args.assisted is not False else (None,),
+        random_weights=args.random_weights,
+        prompt_tokens=max(args.prompt_tokens, default=None),
+        max_new_tokens=max(args.max_new_tokens),
+        threads=args.threads,
+        verbose=args.verbose,
+    )
+
+
+def task_options(args: argparse.Namespace) -> TaskOptions:
+    """What parsed flags ask to be measured."""
+    drawing = [name for name in options_of(SamplingOptions) if name not in ("do_sample", "seed")]
+    names = ("task", "dataset", "samples", "chat", "text", "repeats", "seed")
+    return TaskOptions(
+        **{name: getattr(args, name) for name in names},
+        prompt_tokens=tuple(args.prompt_tokens),
+        max_new_tokens=tuple(args.max_new_tokens),
+        assisted=args.assisted is not False,
+        num_assistant_tokens=tuple(args.num_assistant_tokens),
+        acceptance=tuple(args.acceptance),
+        do_sample=bool(args.do_sample),
+        ignore_eos=bool(args.ignore_eos),
+        sampling={name: getattr(args, name) for name in drawing if getattr(args, name) is not None},
+    )
 
 
 def _check_task(args: argparse.Namespace) -> None:

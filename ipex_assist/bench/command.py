@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.bench.arguments import parse
+from ipex_assist.bench.arguments import pair_options, parse, task_options
 from ipex_assist.commands.relaunch import run_placed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     def need() -> int | None:
         from ipex_assist.bench.loading import needed_bytes
 
-        return needed_bytes(args)
+        return needed_bytes(pair_options(args))
 
     return run_placed("bench", argv, args, need, lambda: _work(args, argv))
 
@@ -47,7 +47,7 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     records = _records(args)
     code = 0
     try:
-        for model, notes in models(args):
+        for model, notes in models(pair_options(args)):
             report.describe(model, notes)
             _measure(args, model, report, records)
             del model  # the next one needs its memory
@@ -103,9 +103,10 @@ def _measure(args: argparse.Namespace, model: TextModel, report: Report, records
     from ipex_assist.bench.cases import cases, contenders
     from ipex_assist.bench.measure import measure
 
-    rivals = contenders(args, model)
+    asked = task_options(args)
+    rivals = contenders(asked, model)
     names = model.identity
-    planned = list(cases(args, model, report.notes))
+    planned = list(cases(asked, model, report.notes))
     todo = [case for case in planned if records is None or _key(names, case.example) not in records.done]
     if todo:
         for contender in (rivals[0], rivals[-1]):  # the first pass touches memory that later ones find in place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist import launch
+from ipex_assist.bench.options import PairOptions
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
@@ -18,11 +18,10 @@ from ipex_assist.commands.load import memory_need
 from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
-from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
-from ipex_assist.speculative.assistant_name import NONE, SELF
+from ipex_assist.speculative.assistant_name import SELF
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
@@ -41,72 +40,55 @@ class NumberTokens:
         return "".join(f"{token} " for token in token_ids)
 
 
-def needed_bytes(args: argparse.Namespace) -> int | None:
+def needed_bytes(asked: PairOptions) -> int | None:
     """The most that any combination takes, before anything is loaded; None where a size is not known."""
     checkpoints = OpenCheckpoints()
-    totals = [_need(args, precision, draft, checkpoints).total for precision, draft in _combinations(args)]
+    totals = [_need(asked, precision, draft, checkpoints).total for precision, draft in _combinations(asked)]
     return None if any(total is None for total in totals) else max(total or 0 for total in totals)
 
 
-def models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
+def models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     """Yield a loaded pair for each combination of precisions, with what is not as the launcher planned it.
 
     A model is given back as the next one is asked for; whoever holds it must let go of it then.
     Raises IpexAssistError, before anything is built, where a combination does not fit into memory.
     """
     checkpoints = OpenCheckpoints()
-    for precision, draft in _combinations(args):
-        check_memory(_need(args, precision, draft, checkpoints))
-    if args.random_weights:
-        yield from _random_models(args)
+    for precision, draft in _combinations(asked):
+        check_memory(_need(asked, precision, draft, checkpoints))
+    if asked.random_weights:
+        yield from _random_models(asked)
         return
     from ipex_assist.commands.load import load_models
 
-    # Of several draft lengths, one that depends on measured costs is enough for measuring them.
-    adaptive = "adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule)
-    for precision, draft in _combinations(args):
-        one = replace(_load_options(args, precision, draft), calibrate=adaptive)
+    for precision, draft in _combinations(asked):
+        one = replace(asked.load, precision=precision, assistant_precision=draft)
         model, notes = load_models(
-            one, max(args.max_new_tokens), args.threads, verbose=args.verbose, checkpoints=checkpoints
+            one, asked.max_new_tokens, asked.threads, verbose=asked.verbose, checkpoints=checkpoints
         )
         yield model, notes
         del model
         _release()
 
 
-def _load_options(args: argparse.Namespace, precision: str | None, draft: str | None) -> LoadOptions:
-    names = ("universal", "draft_vocabulary", "recalibrate", "executor", "cache_packed", "revision", "offline")
-    assistant = args.assistant_model if args.assisted is not False else NONE
-    return LoadOptions.of(
-        target=args.model,
-        assistant=assistant,
-        precision=precision,
-        assistant_precision=draft,
-        **{name: getattr(args, name) for name in names},
-    )
+def _combinations(asked: PairOptions) -> list[tuple[str | None, str | None]]:
+    return list(product(asked.precisions, asked.assistant_precisions))
 
 
-def _combinations(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
-    assistants = args.assistant_precision if args.assisted is not False else [None]
-    return list(product(args.precision, assistants))
-
-
-def _need(
-    args: argparse.Namespace, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints
-) -> MemoryNeed:
-    tokens = max(args.max_new_tokens)
-    if not args.random_weights:
-        return memory_need(_load_options(args, precision, draft), tokens, checkpoints=checkpoints)
+def _need(asked: PairOptions, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints) -> MemoryNeed:
+    if not asked.random_weights:
+        load = replace(asked.load, precision=precision, assistant_precision=draft)
+        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints)
     precision = precision or "bf16"
-    target = _spec(args.model)
-    length = min(tokens + max(args.prompt_tokens or [PROMPT_TOKENS]), target.context_length)
+    target = _spec(_target(asked))
+    length = min(asked.max_new_tokens + (asked.prompt_tokens or PROMPT_TOKENS), target.context_length)
     kv = length * target.kv_bytes_per_token(4 if precision == "fp32" else 2)
-    if not _drafting(args):
+    if not asked.load.assists:
         return MemoryNeed(_packed(target, precision), None, kv)
-    draft = _draft_precision(args, precision, draft)
-    helper = _spec(args.model if args.assistant_model == SELF else args.assistant_model)
-    kv += length * helper.kv_bytes_per_token(4 if draft == "fp32" else 2)
-    return MemoryNeed(_packed(target, precision), _packed(helper, draft), kv)
+    draft = _draft_precision(asked, precision, draft)
+    assistant = _spec(_assistant(asked))
+    kv += length * assistant.kv_bytes_per_token(4 if draft == "fp32" else 2)
+    return MemoryNeed(_packed(target, precision), _packed(assistant, draft), kv)
 
 
 def _packed(spec: DecoderSpec, precision: str) -> int:
@@ -124,47 +106,52 @@ def _random(source: str) -> RandomCheckpoint:
     return RandomCheckpoint(source, published_config(source))
 
 
-def _drafting(args: argparse.Namespace) -> bool:
-    return args.assisted is not False and args.assistant_model is not None and args.assistant_model.lower() != "none"
+def _target(asked: PairOptions) -> str:
+    assert asked.load.target is not None
+    return asked.load.target
 
 
-def _draft_precision(args: argparse.Namespace, precision: str, draft: str | None) -> str:
-    return draft or ("int4" if args.assistant_model == SELF else precision)
+def _assistant(asked: PairOptions) -> str:
+    """The model that drafts: the target's own copy is one of its shapes."""
+    return _target(asked) if asked.load.assistant == SELF else asked.load.assistant
 
 
-def _random_models(args: argparse.Namespace) -> Iterator[tuple[TextModel, list[str]]]:
+def _draft_precision(asked: PairOptions, precision: str, draft: str | None) -> str:
+    return draft or ("int4" if asked.load.assistant == SELF else precision)
+
+
+def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.executors.load import load_model
 
-    for precision in args.precision:
+    for precision in asked.precisions:
         precision = precision or "bf16"
-        drafts = [_draft_precision(args, precision, draft) for draft in args.assistant_precision]
-        executor = resolve_executor(args.executor, precision, *drafts)
-        target = load_model(_random(args.model), precision, executor, cache_packed=args.cache_packed)
-        for draft in dict.fromkeys(drafts) if _drafting(args) else [None]:
-            helper: Model | None = None
+        drafts = [_draft_precision(asked, precision, draft) for draft in asked.assistant_precisions]
+        executor = resolve_executor(asked.load.executor, precision, *drafts)
+        target = load_model(_random(_target(asked)), precision, executor, cache_packed=asked.load.cache_packed)
+        for draft in dict.fromkeys(drafts) if asked.load.assists else [None]:
+            assistant_model: Model | None = None
             if draft is not None:
-                source = args.model if args.assistant_model == SELF else args.assistant_model
-                helper = load_model(
-                    _random(source),
+                assistant_model = load_model(
+                    _random(_assistant(asked)),
                     draft,
                     executor,
                     exact=False,
-                    cache_packed=args.cache_packed,
+                    cache_packed=asked.load.cache_packed,
                     group=DRAFT_INT4_GROUP,
                 )
-            yield _assembled(args, target, helper, precision, draft, executor), _settle()
-            del helper
+            yield _assembled(asked, target, assistant_model, precision, draft, executor), _settle()
+            del assistant_model
             _release()
         del target
         _release()
 
 
 def _assembled(
-    args: argparse.Namespace,
+    asked: PairOptions,
     target: Model,
-    helper: Model | None,
+    assistant_model: Model | None,
     precision: str,
     draft: str | None,
     executor: str,
@@ -172,10 +159,10 @@ def _assembled(
     from ipex_assist.generation.assisted_model import AssistedModel
     from ipex_assist.generation.result import Identity
 
-    assistant = args.assistant_model + RANDOM if helper is not None else None
-    identity = Identity(args.model + RANDOM, assistant, precision, draft, executor)
+    assistant = asked.load.assistant + RANDOM if assistant_model is not None else None
+    identity = Identity(_target(asked) + RANDOM, assistant, precision, draft, executor)
     tokenizer: Any = NumberTokens()
-    return AssistedModel(target, tokenizer, frozenset(), identity, helper)
+    return AssistedModel(target, tokenizer, frozenset(), identity, assistant_model)
 
 
 def _settle() -> list[str]:

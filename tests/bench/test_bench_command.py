@@ -12,8 +12,9 @@ from test_bench_random import TINY_LLAMA
 
 from ipex_assist import cli
 from ipex_assist.bench import command, loading, pairs
-from ipex_assist.bench.arguments import parse
+from ipex_assist.bench.arguments import pair_options, parse
 from ipex_assist.bench.measure import Row
+from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import Memory
 
@@ -116,7 +117,7 @@ def test_the_decode_task_of_random_weights_is_greedy_and_says_so(
 def test_self_as_the_draft_of_random_weights(tiny_pair: list[str]) -> None:
     """The target's own copy, in int4 unless another precision is asked for."""
     args = parse([*tiny_pair, "--assistant-model", "self", "--acceptance", "1", "--max-new-tokens", "4"])
-    need = loading._need(args, "bf16", None)
+    need = loading._need(pair_options(args), "bf16", None, OpenCheckpoints())
     assert need.assistant is not None
     assert need.target is not None
     assert 0.2 * need.target < need.assistant < 0.8 * need.target
@@ -127,13 +128,14 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ipex_assist.commands.memory_need.read_memory", lambda: Memory(24 << 30, 20 << 30))
     flags = ["--pair", "opt-13b", "--random-weights", "--acceptance", "0.8", "--executor", "torch"]
     with pytest.raises(IpexAssistError, match=r"2\d\.\d GiB are needed .* and 20\.0 GiB are available"):
-        next(loading.models(parse(flags)))
+        next(loading.models(pair_options(parse(flags))))
     needed = {
-        precision: loading.needed_bytes(parse([*flags, "--precision", precision])) for precision in ("int4", "bf16")
+        precision: loading.needed_bytes(pair_options(parse([*flags, "--precision", precision])))
+        for precision in ("int4", "bf16")
     }
     assert (needed["int4"] or 0) < 10 << 30
     assert (needed["bf16"] or 0) > 24 << 30
-    assert loading.needed_bytes(parse([*flags, "--precision", "int4,bf16"])) == needed["bf16"]
+    assert loading.needed_bytes(pair_options(parse([*flags, "--precision", "int4,bf16"]))) == needed["bf16"]
 
 
 def dataset(folder: Path, count: int = 6) -> str:

@@ -105,7 +105,7 @@ def test_precisions_of_a_benchmark_share_what_is_open(folders: Path, opened: lis
     """Each combination was estimated and loaded from files opened anew."""
     flags = ["-m", str(folders / "target"), "--assistant-model", str(folders / "assistant"), "--executor", "torch"]
     args = bench_arguments.parse([*flags, "--precision", "fp32,bf16", "--no-launch", "--num-assistant-tokens", "2"])
-    with contextlib.closing(loading.models(args)) as pairs:
+    with contextlib.closing(loading.models(bench_arguments.pair_options(args))) as pairs:
         assert [model.identity.precision for model, _ in pairs] == ["fp32", "bf16"]
     assert sorted(opened) == ["assistant", "target"]
 
