@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,23 @@ from ipex_assist.tokenization.tokenizer import load_tokenizer
 ITERS, SAMPLES, LENGTH = 200, 128, 2048  # auto-round's own defaults
 
 
-def quantize_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Tuning:
+    """How auto-round works. sym: without zero points. calibration: a text file; None is auto-round's own data.
+
+    iters, nsamples, seqlen: steps a layer, and how many sequences of how many tokens they are taken on.
+    """
+
+    bits: int
+    group_size: int
+    sym: bool
+    calibration: Path | None = None
+    iters: int = ITERS
+    nsamples: int = SAMPLES
+    seqlen: int = LENGTH
+
+
+def quantize_checkpoint(checkpoint: Checkpoint, output: Path, tuning: Tuning) -> None:
     """Write `output` in GPTQ's format. Raises UsageError where auto-round is missing or there is too little text."""
     try:
         from auto_round import AutoRound
@@ -28,17 +44,17 @@ def quantize_checkpoint(checkpoint: Checkpoint, output: Path, args: argparse.Nam
     if not checkpoint.path.is_dir():
         raise UsageError(f"{checkpoint.source}: auto-round needs the Hugging Face folder of a model, not a GGUF file")
     options: dict[str, Any] = {
-        "bits": args.bits,
-        "group_size": args.group_size,
-        "sym": args.sym,
-        "iters": args.iters or ITERS,
-        "seqlen": args.seqlen or LENGTH,
-        "nsamples": args.nsamples or SAMPLES,
+        "bits": tuning.bits,
+        "group_size": tuning.group_size,
+        "sym": tuning.sym,
+        "iters": tuning.iters,
+        "seqlen": tuning.seqlen,
+        "nsamples": tuning.nsamples,
         "device_map": "cpu",
     }
     tokenizer = load_tokenizer(checkpoint)
-    if args.calibration is not None:
-        options["dataset"] = calibration(tokenizer, Path(args.calibration), options["seqlen"], options["nsamples"])
+    if tuning.calibration is not None:
+        options["dataset"] = calibration(tokenizer, tuning.calibration, tuning.seqlen, tuning.nsamples)
         options["nsamples"] = len(options["dataset"])
         options["batch_size"] = min(8, len(options["dataset"]))
     work = output.with_name(f".{output.name}.{os.getpid()}")

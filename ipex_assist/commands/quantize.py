@@ -103,9 +103,18 @@ def _run(args: argparse.Namespace) -> int:
     assert architecture is not None
     output = Path(args.output)
     if args.method == "auto-round":
-        from ipex_assist.commands.auto_round import quantize_checkpoint
+        from ipex_assist.commands.auto_round import ITERS, LENGTH, SAMPLES, Tuning, quantize_checkpoint
 
-        quantize_checkpoint(checkpoint, output, args)
+        tuning = Tuning(
+            args.bits,
+            args.group_size,
+            args.sym,
+            Path(args.calibration) if args.calibration is not None else None,
+            args.iters or ITERS,
+            args.nsamples or SAMPLES,
+            args.seqlen or LENGTH,
+        )
+        quantize_checkpoint(checkpoint, output, tuning)
         print(f"ipex-assist: {output} written by auto-round", file=sys.stderr)
         return 0
     from ipex_assist.commands.quantized_writer import write_rtn
