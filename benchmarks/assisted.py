@@ -18,6 +18,7 @@ from typing import Any
 import measure
 
 import ipex_assist
+from ipex_assist.commands.load import leave_cores_to_native
 
 PROMPT = "Write a quick-sort implementation in Python."
 
@@ -110,6 +111,7 @@ def main() -> None:
         assistant_precision=args.assistant_precision,
         executor=args.executor,
     )
+    leave_cores_to_native()
     contenders: dict[str, Callable[[], Any]] = {"plain": lambda: ours(model, args, False)}
     if args.assistant:
         contenders["assisted"] = lambda: ours(model, args, True)

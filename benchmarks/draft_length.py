@@ -26,6 +26,7 @@ import draft_prompts
 import measure
 
 import ipex_assist
+from ipex_assist.commands.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.options import GenerationOptions
@@ -212,6 +213,7 @@ def main() -> None:
         draft_vocabulary=args.draft_vocabulary,
         recalibrate=args.recalibrate,
     )
+    leave_cores_to_native()
     generate(model, "Hello.", args.wrong, GenerationOptions(max_new_tokens=8, num_assistant_tokens=3))  # warms up
     model.drafting.forget()  # what earlier processes taught is not in the figures, nor these texts in later processes
     if not args.cold and not args.wrong:

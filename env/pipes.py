@@ -12,8 +12,18 @@ READER_HAS_GONE = 128 + signal.SIGPIPE
 
 def reader_has_gone() -> int:
     """Return the exit code for a BrokenPipeError, and keep Python from complaining about the pipe again at exit."""
-    if sys.stdout is not None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    discard_output()
     return READER_HAS_GONE
+
+
+def discard_output() -> None:
+    """Let standard output lead nowhere from here on, so that what could not be written is not tried again at exit."""
+    if sys.stdout is None:
+        return
+    try:
+        own = sys.stdout.fileno()
+    except (OSError, ValueError):  # a stream in memory
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, own)
+    os.close(null)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ipex_assist.env.cpulist import format_cpulist
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.libraries import Libraries, find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.env.pipes import reader_has_gone
+from ipex_assist.env.runner import run_command
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
 
@@ -112,20 +111,18 @@ def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
         "--root", metavar="DIR", default="/", help="read DIR/sys and DIR/proc instead of this machine's"
     )
     args = parser.parse_args(argv)
-    try:
-        if not Path(args.root).is_dir():
-            raise UsageError(f"--root {args.root} is not a folder")
-        machine = read_topology(args.root)
-        report = {**_describe(machine, args.root, os.environ), **(more or {})}
-        if args.json:
-            print(json.dumps(report), flush=True)
-        else:
-            memory = read_memory(args.root)
-            line = f"{gib(memory.total)}, {gib(memory.available)} available" if memory.total else "unknown"
-            print(format_report(report, machine, line, more or {}), flush=True)
-    except IpexAssistError as error:
-        print(f"ipex-assist env: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        return reader_has_gone()
+    return run_command(lambda: _print_report(args.root, args.json, more or {}), "ipex-assist env", verbose=None)
+
+
+def _print_report(root: str, as_json: bool, more: Mapping[str, str | None]) -> int:
+    if not Path(root).is_dir():
+        raise UsageError(f"--root {root} is not a folder")
+    machine = read_topology(root)
+    report = {**_describe(machine, root, os.environ), **more}
+    if as_json:
+        print(json.dumps(report), flush=True)
+        return 0
+    memory = read_memory(root)
+    line = f"{gib(memory.total)}, {gib(memory.available)} available" if memory.total else "unknown"
+    print(format_report(report, machine, line, more), flush=True)
     return 0

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.native_loading import one_torch_thread
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
@@ -50,6 +52,9 @@ def load(target: str, assistant: str | None = AUTO, **options: Any) -> TextModel
     the target's own int4 copy, "lookup" copies from the text so far, "lookup+MODEL" both ("auto-lookup" is
     "lookup+auto"). options: the other fields of LoadOptions, by their names. An architecture we have no spec for runs
     through transformers, with the same methods.
+    torch's number of threads is the caller's, before and after. The native core has a pool of its own, one thread a
+    core; where torch does nothing else, torch.set_num_threads(1) after loading, as the commands do it, keeps torch's
+    pool from spinning against that while a large vocabulary is sampled from.
     Raises UsageError for an option that is none, a wrong value, or a combination that cannot work, IpexAssistError
     where a model cannot be loaded.
     """
@@ -64,7 +69,8 @@ def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) ->
     """
     model = _build(_request(options, OpenCheckpoints() if checkpoints is None else checkpoints))
     if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
-        _ = model.drafting.costs
+        with one_torch_thread() if model.identity.executor == "native" else nullcontext():
+            _ = model.drafting.costs
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
     launch.restore_affinity(launch.inherited_plan(os.environ))

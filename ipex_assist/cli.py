@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import TYPE_CHECKING
 
-from ipex_assist.commands.arguments import load_options, parse
-from ipex_assist.commands.relaunch import start_placed, works_here
-from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.pipes import reader_has_gone
-from ipex_assist.speculative.options import GenerationOptions
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     from ipex_assist.launch.job_command import Parsers
+
+# Nothing else is imported up here: `main` knows what to do with a Ctrl-C in the middle of an import.
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run `ipex-assist`; returns an exit code, or becomes the process that generates."""
-    argv = sys.argv[1:] if argv is None else argv
-    if sys.stdout is None:
-        print("ipex-assist: error: standard output is closed; >/dev/null discards the text", file=sys.stderr)
-        return 1
     try:
-        code = _dispatch(argv)
-        sys.stdout.flush()  # here, where a reader that has gone can be handled
-        return code
-    except IpexAssistError as error:
-        print(f"ipex-assist: error: {error}", file=sys.stderr)
-        return error.exit_code
+        from ipex_assist.env.runner import run_command, terminated_by_sigterm
+
+        argv = sys.argv[1:] if argv is None else argv
+        if sys.stdout is None:
+            print("ipex-assist: error: standard output is closed; >/dev/null discards the text", file=sys.stderr)
+            return 1
+        verbose = "-v" in argv or "--verbose" in argv
+        with terminated_by_sigterm():
+            return run_command(lambda: _dispatch(argv), "ipex-assist: error", verbose=verbose)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return reader_has_gone()
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -61,18 +55,18 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.commands import eval as evaluate
 
         return evaluate.main(argv[1:])
-    try:
-        args = parse(argv)
-    except SystemExit as stop:  # argparse has printed the help, or what is wrong
-        return int(stop.code or 0)
-    return _generate(args, argv)
+    return _generate(argv)
 
 
-def _generate(args: argparse.Namespace, argv: list[str]) -> int:
+def _generate(argv: list[str]) -> int:
+    from ipex_assist.commands.arguments import parse
+    from ipex_assist.commands.relaunch import start_placed, works_here
+
+    args = parse(argv)
     if works_here(args):
-        from ipex_assist.commands import generate
+        from ipex_assist.commands.generate import generate
 
-        return generate.main(argv)
+        return generate(args)
     return start_placed([], argv, args, lambda: _model_bytes(args))
 
 
@@ -82,6 +76,7 @@ def _parsers() -> Parsers:
     from ipex_assist.bench import arguments as bench
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.commands import quantize
+    from ipex_assist.commands.arguments import parse
 
     return {
         "": parse,
@@ -94,10 +89,13 @@ def _parsers() -> Parsers:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
+    from ipex_assist.commands.arguments import load_options
+
     load = load_options(args)
     if load.target is None:
         return None
     from ipex_assist.commands.load import memory_need
+    from ipex_assist.speculative.options import GenerationOptions
 
     return memory_need(load, GenerationOptions.from_flags(args).max_new_tokens).total
 

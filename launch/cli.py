@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.pipes import reader_has_gone
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.runner import run_command
 from ipex_assist.launch.command import Command, format_command
 from ipex_assist.launch.flags import asks_for_several, build_parser, extra_environ, instance_request
 from ipex_assist.launch.process import Surroundings, prepare_instances, run
@@ -19,15 +19,7 @@ from ipex_assist.launch.process import Surroundings, prepare_instances, run
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ipex-launch`; for one process it returns only after a dry run or an error, otherwise it becomes it."""
     args = build_parser().parse_args(argv)
-    try:
-        return _launch(args)
-    except IpexAssistError as error:
-        print(f"ipex-launch: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return reader_has_gone()
+    return run_command(lambda: _launch(args), "ipex-launch", verbose=None)
 
 
 def _launch(args: argparse.Namespace) -> int:

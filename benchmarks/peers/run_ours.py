@@ -7,6 +7,7 @@ from typing import Any
 import turn
 
 import ipex_assist
+from ipex_assist.commands.load import leave_cores_to_native
 
 
 def load(settings: dict[str, Any]) -> turn.Generate:
@@ -18,6 +19,7 @@ def load(settings: dict[str, Any]) -> turn.Generate:
         executor="native",
         offline=True,
     )
+    leave_cores_to_native()
 
     def generate(new_tokens: int, clock: turn.Clock) -> None:
         assisted = settings["assistant"] is not None

@@ -35,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if list(argv) == [worker.INSTANCE]:
         worker.main()
-    try:
-        args = parse(argv)
-    except SystemExit as exit_:  # argparse has printed the help, or what is wrong
-        return int(exit_.code or 0)
+    args = parse(argv)
     load = load_options(args)
     settings = worker_settings(args, load if load.target is not None else demo_options(load))
     prompts = PromptFile(args.prompts, defaults_from(args), args.shard)

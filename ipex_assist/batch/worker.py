@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.relaunch import this_command
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.runner import out_of_memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import encode_messages
@@ -129,7 +130,7 @@ def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(error: BaseException) -> str:
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
+    if out_of_memory(error):
         return "out of memory; use a smaller --precision or model, fewer --instances, or --no-assisted"
     log.info("%s", error, exc_info=error)
     return f"{type(error).__name__}: {error} (run with -v for the whole story)"

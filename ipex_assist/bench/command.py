@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.bench.arguments import pair_options, parse, task_options
 from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.env.runner import interrupt_exit
 
 if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records
@@ -26,10 +27,7 @@ WARM_UP_TOKENS = 16
 
 def main(argv: Sequence[str]) -> int:
     """Run `ipex-assist bench`; returns the exit code. Raises IpexAssistError."""
-    try:
-        args = parse(argv)
-    except SystemExit as stop:  # argparse has printed the help, or what is wrong
-        return int(stop.code or 0)
+    args = parse(argv)
 
     def need() -> int | None:
         from ipex_assist.bench.loading import needed_bytes
@@ -51,9 +49,9 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
             report.describe(model, notes)
             _measure(args, model, report, records)
             del model  # the next one needs its memory
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         report.notes.append("interrupted: these are the cases that were finished")
-        code = 130
+        code = interrupt_exit(error)
     finally:
         if records is not None:
             records.close()

@@ -14,7 +14,7 @@ from ipex_assist.bench.options import PairOptions
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.load import memory_need
+from ipex_assist.commands.load import leave_cores_to_native, memory_need
 from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
@@ -169,6 +169,7 @@ def _settle() -> list[str]:
     """Give threads yet to come all CPUs, and look at what came of the plan, as `ipex-assist` does after loading."""
     from ipex_assist.executors.choose import compute_threads
 
+    leave_cores_to_native()
     plan = launch.inherited_plan(os.environ)
     launch.restore_affinity(plan)
     return launch.check_start(plan, compute_threads()) if plan else []

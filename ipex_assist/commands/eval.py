@@ -73,10 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run `ipex-assist eval`; returns the exit code. Raises IpexAssistError."""
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the help, or what is wrong
-        return int(stop.code or 0)
+    args = build_parser().parse_args(argv)
     for flag, value, least in (
         ("window", args.window, 2),
         ("stride", args.stride, 1),
@@ -206,11 +203,13 @@ def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint,
 
 
 def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Model, str]:
+    from ipex_assist.commands.load import leave_cores_to_native
     from ipex_assist.executors.choose import stored_precision
     from ipex_assist.executors.load import load_model
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     model = load_model(checkpoint, precision, executor, progress=sys.stderr.isatty(), exact=False)
+    leave_cores_to_native()
     return model, precision
 
 

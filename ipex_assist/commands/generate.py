@@ -11,24 +11,21 @@ import logging
 import os
 import signal
 import sys
-import traceback
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ipex_assist import launch
-from ipex_assist.commands.arguments import idle_flags, load_options, parse
+from ipex_assist.commands.arguments import idle_flags, load_options
 from ipex_assist.commands.demo_model import demo_options
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.load import load_models
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.commands.prompt import read_prompt
-from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.pipes import reader_has_gone
+from ipex_assist.env.runner import interrupt_exit
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.speculative.options import GenerationOptions
 
-# Whatever imports torch is imported inside `main`, which knows what to do with a Ctrl-C in the middle of it.
+# Whatever imports torch is imported inside functions: until a flag is found wrong, nobody waits for it.
 if TYPE_CHECKING:
     from ipex_assist.generation.stream import Generation
     from ipex_assist.generation.text_model import TextModel
@@ -36,55 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("ipex_assist")
 
 
-INTERRUPT_EXIT, TERMINATE_EXIT = 130, 143  # 128 + the signal's number, as shells report them
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a generation as Ctrl-C does."""
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Generate as `argv` asks; returns the exit code. No error of the user's ends in a traceback."""
-    argv = sys.argv[1:] if argv is None else argv
-    verbose = "-v" in argv or "--verbose" in argv
-    try:
-        args = parse(argv)
-        _configure(args.verbose)
-        return _run(args)
-    except IpexAssistError as error:
-        return _fail(str(error), error.exit_code)
-    except Terminated:
-        return TERMINATE_EXIT
-    except KeyboardInterrupt:
-        return INTERRUPT_EXIT
-    except BrokenPipeError:
-        return reader_has_gone()
-    except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
-            return _fail("out of memory; use a smaller --precision or model, or --no-assisted", 1)
-        if verbose:
-            traceback.print_exc()
-        return _fail(f"{type(error).__name__}: {error} (run with -v for the whole story)", 1)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"ipex-assist: error: {message}", file=sys.stderr)
-    return code
-
-
-def _configure(verbose: bool) -> None:
-    """Messages of ours to standard error; those of libraries only on request."""
-    configure_messages(verbose)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
-    signal.signal(signal.SIGTERM, _terminate)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
-
-
-def _run(args: argparse.Namespace) -> int:
+def generate(args: argparse.Namespace) -> int:
+    """Generate as the command line asks, in this process; returns the exit code."""
+    _configure(args.verbose)
     prompt, chat = read_prompt(args.prompt, args.prompt_file, args.chat, demo=args.model is None)
     options, load = _generation_options(args), load_options(args)
     if load.target is None:
@@ -92,6 +43,13 @@ def _run(args: argparse.Namespace) -> int:
     model, start_warnings = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose)
     generation = model.stream(prompt, options, chat=chat)
     return _generate(model, generation, args, start_warnings)
+
+
+def _configure(verbose: bool) -> None:
+    """Messages of ours to standard error; those of libraries only on request."""
+    configure_messages(verbose)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
 
 
 def _generation_options(args: argparse.Namespace) -> GenerationOptions:
@@ -115,7 +73,7 @@ def _generate(model: TextModel, generation: Generation, args: argparse.Namespace
             pieces += chunk.pieces
             stream.write_pieces(chunk.pieces)
     except KeyboardInterrupt as error:
-        code = TERMINATE_EXIT if isinstance(error, Terminated) else INTERRUPT_EXIT
+        code = interrupt_exit(error)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut off what is printed now
         pieces.append(Piece(generation.interrupt()))
         stream.write_pieces(pieces[-1:])

@@ -52,10 +52,24 @@ def load_models(
     started = time.perf_counter()
     model = load_by(options, checkpoints)
     log.info("loaded in %.1f s", time.perf_counter() - started)
+    leave_cores_to_native()
     found = launch.check_start(plan, compute_threads()) if plan else []
     for line in found:
         log.warning(line)
     return model, found
+
+
+def leave_cores_to_native() -> None:
+    """Keep torch to one thread for the rest of the process where the native core has its pool of threads on the cores.
+
+    For commands, whose process is theirs alone; `load` leaves torch's threads to its caller.
+    """
+    import torch
+
+    from ipex_assist.native.library import pool_threads
+
+    if pool_threads() is not None:
+        torch.set_num_threads(1)
 
 
 def memory_need(

@@ -63,10 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run `ipex-assist quantize`; returns the exit code. Raises IpexAssistError."""
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the help, or what is wrong
-        return int(stop.code or 0)
+    args = build_parser().parse_args(argv)
     _check(args)
     if args.sym is None:
         # Plain rounding gains much by zero points; auto-round little, and it writes zeros of 0 as 1 in this format.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ipex_assist import launch
 from ipex_assist.commands.messages import configure_messages
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.runner import held_interrupts
 from ipex_assist.launch.plan import PLAN_VARIABLE
 
 
@@ -27,7 +26,9 @@ def run_placed(
     args: with launch.add_placement_arguments' flags and `verbose`. Returns the exit code. Never imports torch itself.
     """
     if works_here(args):
-        return _work(args, work)
+        configure_messages(args.verbose)
+        set_threads(args.threads)
+        return work()
     return start_placed([command], argv, args, model_bytes)
 
 
@@ -60,7 +61,8 @@ def start_placed(
         variables = [f"{name}={value}" for name, value in prepared.set.items() if name != PLAN_VARIABLE]
         lines = [prepared.placement.describe(), *variables, *prepared.notes]
         print("ipex-assist: " + "\n  ".join(lines), file=sys.stderr)
-    return launch.run(prepared, "ipex-assist")
+    with held_interrupts():
+        return launch.run(prepared, "ipex-assist")
 
 
 def this_command() -> list[str]:
@@ -69,21 +71,6 @@ def this_command() -> list[str]:
     if Path(script).name == "ipex-assist" and Path(script).is_file():
         return [sys.executable, script]
     return [sys.executable, "-m", "ipex_assist"]
-
-
-def _work(args: argparse.Namespace, work: Callable[[], int]) -> int:
-    configure_messages(args.verbose)
-    try:
-        set_threads(args.threads)
-        return work()
-    except (IpexAssistError, BrokenPipeError):
-        raise  # the command line's own business
-    except Exception as error:
-        if args.verbose:
-            traceback.print_exc()
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the latter is torch's
-            raise IpexAssistError("out of memory; use a smaller model or --precision") from error
-        raise IpexAssistError(f"{type(error).__name__}: {error} (run with -v for the whole story)") from error
 
 
 def set_threads(threads: int | None) -> None:

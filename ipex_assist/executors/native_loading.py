@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -27,11 +28,22 @@ from ipex_assist.native.model import PackedModel
 log = logging.getLogger("ipex_assist")
 
 
+@contextlib.contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread meanwhile, so that it starts no pool of its own, which would spin against the core's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @functools.cache
 def planned_pool(threads: int | None = None) -> Pool:
     """The pool the launcher planned: its CPUs in order, or as many as torch would use of those we were started on.
 
-    What the first call found holds for the process: by then torch is told to keep to one thread.
+    What the first call found holds for the process: the commands then tell torch to keep to one thread.
     """
     plan = launch.inherited_plan(os.environ)
     cpus = tuple(plan.cpus) if plan is not None else tuple(sorted(MASK_AT_START))
@@ -61,12 +73,18 @@ def pack_weights(
 
 
 def load_native(request: LoadRequest) -> NativeModel:
-    """Pack a checkpoint's weights into the core's image, or take the image from the cache folder."""
+    """Pack a checkpoint's weights into the core's image, or take the image from the cache folder.
+
+    torch has one thread meanwhile, and then the caller's number again.
+    """
+    pool = planned_pool()
+    with one_torch_thread():
+        return _load(request, pool)
+
+
+def _load(request: LoadRequest, pool: Pool) -> NativeModel:
     checkpoint, spec, sources, precision = request.checkpoint, request.spec, request.sources, request.precision
     started = time.perf_counter()
-    pool = planned_pool()
-    # With one thread torch starts no pool of its own, which would spin against the core's.
-    torch.set_num_threads(1)
     stored = checkpoint if precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
     model = (
         PackedModel(spec, precision, pool, request.group) if stored is None else int4_model(stored, spec, sources, pool)

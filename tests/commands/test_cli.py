@@ -135,13 +135,38 @@ def test_interrupt_while_loading(pair: tuple[str, str]) -> None:
     assert process.returncode in (130, -signal.SIGINT)
 
 
+_AS_THE_SCRIPT = """
+import sys
+from ipex_assist.cli import main
+print("ready", flush=True)
+sys.argv[0] = "ipex-assist"
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("flags", [["-p", "fox"], ["bench", "-m", "MODEL"]], ids=["generate", "bench"])
+def test_interrupt_at_once(pair: tuple[str, str], flags: list[str], seconds: float) -> None:
+    """Ctrl-C while the command imports its own modules, and while it starts again on its cores, as a new interpreter:
+    exit 130, and not a word."""
+    flags = [pair[0] if flag == "MODEL" else flag for flag in flags]
+    start = [sys.executable, "-c", _AS_THE_SCRIPT, *flags]
+    process = subprocess.Popen(start, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+
+
 def _maps_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Ctrl-C exactly after three tokens, in process: text so far, statistics, exit 130."""
-    from ipex_assist.commands import generate
+    from ipex_assist import cli
     from ipex_assist.generation import stream
 
     counted = 0
@@ -155,12 +180,11 @@ def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pyte
         return original(self)
 
     monkeypatch.setattr(stream.Generation, "__next__", interrupted)
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGINT)
     try:
-        code = generate.main(["-m", pair[0], *PROMPT, "--assistant-model", "none", "--json"])
+        code = cli.main(["--no-launch", "-m", pair[0], *PROMPT, "--assistant-model", "none", "--json"])
     finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+        signal.signal(signal.SIGINT, before)
     captured = capsys.readouterr()
     result = last_json(captured.out)
     assert code == 130

@@ -126,15 +126,14 @@ def test_too_little_memory_is_said_before_loading(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message has the numbers, and what to do."""
-    from ipex_assist.commands import generate, memory_need
+    from ipex_assist import cli
+    from ipex_assist.commands import memory_need
     from ipex_assist.env.memory import Memory
 
     monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(2 << 30, 100 << 20))
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        code = generate.main(["-m", pair[0], *PROMPT])
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    code = cli.main(["--no-launch", "-m", pair[0], *PROMPT])
+    assert signal.getsignal(signal.SIGTERM) is before
     message = capsys.readouterr().err
     assert code == 1
     assert re.search(r"too little memory: [\d.]+ GiB are needed .* and 0\.1 GiB are available", message)

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import checkpoint_files
 import pytest
 
+from ipex_assist import cli
 from ipex_assist.checkpoints import hub
 from ipex_assist.commands import generate, memory_need
 from ipex_assist.env.memory import Memory
@@ -39,14 +39,6 @@ def piped(target: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command("-m", target, *PROMPT, "--cpus", cpu), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """`run.main` takes SIGTERM; other tests shall not find it taken."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def command(*arguments: str) -> list[str]:
@@ -170,7 +162,7 @@ def test_prompt_file_that_is_no_text(target: str, tmp_path: Path, capsys: pytest
     """Usage error, not UnicodeDecodeError."""
     file = tmp_path / "prompt"
     file.write_bytes(b"\xff\xfe\x00")
-    assert generate.main(["-m", target, "--prompt-file", str(file), *OPTIONS]) == 2
+    assert cli.main(["--no-launch", "-m", target, "--prompt-file", str(file), *OPTIONS]) == 2
     assert "not UTF-8" in capsys.readouterr().err
 
 
@@ -183,7 +175,7 @@ def test_memory_is_checked_before_a_download(
     monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(32 << 30, 32 << 30))
     monkeypatch.setattr(hub, "parameters_on_hub", lambda source, revision: 66_000_000_000)
     monkeypatch.setattr(hub, "_download", lambda source, revision: pytest.fail("it was downloaded"))
-    assert generate.main(["-m", "someone/far-too-large", "-p", "fox", "--no-assisted"]) == 1
+    assert cli.main(["--no-launch", "-m", "someone/far-too-large", "-p", "fox", "--no-assisted"]) == 1
     message = capsys.readouterr().err
     assert "too little memory: 123.6 GiB are needed" in message
     assert "32.0 GiB are available" in message
@@ -209,7 +201,7 @@ def test_out_of_memory_says_what_to_do(
         raise error
 
     monkeypatch.setattr(generate, "load_models", fail)
-    assert generate.main(["-m", target, *PROMPT]) == 1
+    assert cli.main(["--no-launch", "-m", target, *PROMPT]) == 1
     assert "out of memory; use a smaller --precision" in capsys.readouterr().err
 
 
@@ -222,11 +214,11 @@ def test_unexpected_errors_hide_their_traceback_unless_asked(
         raise ZeroDivisionError("a bug of ours")
 
     monkeypatch.setattr(generate, "load_models", fail)
-    assert generate.main(["-m", target, *PROMPT]) == 1
+    assert cli.main(["--no-launch", "-m", target, *PROMPT]) == 1
     short = capsys.readouterr().err
     assert "ZeroDivisionError: a bug of ours" in short
     assert "Traceback" not in short
-    assert generate.main(["-m", target, *PROMPT, "-v"]) == 1
+    assert cli.main(["--no-launch", "-m", target, *PROMPT, "-v"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 

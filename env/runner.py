@@ -1,0 +1,118 @@
+"""How every command ends: errors become a message and an exit code, signals and closed pipes what shells expect."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.pipes import discard_output, reader_has_gone
+
+# 128 + the signal's number, as shells report them.
+INTERRUPT_EXIT, TERMINATE_EXIT = 128 + signal.SIGINT, 128 + signal.SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, with an exit code of its own."""
+
+
+def interrupt_exit(error: KeyboardInterrupt) -> int:
+    """Return the exit code of a command that a signal has ended."""
+    return TERMINATE_EXIT if isinstance(error, Terminated) else INTERRUPT_EXIT
+
+
+def run_command(work: Callable[[], int], prefix: str, *, verbose: bool | None = False) -> int:
+    """Do a command's work and write out what it printed; returns its exit code, whatever happens.
+
+    prefix: of error messages. verbose: show the traceback of an unexpected error; None for a command that has no such
+    flag, which shows it always, the system's own errors (a full disk) aside.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by `held_interrupts`
+        code = work()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a reader that has gone can be handled
+        return code
+    except IpexAssistError as error:
+        return _fail(prefix, str(error), error.exit_code)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return _leave(stop)
+    except KeyboardInterrupt as error:
+        return interrupt_exit(error)
+    except BrokenPipeError:
+        return reader_has_gone()
+    except Exception as error:
+        return _fail(prefix, _describe(error, verbose), 1)
+
+
+@contextlib.contextmanager
+def terminated_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise Terminated meanwhile, in the main thread, unless somebody else has taken it."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        if ours and signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Keep a Ctrl-C for the command of ours that this process becomes meanwhile, which takes it in `run_command`.
+
+    An interpreter that is just starting would answer it with a traceback. The mask of blocked signals, and those that
+    wait, outlive exec.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is Python's or torch's for memory that could not be had."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _describe(error: Exception, verbose: bool | None) -> str:
+    if isinstance(error, OSError) and sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:  # what cannot be written now could not be at exit, either
+            discard_output()
+    if verbose or (verbose is None and not isinstance(error, OSError)):
+        import traceback
+
+        traceback.print_exc()
+    if out_of_memory(error):
+        return "out of memory; use a smaller --precision or model, or --no-assisted"
+    return f"{type(error).__name__}: {error}" + (" (run with -v for the whole story)" if verbose is not None else "")
+
+
+def _fail(prefix: str, message: str, code: int) -> int:
+    print(f"{prefix}: {message}", file=sys.stderr)
+    return code
+
+
+def _leave(stop: SystemExit) -> int:
+    """The exit code that Python would end with; a text is printed, as Python would."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return reader_has_gone()
+    if stop.code is None or isinstance(stop.code, int):
+        return int(stop.code or 0)
+    print(stop.code, file=sys.stderr)
+    return 1
