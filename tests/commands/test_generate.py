@@ -45,9 +45,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ipex_assist", *arguments]
 
 
-def on_terminal(*arguments: str) -> tuple[str, int]:
+def on_terminal(*arguments: str, typed: bytes = b"") -> tuple[str, int]:
     """Run with a terminal as all three streams; what it shows, and the exit code."""
     master, slave = pty.openpty()
+    os.write(master, typed)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # tqdm draws nothing in 0 columns
     process = subprocess.Popen(command(*arguments), stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
@@ -66,9 +67,10 @@ def on_terminal(*arguments: str) -> tuple[str, int]:
 
 
 def test_no_prompt_on_a_terminal_is_an_error(target: str) -> None:
-    """It must not wait for somebody to type one."""
-    shown, code = on_terminal("-m", target, *OPTIONS)
+    """Somebody who types none, and ends it, is told how else one is given."""
+    shown, code = on_terminal("-m", target, *OPTIONS, typed=b"\x04")
     assert code == 2
+    assert "end it with Ctrl-D" in shown
     assert "give -p TEXT" in shown
 
 
