@@ -144,8 +144,8 @@ def _with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     def absolute(source: str | None) -> str | None:
         return str(Path(source).resolve()) if source and Path(source).exists() else source
 
-    args = {**settings["args"], "model": absolute(settings["args"]["model"])}
-    return {**settings, "args": args, "assistant": absolute(settings["assistant"])}
+    load = settings["load"]
+    return {**settings, "load": {**load, **{name: absolute(load[name]) for name in ("target", "assistant")}}}
 
 
 class Actor:

@@ -18,7 +18,6 @@ from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 EPILOG = """\
-  ipex-assist -m facebook/opt-13b                         the family's assistant
   ipex-assist batch|submit|bench|quantize|eval --help     many prompts, job scripts, measuring, fewer bits
   ipex-assist env                                         what this machine is
 """
@@ -56,6 +55,7 @@ def inheriting_parser(
         description=description,
         epilog=epilog,
         formatter_class=Formatter,
+        add_help=False,  # is inherited, too
         parents=[build_parser()],
         conflict_handler="resolve",  # a flag that is added again replaces the inherited one
         allow_abbrev=False,
@@ -69,13 +69,13 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags, in groups. A precision that is not given is None."""
     parser = ArgumentParser(
         prog="ipex-assist",
-        usage="%(prog)s [options]\n       %(prog)s env [--json] [--root DIR]",
+        usage="%(prog)s [options]",
+        add_help=False,  # stands at the end
         description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
         epilog=EPILOG,
         formatter_class=Formatter,
         allow_abbrev=False,  # `--dry` would not be recognised as the flag to leave out of the command that is printed
     )
-    parser.add_argument("--version", action=VersionAction)
 
     add_flags(parser.add_argument_group("models"), LoadOptions)
 
@@ -92,6 +92,8 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument("--no-stream", action="store_true", help="print the text at its end")
     output.add_argument("--show-accepted", action="store_true", help="drafted text in green, the target's own in bold")
     output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, all statistics, messages")
+    output.add_argument("--version", action=VersionAction)
+    output.add_argument("-h", "--help", action="help", help="this text")
     return parser
 
 

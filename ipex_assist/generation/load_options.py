@@ -43,7 +43,7 @@ class LoadOptions(Options):
     recalibrate: bool = option(False, "forget what was measured of this pair here", Switch())
     executor: str = option(
         "auto",
-        "native, ipex or torch: what runs the models (default: the first that works here)",
+        "native, ipex or torch (default: the first that works here)",
         Choice(("auto", *EXECUTORS)),
         "NAME",
     )
