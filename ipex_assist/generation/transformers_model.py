@@ -114,8 +114,9 @@ class TransformersModel(TextModel):
         try:
             table: Any = self.target.get_input_embeddings()
             return int(table.weight.shape[0])
-        except (AttributeError, NotImplementedError):
-            return None
+        except (AttributeError, NotImplementedError):  # as optimum-intel's models
+            config = self.target.config.get_text_config()
+            return int(config.vocab_size) if getattr(config, "vocab_size", None) else None
 
     def _rounds(
         self,

@@ -116,7 +116,7 @@ def test_seed_repeats_and_no_seed_does_not() -> None:
         Sampling(do_sample=True, top_k=0),
         Sampling(do_sample=True, top_k=4, temperature=0.7),
         Sampling(do_sample=True, top_k=0, top_p=0.8),
-        Sampling(do_sample=True, top_k=0, min_p=0.4),
+        Sampling(do_sample=True, top_k=0, min_p=0.15),
         Sampling(do_sample=True, top_k=0, presence_penalty=1.5, frequency_penalty=0.7, prompt_length=3),
         Sampling(do_sample=True, top_k=0, logit_bias={2: 3.0, 5: -100}, repetition_penalty=1.6),
     ],
