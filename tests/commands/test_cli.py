@@ -267,7 +267,7 @@ def test_version() -> None:
 def test_the_embedded_model_answers() -> None:
     """The main job without a hub: a real model, a real answer, drafted by its own copy, and the factor that gives."""
     prompt = ["-p", "What is the capital of France?", "--chat", "--json"]
-    # How much is drafted by default is decided by the clock, which other work on the machine may disturb: a number says.
+    # How much is drafted by default is decided by the clock, which other work may disturb: a number says.
     done, plain, fixed = run_all(prompt, [*prompt, "--no-assisted"], [*prompt, "--num-assistant-tokens", "3"])
     assert (done.returncode, plain.returncode, fixed.returncode) == (0, 0, 0), done.stderr + plain.stderr
     result = last_json(done.stdout)
