@@ -146,7 +146,7 @@ def test_a_timeout_and_a_bad_model_on_a_cluster(cluster: str, tiny: str, tmp_pat
     assert len(found) == 6
     assert found["endless"]["error"].count("gave no result within 2 s") == 2
     code, err = run(REAL, prompts, "-o", tmp_path / "o2", "-m", tmp_path / "none", *MODEL, "--ray", cluster)
-    assert code == 1
+    assert code == 2
     assert "none" in err.splitlines()[-1]
 
 
