@@ -12,7 +12,10 @@ import termios
 import threading
 from pathlib import Path
 
+import pytest
 from batch_runs import FAKE, TWO, by_id, run, start, write_prompts
+
+pytestmark = pytest.mark.one_stack
 
 
 def test_what_instances_print(tmp_path: Path) -> None:

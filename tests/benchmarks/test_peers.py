@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,8 @@ def test_a_whole_run_with_peers_that_fail(
     )
     lines = capsys.readouterr().out.splitlines()
     assert code == 1
-    assert len([line for line in lines if line.startswith("| ")]) == 2 + len(known.CASES)
-    assert len([line for line in lines if "| failed |" in line]) == 4
+    assert len([line for line in lines if line.startswith("| ")]) == 1 + len(known.CASES)  # the head
+    assert len([line for line in lines if re.search(r"[|] failed +[|]", line)]) == 4
     assert any("signal SIGABRT" in line for line in lines)
     assert any("no wheel for this machine" in line for line in lines)
     found = json.loads(lines[-1])

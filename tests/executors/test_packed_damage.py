@@ -14,12 +14,19 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
+from conftest import HAS_NATIVE
 from packed_files import files, load, logits, warnings, was_packed
 
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors import packed_cache
 from ipex_assist.executors.packed_cache import HEADER_BYTES, LAYOUT_VERSION, load_packed
+from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel
+
+pytestmark = [
+    pytest.mark.usefixtures("folder"),
+    pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
+]
 
 
 def truncated(path: Path) -> None:
