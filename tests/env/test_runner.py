@@ -70,10 +70,13 @@ def test_who_sees_a_traceback(
 
 def test_sigterm_raises_meanwhile_and_is_given_back() -> None:
     """In process, as tests and other programs call a command: the signal is theirs again afterwards."""
-    before = signal.getsignal(signal.SIGTERM)
-    with terminated_by_sigterm():
-        assert run_command(lambda: os.kill(os.getpid(), signal.SIGTERM) or 0, "command") == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another test's library may have taken it
+    try:
+        with terminated_by_sigterm():
+            assert run_command(lambda: os.kill(os.getpid(), signal.SIGTERM) or 0, "command") == 143
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_full_disk_is_one_sentence_and_exit_1() -> None:

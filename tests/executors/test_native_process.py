@@ -65,7 +65,7 @@ FORKED = """
 import multiprocessing, os, signal, sys
 sys.path[:0] = {paths!r}
 signal.alarm(100)
-import test_native_model as tests
+import test_native_process as tests
 model = tests.loaded("llama", "int4", 2)
 expected = tests.generated(model, 1)[1:]
 
