@@ -148,8 +148,17 @@ sys.exit(main())
 @pytest.mark.parametrize("flags", [["-p", "fox"], ["bench", "-m", "MODEL"]], ids=["generate", "bench"])
 def test_interrupt_at_once(pair: tuple[str, str], flags: list[str], seconds: float) -> None:
     """Ctrl-C while the command imports its own modules, and while it starts again on its cores, as a new interpreter:
-    exit 130, and not a word; unless Python itself was starting, before any line of ours."""
+    exit 130, and not a word. One that CPython drops, in a callback of its import system, and says so, is sent anew."""
     flags = [pair[0] if flag == "MODEL" else flag for flag in flags]
+    for _ in range(5):
+        code, err = _interrupted(flags, seconds)
+        if not (b"Exception ignored in" in err and b"KeyboardInterrupt" in err):
+            break
+    assert (code, err) == (130, b"")
+
+
+def _interrupted(flags: list[str], seconds: float) -> tuple[int, bytes]:
+    """Exit code and standard error of a command that gets a Ctrl-C so long after its interpreter has started."""
     start = [sys.executable, "-c", _AS_THE_SCRIPT, *flags]
     process = subprocess.Popen(start, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -157,10 +166,7 @@ def test_interrupt_at_once(pair: tuple[str, str], flags: list[str], seconds: flo
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    if process.returncode != 130:
-        assert b"/ipex_assist/" not in err, err
-        return
-    assert err == b""
+    return process.returncode, err
 
 
 def _maps_torch(pid: int) -> bool:
