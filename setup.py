@@ -31,9 +31,11 @@ class BuildNative(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         native = native_build()
+        library = Path(self.get_ext_fullpath(ext.name))
         try:
-            native.build(Path(self.get_ext_fullpath(ext.name)))
+            native.build(library)
         except native.BuildError as error:
+            library.unlink(missing_ok=True)  # in a checkout: an older one, of other sources
             print(f"ipex-assist is installed without its native core: {error}", file=sys.stderr)
 
 

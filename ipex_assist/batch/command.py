@@ -13,7 +13,7 @@ from ipex_assist.batch.coordinator import Coordinator, StopSignal
 from ipex_assist.batch.instances import Pool
 from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.options import suggestion
-from ipex_assist.batch.places import check_memory_of_all, local_commands
+from ipex_assist.batch.places import check_memory_of_all, placed_commands, unplaced_commands
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
@@ -23,6 +23,7 @@ from ipex_assist.commands.demo_model import demo_options
 from ipex_assist.commands.load import memory_need
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import read_memory
+from ipex_assist.launch import Command
 
 SHOWN_PROBLEMS = 20
 
@@ -135,9 +136,15 @@ def _model_bytes(settings: WorkerSettings) -> int | None:
     return memory_need(settings.load, settings.max_new_tokens, offline=settings.load.offline).total
 
 
+def _local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
+    if args.no_launch:
+        return unplaced_commands(args.instances or 1)
+    return placed_commands(instance_request(args, model_bytes))
+
+
 def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int, settings: WorkerSettings) -> Pool:
     need = _model_bytes(settings)
-    commands = local_commands(args, need)[:prompts]
+    commands = _local_commands(args, need)[:prompts]
     check_memory_of_all(need, len(commands), read_memory().available)
     for command in commands:
         for line in (*command.warnings, *(command.notes if args.verbose else ())):
@@ -161,5 +168,5 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    print(format_instances(local_commands(args, _model_bytes(settings))), flush=True)
+    print(format_instances(_local_commands(args, _model_bytes(settings))), flush=True)
     return 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import replace
 
-from ipex_assist.batch.arguments import instance_request
 from ipex_assist.batch.worker import worker_program
 from ipex_assist.commands.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
@@ -16,17 +14,19 @@ from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import prepare_instances
 
 
-def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
-    """The instances that the flags ask for, ready to be started.
+def placed_commands(request: InstanceRequest) -> tuple[Command, ...]:
+    """The instances of `request`, pinned to their cores and ready to be started.
 
     Raises:
         UsageError: they cannot be placed here.
     """
+    return prepare_instances(request, worker_program(), os.environ)
+
+
+def unplaced_commands(count: int) -> tuple[Command, ...]:
+    """`count` instances, each on every CPU that this process may use (`--no-launch`)."""
     program = worker_program()
-    if not args.no_launch:
-        return prepare_instances(instance_request(args, model_bytes), program, os.environ)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
-    count = args.instances or 1
     places = [Placement(cpus, len(cpus), index=index, count=count) for index in range(count)]
     return tuple(Command(tuple(program), without_plan(os.environ), {}, {}, place, tuple(program)) for place in places)
 

@@ -164,7 +164,7 @@ IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, in
     });
 }
 
-// Weights that are quantised already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
+// Weights that are quantized already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
 IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t layer, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
     return guarded_numbers(2, [&] {

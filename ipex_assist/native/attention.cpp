@@ -36,7 +36,7 @@ void Forward::attention(int thread, int32_t index) {
         wait(thread);
         attend_many(thread, index);
         wait(thread);
-        quantise_all(thread, w_.attended.as<float>(), attended_width_, int64_t(spec_.heads) * spec_.head_dim,
+        quantize_all(thread, w_.attended.as<float>(), attended_width_, int64_t(spec_.heads) * spec_.head_dim,
                      model_.layers[size_t(index)].output);
     }
     wait(thread);
@@ -164,7 +164,7 @@ void Forward::combine_few(int thread, int32_t index) {
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / each, first = u % each * unit, last = std::min(first + unit, next.depth);
         for (int64_t h = first / dim; h < std::min(last, columns) / dim; h++) combine_head(index, row, int32_t(h));
-        quantise(thread, w_.attended.as<float>() + row * attended_width_, columns, first, last, row, next);
+        quantize(thread, w_.attended.as<float>() + row * attended_width_, columns, first, last, row, next);
     }
 }
 

@@ -127,7 +127,7 @@ void Forward::pass(int thread) {
                      spec_.post_norm ? nullptr : &layer.mlp_norm, 0, layer.up);
         wait(thread);
         up_linear(thread, layer);
-        quantise_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, layer.down);
+        quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, layer.down);
         wait(thread);
         linear(thread, layer.down, rows, w_.delta.as<float>(), width_);
     }
@@ -140,7 +140,7 @@ void Forward::embed_rows(int thread) {
     if (spec_.projected_embedding) {
         for (int64_t r = first; r < end; r++) {
             model_.embed(batch_.tokens[r], delta + r * width_);
-            quantise(thread, delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in);
+            quantize(thread, delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in);
         }
         wait(thread);
         linear(thread, model_.project_in, batch_.rows, x, width_);
@@ -161,23 +161,23 @@ void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* p
         if (add) k_.add(x, w_.delta.as<float>() + (first_row + i) * width_, spec_.hidden_size);
         if (post) k_.normalise(spec_.rms_norm, x, post->weight, post->bias, spec_.norm_eps, spec_.hidden_size, x);
         if (pre) k_.normalise(spec_.rms_norm, x, pre->weight, pre->bias, spec_.norm_eps, spec_.hidden_size, scratch_row);
-        quantise(thread, pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
+        quantize(thread, pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
     }
 }
 
-void Forward::quantise(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
+void Forward::quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                        const Linear& next) {
     Rows rows = rows_;
     rows.depth = next.depth;
     if (next.order) from = Model::arrange(next, from, width, first, last, scratch(thread).ordered);
-    k_.quantise(next.precision, next.group, from, width, first, last, row, rows);
+    k_.quantize(next.precision, next.group, from, width, first, last, row, rows);
 }
 
-void Forward::quantise_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next) {
+void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next) {
     const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = batch_.rows * spans;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / spans, first = u % spans * SPAN;
-        quantise(thread, from + row * stride, width, first, std::min(first + SPAN, next.depth), row, next);
+        quantize(thread, from + row * stride, width, first, std::min(first + SPAN, next.depth), row, next);
     }
 }
 
@@ -219,7 +219,7 @@ void Forward::head(int thread) {
     if (spec_.projected_embedding) {
         linear(thread, model_.project_out, batch_.last, w_.delta.as<float>(), width_);
         for (int64_t r = share(batch_.last, thread, pool_.threads()); r < share(batch_.last, thread + 1, pool_.threads()); r++) {
-            quantise(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
+            quantize(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
                      model_.head);
         }
         wait(thread);

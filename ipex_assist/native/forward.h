@@ -66,9 +66,9 @@ private:
     void pass(int thread);
     void embed_rows(int thread);
     void prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, int64_t first_row, const Linear& next);
-    void quantise(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
+    void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                   const Linear& next);
-    void quantise_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next);
+    void quantize_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next);
     void linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride);
     void up_linear(int thread, const Layer& layer);
     void head(int thread);

@@ -41,7 +41,7 @@ void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_
 }  // namespace
 
 const Kernels* IPEX_ASSIST_KERNELS() {
-    static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), linear,      quantise, normalise,
+    static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), linear,      quantize, normalise,
                                   add,                  activate,          rotate,      convert,  store_key,
                                   store_value,          attend,            merge,       maximum,  pack,
                                   widen,                read,              narrow};

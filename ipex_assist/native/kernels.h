@@ -105,7 +105,7 @@ struct Kernels {
     // out[r * stride + (b - first) * 16 …] for blocks first <= b < last.
     void (*linear)(const Linear&, const Rows&, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
     // Columns first … last of row `row`, from x (width); beyond width they are zero. Both are multiples of SPAN or the end.
-    void (*quantise)(Precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row,
+    void (*quantize)(Precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row,
                      const Rows&);
     void (*normalise)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
                       float* out);

@@ -31,7 +31,7 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
             const Linear& linear = choose(layer);
             for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
                 const float* row = Model::arrange(linear, x + r * width, width, 0, depth, buffer.data());
-                model.kernels->quantise(linear.precision, linear.group, row, width, 0, depth, r, in);
+                model.kernels->quantize(linear.precision, linear.group, row, width, 0, depth, r, in);
             }
             pool.wait(thread);
             const auto [first, last] = model.slice(linear, thread, pool.threads());

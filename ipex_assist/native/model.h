@@ -77,7 +77,7 @@ public:
     // NotFinite where the tensor holds NaN or infinity.
     bool pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
               int64_t columns);
-    // Packs a matrix that is quantised already: values (columns, width) from 0 to 15, and for each group of input
+    // Packs a matrix that is quantized already: values (columns, width) from 0 to 15, and for each group of input
     // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
     // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
     bool pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,

@@ -1,4 +1,4 @@
-// What happens to rows between linears: norms, quantisation, activations, rotation. Each row by itself, in fp32.
+// What happens to rows between linears: norms, quantization, activations, rotation. Each row by itself, in fp32.
 #pragma once
 #include <cmath>
 
@@ -137,7 +137,7 @@ void convert(Precision precision, const float* x, int64_t size, int64_t padded, 
 
 // One span of 128 columns to int8: scale = largest / 127. With NaN or infinity in the span the scale is NaN, and so is
 // every output that the span has a part in.
-inline void quantise_span(const float* x, int64_t width, int32_t group, int8_t* values, float* scale, int32_t* sums) {
+inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* values, float* scale, int32_t* sums) {
     constexpr int VECTORS = SPAN / LANES;
     __m512 v[VECTORS];
     __m512i largest = _mm512_setzero_si512();
@@ -168,7 +168,7 @@ inline void quantise_span(const float* x, int64_t width, int32_t group, int8_t* 
     }
 }
 
-void quantise(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
+void quantize(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
               int64_t row, const Rows& out) {
     if (precision == FP32 || precision == BF16) {
         const int64_t bytes = precision == FP32 ? 4 : sizeof(Bf16::Row);
@@ -177,7 +177,7 @@ void quantise(Precision precision, int32_t group, const float* x, int64_t width,
     }
     const int64_t spans = out.depth / SPAN, groups = out.depth / group;
     for (int64_t k = first; k < last; k += SPAN) {
-        quantise_span(x + k, width - k, group, reinterpret_cast<int8_t*>(out.values) + row * out.depth + k,
+        quantize_span(x + k, width - k, group, reinterpret_cast<int8_t*>(out.values) + row * out.depth + k,
                       out.scales + row * spans + k / SPAN, out.negated_sums + row * groups + k / group);
     }
 }

@@ -138,8 +138,8 @@ struct Packed {
 };
 
 // Rows in the form that a linear multiplies, with room up to a multiple of 32 rows, and rubbish in that room.
-struct Quantised {
-    Quantised(const Kernels& k, const Linear& linear, const float* x, int64_t rows, int64_t width);
+struct Quantized {
+    Quantized(const Kernels& k, const Linear& linear, const float* x, int64_t rows, int64_t width);
     double value(int64_t row, int64_t column) const;
 
     Precision precision;

@@ -14,7 +14,7 @@ struct Case {
           weights(values(columns * width, 0.05f)),
           x(values(count * width, 1.0f)),
           packed(k, f, weights, columns, width, bias ? values(columns, 1.0f) : std::vector<float>()),
-          quantised(k, packed.linear, x.data(), count, width) {}
+          quantized(k, packed.linear, x.data(), count, width) {}
 
     std::vector<float> values(int64_t size, float scale) {
         std::vector<float> made(static_cast<size_t>(size));
@@ -25,7 +25,7 @@ struct Case {
     // Rows from `first` on, `count` of them in one call.
     std::vector<float> run(int64_t first, int64_t count, int parts = 1) const {
         // Rows of their own, so that nothing lies behind them but what must.
-        const Quantised own(k, packed.linear, x.data() + first * packed.width, count, packed.width);
+        const Quantized own(k, packed.linear, x.data() + first * packed.width, count, packed.width);
         const int64_t width = packed.linear.blocks * LANES;
         constexpr int64_t gap = 5;  // a stride that is wider than what is written
         Buffer<float> out(size_t((count - 1) * (width + gap) + width), SENTINEL);
@@ -44,7 +44,7 @@ struct Case {
         return result;
     }
 
-    // Compares rows with sums in double of exactly what is multiplied: the packed weights and the quantised rows.
+    // Compares rows with sums in double of exactly what is multiplied: the packed weights and the quantized rows.
     void check_values(const std::vector<float>& got, int64_t first, int64_t count) const {
         const int64_t width = packed.linear.blocks * LANES, depth = packed.linear.depth;
         for (int64_t c = 0; c < packed.columns; c++) {
@@ -53,7 +53,7 @@ struct Case {
             for (int64_t r = 0; r < count; r++) {
                 double sum = packed.biases[size_t(c)], size = std::abs(sum);
                 for (int64_t i = 0; i < depth; i++) {
-                    const double term = weight[size_t(i)] * quantised.value(first + r, i);
+                    const double term = weight[size_t(i)] * quantized.value(first + r, i);
                     sum += term;
                     size += std::abs(term);
                 }
@@ -71,7 +71,7 @@ struct Case {
     Random random;
     std::vector<float> weights, x;
     Packed packed;
-    Quantised quantised;
+    Quantized quantized;
 };
 
 // 1 to 64 rows of odd shapes; a depth beyond the chunk that many rows go by (1024).
@@ -150,7 +150,7 @@ void test_extremes(const Kernels& k) {
             std::fill(c.weights.begin(), c.weights.begin() + 256, 1.0f);
             std::fill(c.weights.begin() + 256, c.weights.begin() + 512, -1.0f);
             const Packed packed(k, f, c.weights, 16, 256);
-            const Quantised rows(k, packed.linear, c.x.data(), 32, 256);
+            const Quantized rows(k, packed.linear, c.x.data(), 32, 256);
             for (const int64_t count : {1, 5, 32}) {
                 Buffer<float> out(size_t(count * LANES));
                 k.linear(packed.linear, rows.rows, count, 0, 1, out.data(), LANES);

@@ -121,7 +121,7 @@ void test_q4_0(const Kernels& k) {
     for (size_t block = 0; block < source.size(); block += 32) {
         const float d = from_f16(uint16_t(random.below(2) << 15 | (0x1400 + random.below(0x1000))));
         for (size_t i = 0; i < 32; i++) source[block + i] = block % 7 ? d * float(random.below(16) - 8) : 0.0f;
-        if (block % 7) source[block + size_t(random.below(32))] = d * -8.0f;  // the quantiser puts the largest there
+        if (block % 7) source[block + size_t(random.below(32))] = d * -8.0f;  // the quantizer puts the largest there
     }
     const Packed packed(k, FORMATS[3], source, columns, width);
     for (int64_t c = 0; c < columns; c++) {
@@ -153,7 +153,7 @@ void test_search(const Kernels& k) {
     }
 }
 
-// Groups that leave a quantiser little to work with.
+// Groups that leave a quantizer little to work with.
 void test_hard_values(const Kernels& k) {
     const float rows[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},
                              {1e-38f, -1e-38f, 0, 0}, {1e-42f, 1e-42f, 0, 0}, {1e4f, 1, 1, 1},  {1e15f, -1e15f, 1, 0},
@@ -171,7 +171,7 @@ void test_hard_values(const Kernels& k) {
             const float most = largest(x, width);
             for (int64_t i = 0; i < width; i++) {
                 const double got = packed.weight(c, i);
-                // Hardware makes bf16's denormals zero, and so do quantised groups of nothing but such values.
+                // Hardware makes bf16's denormals zero, and so do quantized groups of nothing but such values.
                 const double bound = f.precision == FP32   ? 0
                                      : f.precision == BF16 ? std::max(double(most) / 256, 1.2e-38)
                                      : f.precision == INT8 ? std::max(double(most) / 250, 1.2e-38)

@@ -1,4 +1,4 @@
-// What happens to rows between linears, against plain loops in double: quantisation, norms, activations, rotation, arg-max.
+// What happens to rows between linears, against plain loops in double: quantization, norms, activations, rotation, arg-max.
 #include <algorithm>
 #include <cfloat>
 
@@ -13,9 +13,9 @@ std::vector<float> normal_row(Random& random, int64_t size) {
     return row;
 }
 
-// ---- quantisation
+// ---- quantization
 
-void check_integers(const Quantised& q, const float* x, int64_t rows, int64_t width, const char* name) {
+void check_integers(const Quantized& q, const float* x, int64_t rows, int64_t width, const char* name) {
     const int64_t depth = q.rows.depth;
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t span = 0; span < depth; span += SPAN) {
@@ -37,7 +37,7 @@ void check_integers(const Quantised& q, const float* x, int64_t rows, int64_t wi
     }
 }
 
-void test_quantise(const Kernels& k) {
+void test_quantize(const Kernels& k) {
     Random random(1);
     for (const Format& f : FORMATS) {
         for (const int64_t width : {1, 17, 128, 200, 389}) {
@@ -46,7 +46,7 @@ void test_quantise(const Kernels& k) {
             std::vector<float> x = normal_row(random, 5 * width);
             std::fill(x.begin(), x.begin() + width, 0.0f);                           // a row of zeros
             for (int64_t i = 0; i < width; i++) x[size_t(width + i)] *= 1e-30f;       // and one of next to nothing
-            const Quantised q(k, linear, x.data(), 5, width);
+            const Quantized q(k, linear, x.data(), 5, width);
             if (f.precision == INT8 || f.precision == INT4) {
                 check_integers(q, x.data(), 5, width, f.name);
             } else {
@@ -58,11 +58,11 @@ void test_quantise(const Kernels& k) {
                 }
             }
             // Span by span, as threads share a row, it is the same.
-            Quantised parts(k, linear, x.data(), 5, width);
+            Quantized parts(k, linear, x.data(), 5, width);
             std::fill(parts.values.data(), parts.values.data() + 5 * linear.depth * parts.bytes_each, uint8_t(0x7e));
             for (int64_t r = 0; r < 5; r++) {
                 for (int64_t i = (linear.depth - 1) / SPAN * SPAN; i >= 0; i -= SPAN) {
-                    k.quantise(f.precision, f.group, x.data() + r * width, width, i, std::min(i + SPAN, linear.depth), r, parts.rows);
+                    k.quantize(f.precision, f.group, x.data() + r * width, width, i, std::min(i + SPAN, linear.depth), r, parts.rows);
                 }
             }
             CHECK(!std::memcmp(q.values.data(), parts.values.data(), size_t(5 * linear.depth * q.bytes_each)), "%s in spans", f.name);
@@ -81,7 +81,7 @@ void test_spans_that_are_no_numbers(const Kernels& k) {
                 x[size_t(at)] = bad;
                 Linear linear{};
                 linear.precision = f.precision, linear.group = f.group, linear.depth = 2 * SPAN;
-                const Quantised q(k, linear, x.data(), 1, 2 * SPAN);
+                const Quantized q(k, linear, x.data(), 1, 2 * SPAN);
                 CHECK(!std::isfinite(q.scales[size_t(at / SPAN)]), "%s: %g at %ld gives a scale of %g", f.name, double(bad), long(at),
                       double(q.scales[size_t(at / SPAN)]));
                 CHECK(std::isfinite(q.scales[size_t(1 - at / SPAN)]), "%s: %g at %ld is in the other span", f.name, double(bad), long(at));
@@ -111,7 +111,7 @@ void test_outliers(const Kernels& k) {
     for (const int64_t channel : {130, 131, 1500, 2222, 3000, 4000}) x[size_t(channel)] *= 60.0f;
     Linear linear{};
     linear.precision = INT8, linear.group = SPAN, linear.depth = width;
-    const Quantised q(k, linear, x.data(), 1, width);
+    const Quantized q(k, linear, x.data(), 1, width);
     double most = 0, spans = 0, whole = 0, spans_out = 0, whole_out = 0, outputs = 0;
     for (const float value : x) most = std::max(most, std::abs(double(value)));
     for (int64_t i = 0; i < width; i++) {
@@ -279,7 +279,7 @@ void test_maximum(const Kernels& k) {
 
 }  // namespace
 
-Quantised::Quantised(const Kernels& k, const Linear& linear, const float* x, int64_t count, int64_t width)
+Quantized::Quantized(const Kernels& k, const Linear& linear, const float* x, int64_t count, int64_t width)
     : precision(linear.precision),
       group(linear.group),
       bytes_each(precision == FP32 ? 4 : precision == BF16 ? k.bf16_row_bytes : 1),
@@ -290,11 +290,11 @@ Quantised::Quantised(const Kernels& k, const Linear& linear, const float* x, int
     Buffer<float> row(static_cast<size_t>(width));
     for (int64_t r = 0; r < count; r++) {
         std::copy(x + r * width, x + (r + 1) * width, row.data());
-        k.quantise(precision, group, row.data(), width, 0, linear.depth, r, rows);
+        k.quantize(precision, group, row.data(), width, 0, linear.depth, r, rows);
     }
 }
 
-double Quantised::value(int64_t row, int64_t column) const {
+double Quantized::value(int64_t row, int64_t column) const {
     const int64_t at = row * rows.depth + column;
     const uint8_t* from = values.data() + at * bytes_each;
     if (bytes_each == 4) return bits_as<float>(from);
@@ -303,7 +303,7 @@ double Quantised::value(int64_t row, int64_t column) const {
 }
 
 void test_rows(const Kernels& k) {
-    test_quantise(k);
+    test_quantize(k);
     test_spans_that_are_no_numbers(k);
     test_norms_that_overflow(k);
     test_outliers(k);
