@@ -148,13 +148,15 @@ sys.exit(main())
 @pytest.mark.parametrize("flags", [["-p", "fox"], ["bench", "-m", "MODEL"]], ids=["generate", "bench"])
 def test_interrupt_at_once(pair: tuple[str, str], flags: list[str], seconds: float) -> None:
     """Ctrl-C while the command imports its own modules, and while it starts again on its cores, as a new interpreter:
-    exit 130, and not a word. One that CPython drops, in a callback of its import system, and says so, is sent anew."""
+    exit 130, and not a word. One that CPython drops, in a callback of its import system, and says so, is sent anew. In
+    an interpreter that has not yet set its handler the signal ends the process, which a shell calls 130 as well."""
     flags = [pair[0] if flag == "MODEL" else flag for flag in flags]
     for _ in range(5):
         code, err = _interrupted(flags, seconds)
         if not (b"Exception ignored in" in err and b"KeyboardInterrupt" in err):
             break
-    assert (code, err) == (130, b"")
+    assert code in (130, -signal.SIGINT)
+    assert err == b""
 
 
 def _interrupted(flags: list[str], seconds: float) -> tuple[int, bytes]:
