@@ -21,7 +21,7 @@ from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.assistant_name import NONE, SELF
 from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
 
-TASKS = ("benchmark", "decode", "dataset")
+TASKS = ("benchmark", "decode", "dataset", "throughput")
 FORMATS = ("markdown", "csv", "json")
 SCHEDULES = ("adaptive", "heuristic")
 EPILOG = """\
@@ -29,6 +29,7 @@ EPILOG = """\
   ipex-assist bench -m TARGET --assistant-model ASSISTANT --precision bf16,int8,int4 --max-new-tokens 128
   ipex-assist bench --task decode --pair llama-2-7b                  ten short prompts, 30 new tokens, drawn
   ipex-assist bench --task dataset alpaca_data.json -m TARGET --samples 200 -o alpaca.jsonl
+  ipex-assist bench --task throughput --concurrency 1,4,16 -m TARGET --assistant-model ASSISTANT
   ipex-assist bench --pair opt-6.7b --random-weights --acceptance 0.5,0.8 --num-assistant-tokens 1,2,4,8 --plot k.png
 
 A LIST is one value or several with commas between; what they make together is measured side by side, in one run.
@@ -47,16 +48,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "benchmark": {"max_new_tokens": "64,128,256,512,1024", "prompt_tokens": "256,512", "repeats": 3},
     "decode": {"max_new_tokens": "30", "repeats": 3, "num_assistant_tokens": "6"},
     "dataset": {"max_new_tokens": "128", "repeats": 1, "samples": 50},
+    "throughput": {"max_new_tokens": "128", "repeats": 3, "concurrency": "1,2,4,8,16,32"},
 }
-ONLY_FOR = {
-    "prompt_tokens": "benchmark",
-    "text": "benchmark",
-    "dataset": "dataset",
-    "samples": "dataset",
-    "output": "dataset",
-    "resume": "dataset",
-    "chat": "dataset",
+ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "prompt_tokens": ("benchmark", "throughput"),
+    "text": ("benchmark", "throughput"),
+    "dataset": ("dataset", "throughput"),
+    "samples": ("dataset",),
+    "output": ("dataset",),
+    "resume": ("dataset",),
+    "chat": ("dataset", "throughput"),
+    "concurrency": ("throughput",),
+    "requests": ("throughput",),
 }
+MOST_REQUESTS = 100_000
 T = TypeVar("T")
 
 
@@ -64,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags; those of models and placement are the objects that `ipex-assist` has."""
     parser = arguments.inheriting_parser(
         "ipex-assist bench",
-        "%(prog)s [--task benchmark|decode|dataset] [FILE|NAME] [options]",
+        "%(prog)s [--task benchmark|decode|dataset|throughput] [FILE|NAME] [options]",
         "Measure plain and assisted generation in one run: speed, ratio, acceptance, spread.",
         EPILOG,
         NOT_HERE,
@@ -74,8 +79,15 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "dataset", nargs="?", metavar="FILE|NAME", help=f"of --task dataset: a JSON file, {SHIPPED}, or {SHIPPED}:KIND"
     )
-    what.add_argument("--prompt-tokens", metavar="LIST", help="lengths of prompts (default: 256,512)")
-    what.add_argument("--max-new-tokens", metavar="LIST", help="(default: 64,128,256,512,1024; decode 30; dataset 128)")
+    what.add_argument("--dataset", dest="dataset_flag", metavar="FILE", help="the same; also of --task throughput")
+    what.add_argument("--concurrency", metavar="LIST", help="requests in flight at once (default: 1,2,4,8,16,32)")
+    what.add_argument(
+        "--requests", type=int, metavar="N", help="of each concurrency (default: 2 × as many, at least 16)"
+    )
+    lengths = "lengths of prompts (default: 256,512; throughput: from 30 to 300)"
+    what.add_argument("--prompt-tokens", metavar="LIST", help=lengths)
+    defaults = "(default: 64,128,256,512,1024; decode 30; dataset and throughput 128)"
+    what.add_argument("--max-new-tokens", metavar="LIST", help=defaults)
     what.add_argument("--text", metavar="FILE", help="whose beginning is the prompt (default: a text of ours)")
     what.add_argument("--samples", type=int, metavar="N", help="prompts drawn from a dataset (default: 50; 0 is all)")
     what.add_argument("--chat", action="store_true", help="put a dataset's prompts into the model's chat template")
@@ -104,7 +116,11 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("report")
     output.add_argument("--format", choices=FORMATS, default="markdown", help="(default: markdown)")
     output.add_argument("--json", action="store_true", help="the same as --format json")
-    output.add_argument("--plot", metavar="FILE", help="draw speed-up against what varies (.png, .svg, .pdf)")
+    output.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw speed-up against what varies, or tokens/s against concurrency (.png, .svg, .pdf)",
+    )
     output.add_argument("-o", "--output", metavar="FILE", help="of --task dataset: keep a record a prompt here")
     output.add_argument(
         "--resume", action="store_true", help="with -o: go on where the file ends, also with more --samples"
@@ -120,6 +136,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     args = build_parser().parse_args(argv)
     args.format = "json" if args.json else args.format
+    if args.dataset_flag is not None:
+        if args.dataset is not None:
+            raise UsageError(f"{args.dataset!r} and --dataset {args.dataset_flag} are both given; give one of them")
+        args.dataset = args.dataset_flag
     _check_task(args)
     for name, value in DEFAULTS[args.task].items():
         if getattr(args, name) is None:
@@ -163,11 +183,12 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
 def task_options(args: argparse.Namespace) -> TaskOptions:
     """What parsed flags ask to be measured."""
     drawing = [name for name in options_of(SamplingOptions) if name not in ("do_sample", "seed")]
-    names = ("task", "dataset", "samples", "chat", "text", "repeats", "seed")
+    names = ("task", "dataset", "samples", "chat", "text", "repeats", "seed", "requests")
     return TaskOptions(
         **{name: getattr(args, name) for name in names},
         prompt_tokens=tuple(args.prompt_tokens),
         max_new_tokens=tuple(args.max_new_tokens),
+        concurrency=tuple(args.concurrency),
         assisted=args.assisted is not False,
         num_assistant_tokens=tuple(args.num_assistant_tokens),
         acceptance=tuple(args.acceptance),
@@ -178,10 +199,10 @@ def task_options(args: argparse.Namespace) -> TaskOptions:
 
 
 def _check_task(args: argparse.Namespace) -> None:
-    for name, task in ONLY_FOR.items():
-        if args.task != task and getattr(args, name) not in (None, False):
+    for name, tasks in ONLY_FOR.items():
+        if args.task not in tasks and getattr(args, name) not in (None, False):
             flag = repr(args.dataset) if name == "dataset" else "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} is of --task {task}, and this is --task {args.task}")
+            raise UsageError(f"{flag} is of --task {' and '.join(tasks)}, and this is --task {args.task}")
     if args.task == "dataset" and args.dataset is None:
         raise UsageError(f"--task dataset: which? Give a file, or {SHIPPED} for our own prompts")
 
@@ -190,7 +211,7 @@ def _check_inputs(args: argparse.Namespace) -> None:
     """Check what prompts are made of, before models are loaded and files of records begun."""
     if args.text is not None:
         read_text(args.text)
-    if args.task == "dataset":
+    if args.dataset is not None:
         open_dataset(args.dataset)
     if args.task != "benchmark" and len(args.max_new_tokens) > 1:
         raise UsageError(f"--max-new-tokens: --task {args.task} takes one length")
@@ -201,6 +222,7 @@ def _read_lists(args: argparse.Namespace) -> None:
     args.assistant_precision = _list(args, "assistant_precision", _precision) or [None]
     args.prompt_tokens = _list(args, "prompt_tokens", _whole(1, 10_000_000))
     args.max_new_tokens = _list(args, "max_new_tokens", _whole(2, 10_000_000))
+    args.concurrency = _list(args, "concurrency", _whole(1, MOST_REQUESTS))
     args.acceptance = _list(args, "acceptance", _share)
     args.num_assistant_tokens = _list(args, "num_assistant_tokens", _draft) or ["adaptive"]
 
@@ -259,6 +281,8 @@ def _check_models(args: argparse.Namespace) -> None:
     if args.model is None:
         raise UsageError(f"nothing to measure: give -m ID, or --pair with one of {', '.join(PAIRS)}")
     drafting = args.assisted is not False and (args.assistant_model or "").lower() != "none"
+    if args.acceptance and args.task == "throughput":
+        raise UsageError("--acceptance simulates the draft of one text, and --task throughput has many: leave it out")
     if args.acceptance and not drafting:
         raise UsageError("--acceptance simulates a draft, and there is none: leave out --no-assisted")
     if args.acceptance and args.do_sample:
@@ -272,6 +296,8 @@ def _check_models(args: argparse.Namespace) -> None:
         raise UsageError("--random-weights needs a draft: give --pair NAME, --assistant-model ID, or --no-assisted")
     if args.assistant_model != SELF:
         published_config(args.assistant_model)
+    if args.task == "throughput":
+        raise UsageError("--random-weights: a draft of random weights guesses nothing. Add --no-assisted")
     if not args.acceptance:
         raise UsageError(
             "--random-weights: a draft of random weights guesses nothing. Add --acceptance 0.8, which simulates one "
@@ -280,7 +306,8 @@ def _check_models(args: argparse.Namespace) -> None:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    for name, lowest, highest in (("repeats", 1, 10_000), ("samples", 0, 10_000_000)):
+    ranges = ("repeats", 1, 10_000), ("samples", 0, 10_000_000), ("requests", 1, MOST_REQUESTS)
+    for name, lowest, highest in ranges:
         value = getattr(args, name)
         if value is not None and not lowest <= value <= highest:
             raise UsageError(f"--{name} {value}: must be between {lowest} and {highest}")
@@ -294,5 +321,5 @@ def _check_plot(args: argparse.Namespace) -> None:
         raise UsageError("--plot needs matplotlib, which is not installed here: pip install 'ipex-assist[plot]'")
     if not Path(args.plot).absolute().parent.is_dir():
         raise UsageError(f"--plot {args.plot}: there is no such folder")
-    if args.assisted is False:
+    if args.assisted is False and args.task != "throughput":
         raise UsageError("--plot draws the speed-up of assisted runs: leave out --no-assisted")

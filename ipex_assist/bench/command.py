@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records
     from ipex_assist.bench.measure import Row
     from ipex_assist.bench.report import Report
+    from ipex_assist.bench.throughput import LoadRow
     from ipex_assist.generation.text_model import TextModel
 
 log = logging.getLogger("ipex_assist")
@@ -47,7 +49,10 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     try:
         for model, notes in models(pair_options(args)):
             report.describe(model, notes)
-            _measure(args, model, report, records)
+            if args.task == "throughput":
+                _measure_loads(args, model, report)
+            else:
+                _measure(args, model, report, records)
             del model  # the next one needs its memory
     except KeyboardInterrupt as error:
         report.notes.append("interrupted: these are the cases that were finished")
@@ -56,7 +61,7 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
         if records is not None:
             records.close()
     print(render(report, args.format, args.seed), flush=True)
-    if args.plot and any(row.speedup for row in report.rows):
+    if args.plot and (report.loads or any(row.speedup for row in report.rows)):
         from ipex_assist.bench.plots import draw
 
         draw(report, Path(args.plot))
@@ -65,13 +70,14 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def _verdict(report: Report) -> int:
     """1 where greedy assisted text was not the plain one; transformers does not promise that it is."""
-    different = [row for row in report.rows if row.equals_plain is False]
+    rows: list[Row | LoadRow] = [*report.rows, *report.loads]
+    different = [row for row in rows if row.equals_plain is False]
     if not different or report.executor.startswith(("transformers", "optimum")):
         return 0
     log.error(
         "assisted tokens differ from plain ones in %d of %d measurements, the first is example %s, %s",
         len(different),
-        len(report.rows),
+        len(rows),
         different[0].example,
         different[0].contender.label,
     )
@@ -120,6 +126,24 @@ def _measure(args: argparse.Namespace, model: TextModel, report: Report, records
         if records is not None:
             records.add(key, rows)
         print(_progress(f"{names.precision}, {number} of {len(planned)}", rows), file=sys.stderr, flush=True)
+
+
+def _measure_loads(args: argparse.Namespace, model: TextModel, report: Report) -> None:
+    from ipex_assist.bench.cases import contenders
+    from ipex_assist.bench.load_cases import load_cases
+    from ipex_assist.bench.throughput import measure_load, warm_up
+
+    asked = task_options(args)
+    rivals = contenders(asked, model)
+    texts: dict[int, list[int]] = {}
+    planned = load_cases(asked, model, report.notes)
+    for number, case in enumerate(planned, 1):
+        warm_up(model, case, rivals, args.num_assistant_tokens_schedule)
+        rows = measure_load(model, case, rivals, texts, args.num_assistant_tokens_schedule)
+        report.loads += rows
+        where = f"{model.identity.precision}, {number} of {len(planned)}: {case.concurrency} in flight"
+        speeds = "; ".join(f"{row.contender.label} {statistics.median(row.speeds):.2f} tokens/s" for row in rows)
+        print(f"ipex-assist: {where}: {speeds}", file=sys.stderr, flush=True)
 
 
 def _key(names: Any, example: str) -> str:

@@ -33,9 +33,10 @@ class TaskOptions:
     """What models are measured on.
 
     task: "benchmark" (every length of `prompt_tokens`, from the beginning of `text`, with every one of
-    `max_new_tokens`), "decode", or "dataset" (`samples` of its prompts, 0 is all). num_assistant_tokens, acceptance:
-    of the contenders, beside the plain one; assisted False: that one alone. sampling: of GenerationOptions, what was
-    given.
+    `max_new_tokens`), "decode", "dataset" (`samples` of its prompts, 0 is all), or "throughput" (`requests` in all, as
+    many of them at once as each of `concurrency` says; prompts between the least and the largest of `prompt_tokens`).
+    num_assistant_tokens, acceptance: of the contenders, beside the plain one; assisted False: that one alone. sampling:
+    of GenerationOptions, what was given.
     """
 
     task: str
@@ -53,3 +54,5 @@ class TaskOptions:
     do_sample: bool
     ignore_eos: bool
     sampling: Mapping[str, Any]
+    concurrency: tuple[int, ...] = ()
+    requests: int | None = None

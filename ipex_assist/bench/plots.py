@@ -9,6 +9,7 @@ from typing import Any
 
 from ipex_assist.bench.measure import Row
 from ipex_assist.bench.report import Report
+from ipex_assist.bench.throughput import LoadRow
 
 Axis = tuple[str, Callable[[Row], float | None]]
 
@@ -49,20 +50,59 @@ def draw(report: Report, path: Path) -> None:
     A dataset's prompts differ in all of them: its panels are points against acceptance and prompt length, and the
     distribution of speed-ups.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    if report.task == "throughput":
+        _draw_loads(report, path)
+        return
     rows = [row for row in report.rows if row.speedup]
     axes = AXES[1:3] if report.task == "dataset" else varying(rows)
     panels = len(axes) + (report.task == "dataset")
-    figure = Figure(figsize=(5.2 * max(1, panels), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    places = figure.subplots(1, max(1, panels), squeeze=False)[0]
+    figure, places = _figure(max(1, panels))
     for place, axis in zip(places, axes, strict=False):
         _panel(place, rows, axis, axes, scattered=report.task == "dataset")
     if report.task == "dataset":
         places[-1].hist([statistics.median(row.speedup) for row in rows], bins="auto")
         places[-1].set(xlabel="speed-up", ylabel="prompts")
+    figure.suptitle(title(report), fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def _figure(panels: int) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _draw_loads(report: Report, path: Path) -> None:
+    """Tokens/s of all requests against how many are in flight, and what one of them waits for its tokens."""
+    figure, (speed, first, token) = _figure(3)
+    lines: dict[str, list[LoadRow]] = {}
+    for row in report.loads:
+        pair = f"{row.precision} target" + (f", {row.assistant_precision} draft" if row.assistant_precision else "")
+        lines.setdefault(f"{pair}, {row.contender.label}", []).append(row)
+    for number, (label, rows) in enumerate(lines.items()):
+        rows.sort(key=lambda row: row.concurrency)
+        x, color = [row.concurrency for row in rows], f"C{number % 10}"
+        y = [statistics.median(row.speeds) for row in rows]
+        below = [middle - min(row.speeds) for middle, row in zip(y, rows, strict=True)]
+        above = [max(row.speeds) - middle for middle, row in zip(y, rows, strict=True)]
+        speed.errorbar(x, y, (below, above), marker="o", markersize=4, capsize=2, color=color, label=label)
+        for percent, style in ((50, "-"), (99, ":")):
+            named = f"{label}, p{percent}"
+            first.plot(
+                x, [row.ttft_s(percent) for row in rows], style, marker="o", markersize=3, color=color, label=named
+            )
+            waits = [1000 * (row.token_s(percent) or 0) for row in rows]
+            token.plot(x, waits, style, marker="o", markersize=3, color=color, label=named)
+    names = "tokens/s of all requests", "seconds to the first token", "milliseconds a token of one request"
+    for place, name in zip((speed, first, token), names, strict=True):
+        place.set_xscale("log", base=2)
+        place.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        place.set(xlabel="requests in flight", ylabel=name)
+        place.set_ylim(bottom=0)
+        place.legend(fontsize=6)
     figure.suptitle(title(report), fontsize=9)
     figure.savefig(path, dpi=150)
 

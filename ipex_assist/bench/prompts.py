@@ -84,6 +84,37 @@ def random_prompt(count: int, vocab_size: int, seed: Sequence[int]) -> list[int]
     return ids
 
 
+def spread_lengths(count: int, shortest: int, longest: int) -> list[int]:
+    """Lengths of which any first ones are spread evenly: multiples of the golden ratio, modulo 1 (Weyl's sequence)."""
+    golden = (5**0.5 - 1) / 2
+    return [shortest + round(number * golden % 1 * (longest - shortest)) for number in range(count)]
+
+
+def mixed_prompts(
+    tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], text: str, prompts: Sequence[Prompt], seed: int
+) -> list[list[int]]:
+    """A prompt of each length: one of `prompts` behind as much of `text`, from another place each time, as is missing.
+
+    So no two of them begin alike, which a cache of prefixes would find out: of a long one only the end is taken, which
+    is half of the whole at most.
+    """
+    ids = list(tokenizer(text)["input_ids"])
+    order = random.Random(seed).sample(range(len(prompts)), len(prompts))
+    found, taken = [], set()
+    for number, length in enumerate(lengths):
+        asked = list(tokenizer(f"\n\n{prompts[order[number % len(order)]].prompt}")["input_ids"])[
+            -max(1, length // 2) :
+        ]
+        missing = length - len(asked)
+        places = max(1, len(ids) - missing)
+        nearest = ((number * 1009 + step) % places for step in range(places))
+        start = next((place for place in nearest if place not in taken), 0)
+        taken.add(start)
+        context = (ids[start:] + ids * (missing // len(ids) + 1))[:missing]
+        found.append(context + asked)
+    return found
+
+
 def open_dataset(source: str) -> Dataset:
     """The shipped prompts by name, all ("prompts") or of one kind ("prompts:code"), or the prompts of a file.
 

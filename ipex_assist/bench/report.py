@@ -17,8 +17,10 @@ from typing import Any
 from tabulate import tabulate
 
 from ipex_assist import launch
+from ipex_assist.bench import load_report
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
+from ipex_assist.bench.throughput import LoadRow
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
@@ -41,11 +43,12 @@ RANDOM = "random weights in the models' exact shapes: speeds are those of the sh
 
 @dataclass
 class Report:
-    """Rows of all cases, and what they were measured on."""
+    """Rows of all cases, of --task throughput in `loads`, and what they were measured on."""
 
     task: str
     command: str
     rows: list[Row] = field(default_factory=list)
+    loads: list[LoadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     target: str = ""
     assistant: str | None = None
@@ -97,13 +100,13 @@ def render(report: Report, form: str, seed: int = 0) -> str:
     if form == "json":
         return json.dumps(as_dict(report, seed))
     if form == "csv":
-        return as_csv(report)
+        return load_report.as_csv(report.loads) if report.task == "throughput" else as_csv(report)
     return as_markdown(report, seed)
 
 
 def as_dict(report: Report, seed: int) -> dict[str, Any]:
     """Return the whole report as JSON has it, with every sample."""
-    facts = {name: value for name, value in asdict(report).items() if name != "rows"}
+    facts = {name: value for name, value in asdict(report).items() if name not in ("rows", "loads")}
     return {
         **facts,
         "simulated": report.simulated,
@@ -123,7 +126,8 @@ def as_dict(report: Report, seed: int) -> dict[str, Any]:
                 },
             }
             for row in report.rows
-        ],
+        ]
+        or [{**row.as_dict(), **load_report.figures(row)} for row in report.loads],
         **({"summaries": summaries(report.rows, seed)} if report.task == "dataset" else {}),
     }
 
@@ -166,6 +170,8 @@ def as_markdown(report: Report, seed: int) -> str:
     lines += [f"**Note:** {warning}.\n" for warning in report.warnings]
     if report.task == "dataset":
         return "\n".join([*lines, *_dataset_tables(report, seed)]).rstrip()
+    if report.task == "throughput":
+        return "\n".join([*lines, *_load_tables(report.loads)]).rstrip()
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in report.rows:
         groups.setdefault((row.precision, row.assistant_precision, row.contender), []).append(row)
@@ -212,6 +218,15 @@ def _dataset_tables(report: Report, seed: int) -> list[str]:
             lines += _table(["Kind", *columns[1:]], kinds)
     lines += ["", "Ratios are seconds a token after the first, plain ÷ assisted; Total has the first token, too."]
     return [*lines, "Intervals are of the mean over prompts, by bootstrap."]
+
+
+def _load_tables(loads: Sequence[LoadRow]) -> list[str]:
+    lines = []
+    for (precision, draft_precision), rows in load_report.groups(loads).items():
+        lines += [f"## {precision} target" + (f", {draft_precision} draft" if draft_precision else ""), ""]
+        lines += _table([*load_report.COLUMNS, *load_report.WAITS], [load_report.cells(row) for row in rows])
+        lines.append("")
+    return [*lines, load_report.EXPLAINED]
 
 
 def _summary(name: str, precision: str, draft_precision: str | None, figures: dict[str, Any]) -> list[str]:

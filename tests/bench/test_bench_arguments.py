@@ -28,6 +28,17 @@ def test_defaults_of_each_task() -> None:
     assert (dataset.samples, dataset.repeats, dataset.max_new_tokens) == (50, 1, [128])
 
 
+def test_defaults_of_throughput() -> None:
+    """The set may be named by a flag as well, since --task dataset is not what is asked for."""
+    load = parse(["--task", "throughput", "-m", "x", "--dataset", "prompts"])
+    assert (load.concurrency, load.max_new_tokens, load.repeats) == ([1, 2, 4, 8, 16, 32], [128], 3)
+    assert (load.requests, load.dataset, load.prompt_tokens) == (None, "prompts", [])
+    asked = arguments.task_options(
+        parse(["--task", "throughput", "-m", "x", "--concurrency", "8,1", "--requests", "20"])
+    )
+    assert (asked.concurrency, asked.requests) == ((8, 1), 20)
+
+
 def test_lists() -> None:
     """Values keep the order given, each once; one value is a list of one."""
     args = parse(
@@ -75,9 +86,23 @@ def test_a_pair_may_have_another_assistant() -> None:
         (["-m", "x", "--prompt-tokens", "0"], r"--prompt-tokens 0"),
         (["-m", "x", "--repeats", "0"], r"--repeats 0: must be between 1"),
         (["-m", "x", "--temperature", "nan"], r"--temperature nan"),
-        (["-m", "x", "prompts"], "'prompts' is of --task dataset, and this is --task benchmark"),
-        (["-m", "x", "--task", "decode", "--prompt-tokens", "8"], "--prompt-tokens is of --task benchmark"),
+        (["-m", "x", "prompts"], "'prompts' is of --task dataset and throughput, and this is --task benchmark"),
+        (
+            ["-m", "x", "--task", "decode", "--prompt-tokens", "8"],
+            "--prompt-tokens is of --task benchmark and throughput",
+        ),
         (["-m", "x", "--samples", "8"], "--samples is of --task dataset"),
+        (["-m", "x", "--concurrency", "8"], "--concurrency is of --task throughput, and this is --task benchmark"),
+        (
+            ["-m", "x", "--task", "throughput", "--concurrency", "0"],
+            "--concurrency 0: must be a whole number between 1",
+        ),
+        (["-m", "x", "--task", "throughput", "--requests", "0"], "--requests 0: must be between 1"),
+        (["-m", "x", "--task", "throughput", "--samples", "8"], "--samples is of --task dataset"),
+        (["-m", "x", "--task", "throughput", "--dataset", "/nowhere/s.json"], "/nowhere/s.json: there is no such file"),
+        (["-m", "x", "--task", "throughput", "prompts", "--dataset", "a"], "are both given"),
+        (["-m", "x", "--task", "throughput", "--acceptance", "0.5"], "--acceptance simulates the draft of one text"),
+        ([*RANDOM, "--task", "throughput"], "guesses nothing. Add --no-assisted"),
         (["-m", "x", "--task", "dataset"], "which\\? Give a file, or prompts"),
         (["-m", "x", "--task", "dataset", "prompts", "--resume"], "--resume goes with -o FILE"),
         (["-m", "x", "--text", "/nowhere/t.txt"], "--text /nowhere/t.txt cannot be read as UTF-8 text: .*No such file"),
