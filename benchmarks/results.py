@@ -1,6 +1,7 @@
 """Keeps what the benchmarks measured as JSON files, and writes RESULTS.md and the README's table from them.
 
     python benchmarks/kernels.py … | tee out.txt; python benchmarks/results.py keep out.txt [--note TEXT]
+    ipex-assist bench --task throughput … --json > out.json; python benchmarks/results.py keep out.json
     python benchmarks/results.py            # write RESULTS.md and the README's table anew
     python benchmarks/results.py --check    # exit 1 where they are not what the files say
 
@@ -32,6 +33,8 @@ QUESTIONS = {
     "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
     "forward": "Whole passes of the native core",
     "peers": "A real pair beside other programs",
+    "peers_throughput": "Many prompts at once beside other programs",
+    "throughput": "Many requests: tokens/s by how many are in flight",
     "draft_length": "Draft lengths: adaptive beside each fixed length",
     "draft_length_self": "Drafting without a small sibling",
     "always_wrong": "What an assistant that is always wrong costs",
@@ -123,9 +126,49 @@ def machine_of(facts: Run) -> tuple[str, str]:
     return name, f"{vendor}-{units[0].lower().replace(' ', '-') if units else 'avx2'}-{facts['cpus']}c"
 
 
+def of_bench(report: Run) -> Run:
+    """What `ipex-assist bench --task throughput --json` printed, in the form in which benchmarks print."""
+    features = report["environment"]["isa"]
+    cpus = sum(int(last or first) - int(first) + 1 for first, _, last in
+               (part.partition("-") for part in report["environment"]["cpus"].split(",")))  # fmt: skip
+    facts = {
+        "cpu": features["model"],
+        "cpus": cpus,
+        "isa": [name for name, has in features.items() if has is True],
+        "commit": report["commit"],
+    }
+    rows = [_load_cells(row) for row in report["rows"]]
+    time = report["started"]
+    return {"benchmark": report["task"], "machine": facts, "time": time, "commands": [report["command"]], "table": rows}
+
+
+def _load_cells(row: Run) -> dict[str, str]:
+    speeds = [sum(each["new_tokens"] for each in turn["requests"]) / turn["total_s"] for turn in row["samples"]]
+    memory = row["memory_gb_per_s"]
+    first, token = row["ttft_s"], row["token_s"]
+    drafted = row["contender"]["draft"] is not None
+    ratios = sorted(row["speedup"])
+    return {
+        "target": row["precision"],
+        "draft": row["assistant_precision"] if drafted else "–",
+        "in flight": str(row["concurrency"]),
+        "tokens/s": f"{row['tokens_per_s']:.1f}",
+        "spread": f"{min(speeds):.1f} to {max(speeds):.1f}",
+        "÷ plain": f"{row['speedup_median']:.2f}" if ratios else "",
+        "in the turns": f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if ratios else "",
+        "first token s, p50 / p99": f"{first['p50']:.2f} / {first['p99']:.2f}",
+        "ms/token, p50 / p99": f"{1000 * token['p50']:.1f} / {1000 * token['p99']:.1f}" if token["p50"] else "",
+        "tokens/pass": f"{row['tokens_per_pass']:.2f}",
+        "accepted": f"{row['acceptance_rate']:.0%}" if row["acceptance_rate"] is not None else "",
+        "read GB/s before": f"{memory[0]:.0f} to {memory[1]:.0f}" if memory else "",
+    }
+
+
 def keep(output: str, question: str | None, note: str) -> Path:
-    """Store the run whose printed output this is: its last line is JSON (measure.report)."""
+    """Store the run whose printed output this is: its last line is JSON (measure.report, or bench --json)."""
     result = json.loads(output.strip().splitlines()[-1])
+    if "environment" in result:
+        result = of_bench(result)
     facts, rows = result["machine"], result["table"]
     name, folder = machine_of(facts)
     run = {
@@ -133,7 +176,7 @@ def keep(output: str, question: str | None, note: str) -> Path:
         "machine": name,
         "commit": facts["commit"],
         "time": result["time"],
-        "commands": [f"python benchmarks/{facts['command']}"],
+        "commands": result.get("commands") or [f"python benchmarks/{facts['command']}"],
         "columns": list(rows[0]),
         "rows": [[str(value) for value in row.values()] for row in rows],
         "notes": note,

@@ -16,3 +16,9 @@ def answer(speed: float, **more: Any) -> dict[str, Any]:
 
 def python_says(code: str) -> known.Child:
     return known.Child((sys.executable, "-c", code))
+
+
+def load_answer(speed: float, **more: Any) -> dict[str, Any]:
+    """What a turn of many prompts answers."""
+    waits = {"first_token_s": {"p50": 0.5, "p99": 1.25}, "token_s": {"p50": 0.02, "p99": 0.03}}
+    return {"requests": 2, "tokens": 64, "passes": 32, "tokens_per_s": speed, **waits, "outputs": ["a", "b"], **more}

@@ -14,9 +14,11 @@ import peers
 import peers_known as known
 import peers_recipes as recipes
 import peers_table as table
+import peers_throughput as throughput
 import pytest
+import results
 from conftest import HAS_NATIVE
-from peer_cases import A, B, C, answer, python_says
+from peer_cases import A, B, C, answer, load_answer, python_says
 
 from ipex_assist.env.errors import UsageError
 
@@ -162,15 +164,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path_factory.mktemp("peers") / "tiny"))
 
 
-def fake_child(case: known.Case, root: Path, *_: Any) -> known.Child:
+def fake_child(case: known.Case, root: Path, *told: Any) -> known.Child:
     """vLLM cannot be installed, llama.cpp crashes; the others have a speed by their precision, ours five times that."""
     if case.peer == "vllm":
         raise recipes.MakingFailed("vllm: no wheel for this machine")
     if case.peer == "llama.cpp":
         return python_says("import os; os.abort()")
+    said = load_answer if "prompts" in told[1] else answer
     speed = {"int4": 30, "int8": 20, "bf16": 10}[case.precision] * (5 if case.peer == known.OURS else 1)
     where = "__import__('os').sched_getaffinity(0)"
-    return python_says(f"import json; print(json.dumps({answer(speed)!r} | {{'cpus': sorted({where})}}))")
+    return python_says(f"import json; print(json.dumps({said(speed)!r} | {{'cpus': sorted({where})}}))")
 
 
 def test_a_whole_run_with_peers_that_fail(
@@ -196,6 +199,29 @@ def test_a_whole_run_with_peers_that_fail(
     (cpus,) = {tuple(turn["cpus"]) for case in found["cases"] for turn in case["turns"]}
     assert list(cpus) == found["cpus"]
     assert {turn["read_GB_per_s"] for case in found["cases"] for turn in case["turns"]} == {10.0 * len(cpus)}
+
+
+def test_a_whole_run_of_many_prompts(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same flags with --throughput: its own cases, table and ratios, and what results.py keeps."""
+    monkeypatch.setattr(known, "child_of", fake_child)
+    monkeypatch.setattr(peers, "memory_speed", lambda cpus: 10.0)
+    flags = ["--target", model, "--assistant", model, "--envs", str(tmp_path), "--repeats", "1", "--throughput"]
+    assert peers.main([*flags, "--requests", "3"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) == 1 + len(throughput.CASES)
+    found = json.loads(lines[-1])
+    assert len(found["prompt_tokens"]) == 3
+    assert all(30 <= length <= 300 for length in found["prompt_tokens"])
+    assert [each["value"] for each in found["ratios"]] == [5.0] * 4 + [None] * 2
+    path = tmp_path / "out.txt"
+    path.write_text("\n".join(lines))
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    kept = json.loads(results.keep(path.read_text(), None, "").read_text())
+    assert (kept["question"], len(kept["rows"])) == ("peers_throughput", len(throughput.CASES))
+    with pytest.raises(UsageError, match="no case of transformers"):
+        peers.run([*flags, "--peers", "transformers"])
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core is not built here")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import peers_known as known
 import peers_recipes as recipes
+import peers_throughput as throughput
 import pytest
 
 pytestmark = pytest.mark.one_stack
@@ -130,3 +133,141 @@ def test_llama_cpp_s_times_are_read_and_its_prompt_is_checked() -> None:
         llama.figures(PLAIN_TIMES, False, 38)
     with pytest.raises(ValueError, match="no times"):
         llama.figures("killed", False, 37)
+
+
+# Many prompts at once
+
+
+def test_a_load_is_timed_from_its_beginning_and_has_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens ÷ all seconds; a token's time leaves out all of a prompt's first delivery."""
+    turn = runner("turn")
+    times = iter([10.0, 12.0, 12.0, 13.0, 16.0])
+    monkeypatch.setattr(turn.time, "perf_counter", lambda: next(times))
+    load = turn.Load()
+    load.add(0, [1])
+    load.add(1, [2, 3])
+    load.add(0, [])
+    load.add(0, [4, 5])
+    load.add(1, [6])
+    found = load.figures()
+    assert (found["requests"], found["tokens"], found["seconds"], found["tokens_per_s"]) == (2, 6, 6.0, 1.0)
+    assert found["first_token_s"] == {"p50": 2.0, "p99": 2.0}
+    assert found["token_s"] == {"p50": 2.25, "p99": pytest.approx(0.5 + 0.99 * 3.5)}
+    assert found["outputs"] == [turn.digest([1, 4, 5]), turn.digest([2, 3, 6])]
+    assert turn.percentiles([]) is None
+    assert turn.percentiles([3.0]) == {"p50": 3.0, "p99": 3.0}
+    assert turn.percentiles(list(range(101))) == {"p50": 50.0, "p99": 99.0}
+
+
+def test_settings_with_prompts_are_served_together(tmp_path: Path) -> None:
+    """The warm-up's tokens are not counted, and the loader of one prompt is not asked."""
+    fake = tmp_path / "run_fake.py"
+    fake.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(known.RUNNERS)!r})\n"
+        "import turn\n"
+        "def load(settings): raise SystemExit('one prompt')\n"
+        "def load_many(settings):\n"
+        "    def serve(new_tokens, load):\n"
+        "        for token in range(new_tokens):\n"
+        "            for number, _ in enumerate(settings['prompts']):\n"
+        "                load.add(number, [token])\n"
+        "        load.passes = new_tokens\n"
+        "    return serve\n"
+        "turn.main(load, ('pytest',), load_many)\n"
+    )
+    settings = json.dumps({"warm_up_tokens": 2, "new_tokens": 16, "prompts": [[1], [2], [3]]})
+    done = subprocess.run([sys.executable, str(fake), settings], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["requests"], found["tokens"], found["passes"], list(found["versions"])) == (3, 48, 16, ["pytest"])
+
+
+def test_children_of_many_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case has a runner that exists, and is told all prompts; llama.cpp's is another one."""
+    monkeypatch.setattr(recipes.Recipe, "make", recipes.Recipe.folder)
+    (tmp_path / "config.json").write_text("{}")
+    pair = (str(tmp_path), str(tmp_path))
+    for case in throughput.CASES:
+        child = known.child_of(case, tmp_path, pair, {"prompts": [[1, 2], [3]]}, [4, 6])
+        assert Path(child.argv[-2]).is_file()
+        told = json.loads(child.argv[-1])
+        assert (told["prompts"], told["threads"], told["program"]) == ([[1, 2], [3]], 2, case.program)
+        assert Path(child.argv[-2]).name.endswith("_many.py") == (case.peer == "llama.cpp")
+    assert len(set(throughput.CASES)) == len(throughput.CASES)
+
+
+LLAMA_SETTINGS = {
+    "programs": "/p",
+    "target": "t.gguf",
+    "assistant": None,
+    "prompts": [[1] * 30, [2] * 300],
+    "new_tokens": 128,
+    "threads": 2,
+    "num_assistant_tokens": 3,
+}
+
+
+def test_llama_server_has_a_slot_and_room_for_each_prompt_and_forgets_them() -> None:
+    """Its context is shared by the slots; prompts that it kept of the warm-up would cost it nothing later."""
+    llama = runner("run_llama_cpp_many")
+    command = llama.server_command(LLAMA_SETTINGS, 8081)
+    assert command[:3] == ["/p/llama-server", "-m", "t.gguf"]
+    context = int(command[command.index("-c") + 1])
+    assert context >= 2 * (300 + 128)
+    assert command[command.index("-np") + 1] == "2"
+    assert int(command[command.index("--threads-http") + 1]) >= 2  # fewer would keep prompts waiting for a thread
+    assert "--no-cache-prompt" in command
+    assert "-md" not in command
+    assisted = llama.server_command({**LLAMA_SETTINGS, "assistant": "a.gguf"}, 8081)
+    assert assisted[assisted.index("-md") + 1] == "a.gguf"
+    bench = llama.bench_command(LLAMA_SETTINGS)
+    assert [bench[bench.index(flag) + 1] for flag in ("-npp", "-ntg", "-npl", "-c")] == ["165", "128", "2", "586"]
+
+
+class LlamaServer(http.server.BaseHTTPRequestHandler):
+    """Answers as llama-server does; a prompt that begins with 9 ends too early."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        times = {"prompt_n": len(body["prompt"]), "predicted_n": body["n_predict"] - (body["prompt"][0] == 9)}
+        times |= {"prompt_ms": 250.0 * len(body["prompt"]), "predicted_per_token_ms": 40.0}
+        answer = json.dumps({"tokens": body["prompt"], "timings": times}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_llama_server_s_answers_are_read_and_checked() -> None:
+    """Fewer tokens than asked for, or another prompt, would be another measurement."""
+    llama = runner("run_llama_cpp_many")
+    with http.server.HTTPServer(("127.0.0.1", 0), LlamaServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = [llama.complete(server.server_port, prompt, 5) for prompt in ([1, 2], [3, 4, 5, 6])]
+        with pytest.raises(ValueError, match="wrote 4, and was asked for 1 and 5"):
+            llama.complete(server.server_port, [9], 5)
+        server.shutdown()
+    asked = LlamaServer.asked[0]
+    assert (asked["samplers"], asked["top_k"]) == (["top_k"], 1)
+    assert (asked["ignore_eos"], asked["cache_prompt"]) == (True, False)
+    found = llama.figures(answers, 2.0)
+    assert (found["tokens"], found["tokens_per_s"], found["requests"]) == (10, 5.0, 2)
+    assert found["first_token_s"] == {"p50": 0.75, "p99": pytest.approx(0.995)}
+    assert found["token_s"] == {"p50": 0.04, "p99": 0.04}
+
+
+def test_llama_batched_bench_s_speed_is_of_new_tokens() -> None:
+    """Its own "speed" counts the prompts' tokens as well."""
+    llama = runner("run_llama_cpp_many")
+    line = {"pp": 165, "tg": 128, "pl": 16, "t_pp": 4.0, "t_tg": 12.8, "t": 16.8, "speed": 279.0}
+    found = llama.bench_figures(f"loading\n{json.dumps(line)}\n\n")
+    assert found["tokens_per_s"] == pytest.approx(16 * 128 / 16.8)
+    assert (found["first_token_s"]["p50"], found["token_s"]["p99"]) == (4.0, 0.1)
+    with pytest.raises(ValueError, match="no line of JSON"):
+        llama.bench_figures("killed")

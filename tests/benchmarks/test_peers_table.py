@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import peers_known as known
 import peers_table as table
+import peers_throughput as throughput
 import pytest
-from peer_cases import A, B, C, answer
+from peer_cases import A, B, C, answer, load_answer
 
 pytestmark = pytest.mark.one_stack
 
@@ -66,3 +67,37 @@ def test_a_row_compares_with_its_own_plain_row() -> None:
     assert table.row(outcomes[A], outcomes)["read GB/s before"] == "20 to 37"
     lines = table.markdown([first, {**second, "note": "a|b"}]).splitlines()
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_a_row_of_many_prompts_says_how_many_texts_are_the_plain_ones() -> None:
+    """One text of sixteen that differs is not the same as all of them."""
+    plain, drafted = known.Case("openvino", "int8"), known.Case("openvino", "int8", "int4")
+    outcomes = {
+        plain: table.Outcome(plain, {1: load_answer(10.0), 2: load_answer(12.0)}),
+        drafted: table.Outcome(drafted, {1: load_answer(22.0, outputs=["a", "c"], read_GB_per_s=17.4)}),
+    }
+    first, second = (throughput.row(outcomes[case], outcomes) for case in (plain, drafted))
+    assert (first["tokens/s"], first["= plain"], first["÷ plain"]) == ("11.00", "", "")
+    assert (second["÷ plain"], second["= plain"], second["tokens/pass"]) == ("2.00", "1 of 2", "2.00")
+    assert second["first token s, p50 / p99"] == "0.50 / 1.25"
+    assert second["ms/token, p50 / p99"] == "20.0 / 30.0"
+    assert second["read GB/s before"] == "17 to 17"
+    failed = throughput.row(table.Outcome(plain, failure="no\nroom"), outcomes)
+    assert (failed["tokens/s"], failed["note"], failed["ms/token, p50 / p99"]) == ("failed", "no / room", "")
+    assert list(failed) == list(first) == list(second)
+
+
+def test_ratios_of_many_prompts_compare_weights_of_like_size() -> None:
+    """int8 against Q8_0 and OpenVINO's int8, whatever drafts, and never against int4."""
+    ours = known.Case(known.OURS, "int8")
+    outcomes = {
+        case: table.Outcome(case, {1: load_answer(speed)})
+        for case, speed in (
+            (ours, 40.0),
+            (known.Case("llama.cpp", "Q8_0", program=known.BATCHED_BENCH), 16.0),
+            (known.Case("openvino", "int8", "int4"), 20.0),
+            (known.Case("openvino", "int4"), 90.0),
+        )
+    }
+    found = table.ratio(throughput.RATIOS[0], outcomes)
+    assert (found["value"], found["rival"], found["met"]) == (2.0, "openvino int8, draft int4", True)

@@ -10,6 +10,10 @@ import pytest
 import results
 import versions
 
+from ipex_assist.bench.measure import Contender
+from ipex_assist.bench.report import Report, render
+from ipex_assist.bench.throughput import LoadRow, LoadSample, Served
+
 FACTS = {
     "cpu": "Intel(R) Xeon(R) Gold 6430",
     "cpus": 64,
@@ -36,6 +40,29 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     page = results.document([run])
     assert "    python benchmarks/kernels.py --rows 1" in page
     assert "Nothing else ran." in page
+
+
+def test_a_report_of_throughput_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ipex-assist bench --json` says the same facts under other names."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    report = Report("throughput", "ipex-assist bench --task throughput -m t", commit="0123abc")
+    served = (Served(40, 0.0, 0.5, 2.5, 1, 5, 3, 4, 2), Served(40, 0.0, 1.5, 3.5, 1, 5, 3, 4, 2))
+    samples = [LoadSample(4.0, 5, served, 20.4), LoadSample(5.0, 5, served, 22.6)]
+    report.loads = [
+        LoadRow(2, Contender(), "int8", "int4", samples),
+        LoadRow(2, Contender("adaptive"), "int8", "int4", samples, [1.5, 1.25]),
+    ]
+    report.environment = {"isa": {"model": FACTS["cpu"], "avx512_vnni": True, "amx_bf16": False}, "cpus": "0-2,5"}
+    path = results.keep(render(report, "json"), None, "")
+    assert path.relative_to(tmp_path) == Path("xeon-vnni-4c/throughput-0123abc.json")
+    (run,) = results.load(tmp_path)
+    assert run["commands"] == ["ipex-assist bench --task throughput -m t"]
+    plain, assisted = (dict(zip(run["columns"], row, strict=True)) for row in run["rows"])
+    assert (plain["draft"], plain["÷ plain"], plain["tokens/s"], plain["spread"]) == ("–", "", "2.2", "2.0 to 2.5")
+    assert (assisted["draft"], assisted["÷ plain"], assisted["in the turns"]) == ("int4", "1.38", "1.25 to 1.50")
+    assert (assisted["first token s, p50 / p99"], assisted["ms/token, p50 / p99"]) == ("1.00 / 1.50", "500.0 / 500.0")
+    assert (assisted["tokens/pass"], assisted["accepted"]) == ("2.00", "50%")
+    assert assisted["read GB/s before"] == "20 to 23"
 
 
 def run_of(question: str, time: str, value: str) -> dict[str, Any]:
