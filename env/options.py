@@ -9,31 +9,31 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ipex_assist.env.errors import UsageError
 
 KEY = "option"  # of a field's metadata
 
 
-class Kind(Protocol):
-    """What values an option takes. Both methods raise ValueError with what is wrong ("must be …")."""
+class Kind:
+    """What values an option takes; `take` and `read` raise ValueError with what is wrong ("must be …")."""
 
     def take(self, value: Any) -> Any:
-        """A value from JSON or Python, as it is kept."""
-        ...
+        """Return a value from JSON or Python as it is kept."""
+        raise NotImplementedError
 
     def read(self, text: str) -> Any:
-        """A value from the command line, as it is kept; for a list, one of its elements."""
-        ...
+        """Return a word of the command line as it is kept; of a list, one of its elements."""
+        return self.take(text)
 
     def keywords(self) -> dict[str, Any]:
-        """More of argparse's `add_argument`."""
-        ...
+        """Return further keywords of argparse's `add_argument`; without any the flag takes one word."""
+        return {}
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """A number between two others, or one of `also` (with what it means, for the message)."""
 
     lowest: float
@@ -42,9 +42,9 @@ class Number:
     also: Mapping[float, str] = field(default_factory=dict)
 
     def take(self, value: Any) -> Any:
-        """An int where `whole`, else an int or a float; true and false are no numbers."""
+        """Return an int where `whole`, else an int or a float; true and false are no numbers."""
         right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
-        if isinstance(value, bool) or not right or not math.isfinite(value):
+        if isinstance(value, bool) or not right or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(self._range)
         if value not in self.also and not self.lowest <= value <= self.highest:
             raise ValueError(self._range)
@@ -58,113 +58,93 @@ class Number:
         return f"must be {others}{kind} between {lowest} and {highest}"
 
     def read(self, text: str) -> Any:
-        """As Python reads numbers."""
+        """Read the number as Python does."""
         try:
             value = int(text) if self.whole else float(text)
         except ValueError:
             raise ValueError(self._range) from None
         return self.take(value)
 
-    def keywords(self) -> dict[str, Any]:
-        """It takes one word."""
-        return {}
-
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(Kind):
     """True or false: `--flag`, and with `both` also `--no-flag`."""
 
     both: bool = False
 
     def take(self, value: Any) -> bool:
-        """Nothing but the two; 1 is a number."""
+        """Return the value, which is one of the two and no number."""
         if not isinstance(value, bool):
             raise ValueError("must be true or false")
         return value
 
     def read(self, text: str) -> bool:
-        """A switch takes no word on the command line."""
+        """Refuse: a switch takes no word on the command line."""
         raise ValueError("takes no value")
 
     def keywords(self) -> dict[str, Any]:
-        """Not given is None, so that a default stays to whom it belongs."""
+        """Leave a switch that is not given None, so that its default stands in the dataclass alone."""
         return {"action": argparse.BooleanOptionalAction if self.both else "store_true"}
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Kind):
     """One of some names."""
 
     names: Sequence[str]
 
     def take(self, value: Any) -> str:
-        """The name itself."""
+        """Return the name."""
         if not isinstance(value, str) or value not in self.names:
             raise ValueError(f"must be one of {', '.join(self.names)}")
         return value
 
-    def read(self, text: str) -> str:
-        """The same."""
-        return self.take(text)
-
-    def keywords(self) -> dict[str, Any]:
-        """It takes one word."""
-        return {}
-
 
 @dataclass(frozen=True)
-class Text:
+class Text(Kind):
     """Any text but an empty one, or one that `check` raises UsageError or ValueError for."""
 
     check: Callable[[str], object] | None = None
 
     def take(self, value: Any) -> str:
-        """The text itself."""
+        """Return the text."""
         if not isinstance(value, str) or not value:
             raise ValueError("must be a text, not an empty one")
         if self.check is not None:
             self.check(value)
         return value
 
-    def read(self, text: str) -> str:
-        """The same."""
-        return self.take(text)
-
-    def keywords(self) -> dict[str, Any]:
-        """It takes one word."""
-        return {}
-
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(Kind):
     """A list of texts, none of them empty; one text alone is a list of one. As a flag: repeatable."""
 
     def take(self, value: Any) -> tuple[str, ...]:
-        """A tuple, which nobody can change behind our back."""
+        """Return a tuple, which nobody can change behind our back."""
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
             raise ValueError("must be a text or a list of texts, none of them empty")
         return tuple(texts)
 
     def read(self, text: str) -> str:
-        """One of them."""
+        """Return one of the texts."""
         if not text:
             raise ValueError("is empty; give the text")
         return text
 
     def keywords(self) -> dict[str, Any]:
-        """Each flag adds one."""
+        """Let each flag add one text."""
         return {"action": "append"}
 
 
 @dataclass(frozen=True)
-class TokenNumbers:
+class TokenNumbers(Kind):
     """A number for each of some token ids; JSON writes the ids as texts."""
 
     number: Number
 
     def take(self, value: Any) -> dict[int, float]:
-        """Ids become whole numbers."""
+        """Return the numbers by ids that are whole numbers."""
         if not isinstance(value, Mapping):
             raise ValueError('must be an object of token ids and numbers, such as {"50256": -100}')
         taken = {}
@@ -180,16 +160,12 @@ class TokenNumbers:
         return taken
 
     def read(self, text: str) -> dict[int, float]:
-        """JSON."""
+        """Read the object from JSON."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = None
         return self.take(value)
-
-    def keywords(self) -> dict[str, Any]:
-        """It takes one word."""
-        return {}
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,14 @@ def test_ranges_are_the_same_everywhere(name: str) -> None:
     assert f"{flag(name)} much: must be " in told(from_flags, flag(name), "much")
 
 
+@pytest.mark.parametrize("name", EDGES)
+def test_numbers_beyond_the_floats_are_out_of_range(name: str) -> None:
+    """A whole number of 400 digits was an OverflowError, which ended a batch for one of its lines."""
+    for call in (GenerationOptions, lambda **given: check_options(given, GenerationOptions())):
+        assert "must be " in told(call, **{name: 10**400})
+    assert "must be " in told(from_flags, flag(name), "1" + "0" * 400)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_kinds_are_the_same_everywhere(name: str) -> None:
     """Switches, names, texts and objects."""
