@@ -40,7 +40,7 @@ def run_command(work: Callable[[], int], prefix: str, *, verbose: bool | None = 
     except IpexAssistError as error:
         return _fail(prefix, str(error), error.exit_code)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
-        return _leave(stop)
+        return _leave(stop, prefix, verbose)
     except KeyboardInterrupt as error:
         return interrupt_exit(error)
     except BrokenPipeError:
@@ -105,13 +105,15 @@ def _fail(prefix: str, message: str, code: int) -> int:
     return code
 
 
-def _leave(stop: SystemExit) -> int:
+def _leave(stop: SystemExit, prefix: str, verbose: bool | None) -> int:
     """The exit code that Python would end with; a text is printed, as Python would."""
     if sys.stdout is not None:
         try:
             sys.stdout.flush()
         except BrokenPipeError:
             return reader_has_gone()
+        except OSError as error:  # a full disk
+            return _fail(prefix, _describe(error, verbose), 1)
     if stop.code is None or isinstance(stop.code, int):
         return int(stop.code or 0)
     print(stop.code, file=sys.stderr)

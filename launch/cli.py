@@ -18,8 +18,7 @@ from ipex_assist.launch.process import Surroundings, prepare_instances, run
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ipex-launch`; for one process it returns only after a dry run or an error, otherwise it becomes it."""
-    args = build_parser().parse_args(argv)
-    return run_command(lambda: _launch(args), "ipex-launch", verbose=None)
+    return run_command(lambda: _launch(build_parser().parse_args(argv)), "ipex-launch", verbose=None)
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -79,10 +79,12 @@ def test_sigterm_raises_meanwhile_and_is_given_back() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_full_disk_is_one_sentence_and_exit_1() -> None:
+@pytest.mark.parametrize("end", ["0", "sys.exit(0)"])  # a command's, and argparse's behind the help
+def test_a_full_disk_is_one_sentence_and_exit_1(end: str) -> None:
     """What was not written is not tried again at exit, which would end with 120 and a second message."""
     code = (
-        "from ipex_assist.env.runner import run_command as run; import sys; sys.exit(run(lambda: print('x') or 0, 'c'))"
+        "from ipex_assist.env.runner import run_command as run; import sys\n"
+        f"sys.exit(run(lambda: print('x') or {end}, 'c'))"
     )
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:

@@ -117,6 +117,9 @@ def test_a_full_disk_behind_our_output_is_an_error() -> None:
         result = launch(*TWO, "--", "echo", "lost", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 1
     assert "could not be written: No space left on device" in result.stderr
+    with open("/dev/full", "w") as full:  # the help was lost with a traceback, since it came before the runner
+        result = launch("--help", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (1, "ipex-launch: OSError: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
