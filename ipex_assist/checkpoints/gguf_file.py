@@ -92,7 +92,7 @@ def read_header(path: Path) -> GgufHeader:
         IpexAssistError: the file or a part is truncated, missing, or no little-endian GGUF of version 2 or 3.
     """
     header = _read_part(path)
-    parts = int(header.metadata.get("split.count", 0) or 0)
+    parts = _count(header, "split.count")
     if parts > 1:
         match = re.fullmatch(r"(.*)-\d{5}-of-\d{5}\.gguf", path.name)
         if not match:
@@ -202,6 +202,16 @@ def _elements(shape: tuple[int, ...]) -> int:
     return count
 
 
+def _count(header: GgufHeader, key: str) -> int:
+    """The count at `key`, 0 where there is none. Raises IpexAssistError for a value of another type."""
+    value = header.metadata.get(key, 0)
+    if not isinstance(value, int) or value < 0:
+        raise IpexAssistError(
+            f"{header.path} is corrupt: {key} is {str(value)[:60]!r}, not a count. Download it again."
+        )
+    return value
+
+
 def _read_part(path: Path) -> GgufHeader:
     refuse_lfs_pointer(path)
     size = path.stat().st_size
@@ -210,7 +220,7 @@ def _read_part(path: Path) -> GgufHeader:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return _Parser(path, data).parse()
-        except (struct.error, UnicodeDecodeError, IndexError, OverflowError, MemoryError) as error:
+        except (struct.error, UnicodeDecodeError, IndexError, OverflowError, MemoryError, RecursionError) as error:
             raise IpexAssistError(
                 f"{path} is truncated or corrupt: its header does not fit into the {size:,} bytes found "
                 f"({type(error).__name__}: {error}). Download it again."
@@ -246,7 +256,7 @@ class _Parser:
             if not fits_memory(shape):
                 raise struct.error(f"tensor {name[:80]} has the shape {list(shape)}")
             found.append((name, shape, self._u32(), self._u64()))
-        alignment = int(header.metadata.get("general.alignment", 32)) or 32
+        alignment = _count(header, "general.alignment") or 32
         start = -(-self.position // alignment) * alignment
         header.tensors = {name: GgufTensor(self.path, shape, kind, start + at) for name, shape, kind, at in found}
         return header

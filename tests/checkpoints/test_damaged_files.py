@@ -105,3 +105,28 @@ def test_merges_that_are_not_in_the_vocabulary(tmp_path):
         )
         with pytest.raises(IpexAssistError, match="its tokenizer is corrupt"):
             load_tokenizer(open_checkpoint(str(path)))
+
+
+def _header_of(path: Path, key: str, kind: int, value: bytes) -> Path:
+    """A GGUF file without tensors, whose only metadata are `value` of GGUF's type `kind` at `key`."""
+    name = key.encode()
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(name)) + name + struct.pack("<I", kind) + value)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "message"),
+    [
+        ("a", 9, struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 4, 0), "RecursionError"),
+        ("split.count", 9, struct.pack("<IQI", 4, 1, 7), r"split\.count is '\[7\]', not a count"),
+        ("general.alignment", 8, struct.pack("<Q", 2) + b"ab", r"general\.alignment is 'ab', not a count"),
+        ("general.alignment", 5, struct.pack("<i", -32), r"general\.alignment is '-32', not a count"),
+    ],
+    ids=["nested", "list", "text", "negative"],
+)
+def test_metadata_of_types_that_cannot_be(tmp_path, key, kind, value, message):
+    """Arrays within arrays without end, and counts that are none, were RecursionError and TypeError to the user."""
+    path = _header_of(tmp_path / "m.gguf", key, kind, value)
+    with pytest.raises(IpexAssistError, match=message):
+        open_checkpoint(str(path))
+    assert estimate_bytes(str(path), "int4") is None
