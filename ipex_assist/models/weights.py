@@ -49,10 +49,10 @@ def check_numbers(name: str, tensor: torch.Tensor) -> None:
     known = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     if all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor if known else tensor.float())):
         return
-    *rows, column = (~torch.isfinite(tensor.float())).nonzero()[0].tolist()
-    place = (*rows, column)
-    value = "NaN" if bool(tensor[place].float().isnan()) else "infinity"
-    raise NotFiniteError(name, f"{value} in row {rows[0]}, column {column}" if rows else f"{value} in row {column}")
+    place = (~torch.isfinite(tensor.float())).nonzero()[0].tolist()
+    value = "NaN" if bool(tensor[tuple(place)].float().isnan()) else "infinity"
+    where = f" in row {place[0]}" + (f", column {place[-1]}" if len(place) > 1 else "") if place else ""
+    raise NotFiniteError(name, value + where)
 
 
 def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,8 @@ def _refuse_outside(folder: Path) -> None:
 
 def _exists_outside(folder: Path, name: str) -> bool:
     try:
+        if os.sep not in name and (folder / name).is_file():  # meant is that one, wherever this command was started
+            return False
         return Path(name).exists() and Path(name).absolute().parent != folder.absolute()
     except (OSError, ValueError):
         return False

@@ -198,6 +198,18 @@ def test_a_tokenizer_that_names_a_file_outside(model: Path, tmp_path: Path) -> N
     load_tokenizer(open_checkpoint(str(folder)))
 
 
+def test_a_name_alone_is_that_of_the_own_folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started in a folder that has a file of this name, too, a sound model was refused."""
+    folder = tmp_path / "m"
+    shutil.copytree(model, folder)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_file": "tokenizer.json"}))
+    there = load_tokenizer(open_checkpoint(str(folder))).get_vocab()
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer(open_checkpoint(str(folder))).get_vocab() == there
+
+
 @pytest.mark.parametrize("added", [["a"], {"5": "x"}, {"x": {"content": "y"}}, {"5": {}}, 7])
 def test_added_tokens_of_a_wrong_type(added: Any, model: Path, tmp_path: Path) -> None:
     """What comes of it is a tokenizer or an error of ours."""

@@ -19,7 +19,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import LogitsError, Model
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.models import find
-from ipex_assist.models.weights import check_numbers
+from ipex_assist.models.weights import NotFiniteError, check_numbers
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.sampling import Sampling
 
@@ -66,6 +66,8 @@ def test_every_type_of_tensor_is_looked_at(dtype: torch.dtype) -> None:
     tensor = torch.ones(5, 40).to(dtype)
     check_numbers("weight", tensor)
     check_numbers("empty", tensor[:0])
+    with pytest.raises(NotFiniteError, match="scalar holds NaN, which"):
+        check_numbers("scalar", torch.tensor(torch.nan))
     check_numbers("whole numbers", torch.ones(3, dtype=torch.int32))
     for place in ((0, 0), (2, 17), (4, 39)):
         for value, said in ((float("nan"), "NaN"), (float("-inf"), "infinity")):
