@@ -85,11 +85,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_instances(group: argparse._ArgumentGroup) -> None:
+def add_instance_flags(group: argparse._ArgumentGroup, usual: str = "") -> None:
+    """Add how many instances there are to be, and of what size. usual: what is said of the default in the help."""
     group.add_argument(
-        "--instances", type=_instances, metavar="N", help="how many: a number, per-node, per-socket or per-l3"
+        "--instances", type=_instances, metavar="N", help=f"how many: a number, per-node, per-socket or per-l3{usual}"
     )
     group.add_argument("--cores-per-instance", type=int, metavar="N", help="physical cores each; alone: all that fit")
+
+
+def _add_instances(group: argparse._ArgumentGroup) -> None:
+    add_instance_flags(group)
     group.add_argument("--latency", action="store_true", help="as many as fit with 4 cores each")
     group.add_argument("--throughput", action="store_true", help="one per NUMA node with all of its cores")
     group.add_argument("--instance", type=_numbers, metavar="I", help="run only the I-th, from 0; or several: 0,2-3")
@@ -169,10 +174,7 @@ _socket.__name__ = "socket"  # argparse names the function in: invalid socket va
 
 
 def _instances(text: str) -> int | Unit:
-    for unit in get_args(Unit):
-        if text == unit:
-            return cast(Unit, unit)
-    return int(text)
+    return cast(Unit, text) if text in get_args(Unit) else int(text)
 
 
 _instances.__name__ = f"number (or {', '.join(get_args(Unit))})"

@@ -7,7 +7,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import cast, get_args
 
 from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
@@ -16,7 +15,7 @@ from ipex_assist.commands import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import InstanceRequest, request_from
-from ipex_assist.launch.instances import Unit
+from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.speculative.options import GenerationOptions
 
 EPILOG = """\
@@ -57,10 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     batch.add_argument("--retry-failed", action="store_true", help="with --resume: also what failed, once more")
     batch.add_argument("--timeout", type=float, metavar="S", help="end and retry a prompt that takes longer (seconds)")
     batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")
-    batch.add_argument(
-        "--instances", type=_instances, metavar="N", help="a number, per-node, per-socket or per-l3 (default: per-node)"
-    )
-    batch.add_argument("--cores-per-instance", type=int, metavar="N", help="physical cores each; alone: all that fit")
+    add_instance_flags(batch, " (default: per-node)")
     batch.add_argument(
         "--ray",
         metavar="ADDRESS",
@@ -106,13 +102,6 @@ def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettin
     """What an instance is told."""
     room = GenerationOptions.from_flags(args).max_new_tokens
     return WorkerSettings(load, room, args.threads, args.verbose)
-
-
-def _instances(text: str) -> int | Unit:
-    return cast(Unit, text) if text in get_args(Unit) else int(text)
-
-
-_instances.__name__ = f"number (or {', '.join(get_args(Unit))})"  # argparse names the function in its message
 
 
 def _shard(text: str) -> tuple[int, int]:

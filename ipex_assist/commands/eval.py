@@ -15,7 +15,9 @@ from ipex_assist.commands import arguments
 from ipex_assist.commands.arguments import read_text
 from ipex_assist.commands.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.options import add_flags
 from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.quantization.precision import PRECISIONS
 
@@ -54,17 +56,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: a short one of our own)")
-    parser.add_argument("--precision", choices=PRECISIONS, help="(default: bf16; int4 for GPTQ and AWQ checkpoints)")
+    add_flags(parser, LoadOptions, ("precision", "executor", "revision", "offline"))
     parser.add_argument("--against", choices=PRECISIONS, metavar="PRECISION", help="compare with this precision")
     parser.add_argument("--against-model", metavar="ID", help="compare with this model (at --against, default: bf16)")
     parser.add_argument("--window", type=int, metavar="N", help=f"tokens (default: {WINDOW}, or the model's context)")
     parser.add_argument("--stride", type=int, metavar="N", help="(default: half a window)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only so many tokens of the text")
-    parser.add_argument(
-        "--executor", choices=("auto", "native", "ipex", "torch"), default="auto", help="(default: auto)"
-    )
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the hub")
-    parser.add_argument("--offline", action="store_true", help="use only what is on this machine")
     parser.add_argument("--json", action="store_true", help="one object on one line")
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
     add_placement_arguments(parser)
@@ -118,21 +115,22 @@ def _run(args: argparse.Namespace) -> int:
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
-    executor = resolve_executor(args.executor, args.precision, args.against)
+    load = LoadOptions.from_flags(args)
+    executor = resolve_executor(load.executor, load.precision, args.against)
     checkpoints = OpenCheckpoints()
     _check_memory(args, checkpoints)
     if executor == "ipex":
         with quiet_stderr(not args.verbose):
             import intel_extension_for_pytorch  # noqa: F401
-    checkpoint = checkpoints.open(args.model, revision=args.revision, offline=args.offline)
-    other = checkpoints.open(args.against_model, offline=args.offline) if args.against_model else checkpoint
+    checkpoint = checkpoints.open(args.model, revision=load.revision, offline=load.offline)
+    other = checkpoints.open(args.against_model, offline=load.offline) if args.against_model else checkpoint
     compared = args.against is not None or args.against_model is not None
     _refuse_unknown(checkpoint, other)
     tokenizer = load_tokenizer(checkpoint)
     tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)
     if args.against_model:
         _check_vocabulary(checkpoint, tokenizer, other, tokens)
-    model, precision = _load(checkpoint, args.precision, executor)
+    model, precision = _load(checkpoint, load.precision, executor)
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
     for each, source in ((model, checkpoint.source), (reference, other.source)):
         if each is not None:

@@ -13,6 +13,7 @@ from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.memory_need import MemoryNeed, check_memory, estimate_need
 from ipex_assist.commands.messages import quiet_stderr
+from ipex_assist.commands.relaunch import set_threads
 from ipex_assist.generation.load_options import LoadOptions
 
 log = logging.getLogger("ipex_assist")
@@ -39,13 +40,12 @@ def load_models(
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
     check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints))
     with quiet_stderr(not verbose):
-        import torch
+        import torch  # noqa: F401
 
         if options.executor == "ipex":
             import intel_extension_for_pytorch  # noqa: F401
+    set_threads(threads)
     plan = launch.inherited_plan(os.environ)
-    if plan is not None or threads is not None:
-        torch.set_num_threads(plan.threads if plan is not None else threads or 1)
 
     from ipex_assist.api import load_by
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from ipex_assist.commands import arguments
 from ipex_assist.commands.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.options import add_flags
 from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.quantization.precision import INT4_GROUP
 
@@ -49,8 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="zero points of 8 everywhere, as vLLM's Marlin wants them (default: for auto-round, not for rtn)",
     )
-    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the hub")
-    parser.add_argument("--offline", action="store_true", help="use only what is on this machine")
+    add_flags(parser, LoadOptions, ("revision", "offline"))
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, libraries' own messages")
     tuning = parser.add_argument_group("auto-round")
     tuning.add_argument("--calibration", metavar="FILE", help="text to learn from (default: pile-10k, from the hub)")
@@ -91,7 +92,8 @@ def _run(args: argparse.Namespace) -> int:
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
     from ipex_assist.models import find
 
-    checkpoint = open_checkpoint(args.model, revision=args.revision, offline=args.offline)
+    load = LoadOptions.from_flags(args)
+    checkpoint = open_checkpoint(args.model, revision=load.revision, offline=load.offline)
     if isinstance(checkpoint, QuantizedCheckpoint):
         raise IpexAssistError(f"{checkpoint.source} is quantized already: take the original checkpoint")
     if reason := checkpoint.why_not_ours():

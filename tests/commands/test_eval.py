@@ -162,6 +162,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "one token": (("--max-tokens", "1"), 2, "must be at least 2"),
     "int4 on torch": (("--against", "int4"), 2, "has no int4"),
     "unknown precision": (("--against", "int3"), 2, ""),
+    "unknown precision of its own": (("--precision", "int3"), 2, "--precision int3: must be one of bf16, fp32, int8"),
+    "unknown executor": (("--executor", "gpu"), 2, "--executor gpu: must be one of auto, native, ipex, torch"),
     "no such model": (("--against-model", "/nowhere/m"), 2, "no such file or folder"),
 }
 
