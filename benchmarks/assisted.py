@@ -70,7 +70,7 @@ def transformers_contenders(args: argparse.Namespace, executor: str) -> dict[str
         def end(self) -> None:
             pass
 
-    def run(helper: Any) -> tuple[float, list[int], dict[str, Any]]:
+    def run(draft_model: Any) -> tuple[float, list[int], dict[str, Any]]:
         clock = Clock()
         with torch.inference_mode():
             out = target.generate(
@@ -79,7 +79,7 @@ def transformers_contenders(args: argparse.Namespace, executor: str) -> dict[str
                 do_sample=False,
                 # An assisted streamer may bring several tokens at once; the first put after the prompt is the start.
                 streamer=clock,
-                **({"assistant_model": helper} if helper is not None else {}),
+                **({"assistant_model": draft_model} if draft_model is not None else {}),
             )
         tokens = out[0, inputs["input_ids"].shape[1] :].tolist()
         return (len(tokens) - 1) / (time.perf_counter() - clock.times[1]), tokens, {}

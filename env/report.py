@@ -67,6 +67,8 @@ def format_report(
     report: Mapping[str, Any], machine: Machine, memory_line: str, more: Mapping[str, str | None] | None = None
 ) -> str:
     """Return the report for people: one aligned line per fact; of `more`, those that there are."""
+    from tabulate import tabulate  # takes a while, and only people have a table
+
     threads_per_core = "SMT on" if report["smt"] else "SMT off"
     rows = [
         ("processor", report["isa"]["model"] or "unknown"),
@@ -87,9 +89,8 @@ def format_report(
     rows += [(name.replace("_", " "), value) for name, value in (more or {}).items() if value is not None]
     rows += [(name, path or "not found") for name, path in report["libraries"].items()]
     rows += [(name, value) for name, value in report["variables"].items()]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    return "\n".join(lines + [f"note: {warning}" for warning in report["warnings"]])
+    table = tabulate(rows, tablefmt="plain", disable_numparse=True)
+    return "\n".join([table, *(f"note: {warning}" for warning in report["warnings"])])
 
 
 def gib(size: int | None) -> str:

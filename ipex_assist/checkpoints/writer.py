@@ -14,7 +14,7 @@ SHARD_BYTES = 2 << 30  # of a safetensors file; one shard is held in memory
 
 
 @dataclass
-class _Shards:
+class ShardWriter:
     """Tensors gathered into files of SHARD_BYTES; their final names follow when their number is known."""
 
     folder: Path
@@ -24,6 +24,7 @@ class _Shards:
     total: int = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take one more tensor; a full shard is written. Raises OSError where it cannot be."""
         if self.pending and self.size + tensor.nbytes > SHARD_BYTES:
             self._write()
         self.pending[name] = tensor.contiguous()

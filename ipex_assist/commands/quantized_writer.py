@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.packed_size import packed_bytes
-from ipex_assist.checkpoints.writer import _Shards
+from ipex_assist.checkpoints.writer import ShardWriter
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Architecture
 from ipex_assist.models.weights import check_numbers, resolve
@@ -55,7 +55,7 @@ def write_rtn(
     try:
         work.mkdir(parents=True)
         _check_room(checkpoint, work)
-        shards = _Shards(work)
+        shards = ShardWriter(work)
         count, bar = len(checkpoint.names()), f"quantizing {checkpoint.source}"
         for name, tensor in tqdm(checkpoint.tensors(), total=count, desc=bar, unit=" tensors", disable=not progress):
             check_numbers(f"{checkpoint.source}: {name}", tensor)
