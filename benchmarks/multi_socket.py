@@ -42,10 +42,10 @@ from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
+from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, SELF, parse_assistant
 
 PROMPT = "Write a quick-sort implementation in Python."
-PRECISIONS = ("bf16", "fp32", "int8", "int4")
 PROGRAM = (sys.executable, str(Path(__file__).with_name("multi_socket_instance.py")))
 # From sending a request to the moment that all wait for; sending takes far less.
 HEAD_START = 0.05
