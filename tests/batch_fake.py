@@ -2,14 +2,17 @@
 
 As a script it is such an instance (`batch_fake.py --instance`), else the command itself with such instances.
 
-    words …            its words come back after SLEEP seconds (environment)
+    words …            its words come back after SLEEP seconds (environment), some sooner with JITTER (any number)
     die                kill -9 of itself
     die-first FILE     the same, unless FILE is there, which it makes
-    hang, hang-first   likewise, sleeping instead, deaf to all signals but SIGKILL
+    hang, hang-first   likewise, sleeping instead, deaf to all signals but SIGKILL and to cancelling
+    endless            goes on until it is cancelled
     refuse             an error that no other instance can help with
     again, again-first an error that another instance may not have
     say TEXT           TEXT on standard error and on standard output
     big N              N characters of text
+
+Prompts that are in flight together are answered by a thread each, in whatever order these end.
 
 The model's name tells how loading goes: `refuses`, `refuses-usage`, `refuses-not-1` (all but instance 1), `dies`, or
 anything else.
@@ -19,13 +22,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-SLEEP = float(os.environ.get("SLEEP", "0"))
+SLEEP, JITTER = float(os.environ.get("SLEEP", "0")), float(os.environ.get("JITTER", "0"))
+lock = threading.Lock()
+cancelled: dict[int, threading.Event] = {}  # by the request that is under way
 
 
 def instance() -> None:
@@ -41,14 +48,32 @@ def instance() -> None:
         return
     send({"ready": {"target": model, "precision": "fp32", "executor": "fake", "load_s": 0.0}})
     for line in sys.stdin:
-        send(answer(json.loads(line)))
+        request = json.loads(line)
+        if "cancel" in request:
+            if request["cancel"] in cancelled:
+                cancelled[request["cancel"]].set()
+            continue
+        with lock:
+            cancelled[request["id"]] = threading.Event()
+            company = len(cancelled)
+        threading.Thread(target=serve, args=(request, company), daemon=True).start()
+    while cancelled:  # nobody asks any more, and what was asked is still answered
+        time.sleep(0.01)
+
+
+def serve(request: dict[str, Any], company: int) -> None:
+    """Answer one request, of so many that are in flight."""
+    reply = {"id": request["id"], **answer(request, company)}
+    with lock:
+        del cancelled[request["id"]]
+        send(reply)
 
 
 def send(reply: dict[str, Any]) -> None:
     print(json.dumps(reply), flush=True)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any], company: int) -> dict[str, Any]:
     """Answer with what the prompt says."""
     text = request["prompt"]
     action, _, rest = text.partition(" ")
@@ -61,13 +86,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "hang":
         time.sleep(1000)
+    if name == "endless":
+        cancelled[request["id"]].wait()
+        return {"result": None, "error": "cancelled"}
     if name == "refuse":
         return {"result": None, "error": "this prompt is no good"}
     if name == "again":
         return {"result": None, "error": "something broke", "again": True}
     if name == "say":
         print(rest, file=sys.stderr, flush=True)
-    time.sleep(SLEEP)
+    time.sleep(SLEEP * (random.random() if JITTER else 1.0))
     text = "x" * int(rest) if name == "big" else text
     return {
         "result": {
@@ -76,6 +104,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             "target": "fake",
             "precision": "fp32",
             "options": request["options"],
+            "company": company,
             "cpus": sorted(os.sched_getaffinity(0)),
             "number": os.environ.get("IPEX_INSTANCE"),
             "pid": os.getpid(),

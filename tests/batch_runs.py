@@ -87,3 +87,4 @@ def gone(pids: Iterable[int]) -> bool:
 
 
 TWO = ["--no-launch", "--instances", 2]
+SIXTEEN = ["--concurrency", 16]

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ipex_assist.batch.concurrency import MOST
 from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
 from ipex_assist.batch.worker import WorkerSettings
@@ -23,6 +24,9 @@ A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or w
 role and content) instead of the prompt. It may have its own "chat" and options, which come before the flags:
 {options}.
 Without an id it has its line's number. Of two lines with one id, the first is run.
+
+Prompts in flight together share passes, and have the texts that each has alone. When their instance dies, each is tried
+again by itself, so that the one at fault fails alone. --timeout cancels a prompt, and nothing beside it.
 
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b
   ipex-assist batch prompts.jsonl -o out.jsonl -m facebook/opt-13b --resume --timeout 600
@@ -54,7 +58,13 @@ def build_parser() -> argparse.ArgumentParser:
     batch.add_argument("-o", "--output", metavar="RESULTS", required=True, help="append results here, one a line")
     batch.add_argument("--resume", action="store_true", help="do only what has no record in RESULTS yet")
     batch.add_argument("--retry-failed", action="store_true", help="with --resume: also what failed, once more")
-    batch.add_argument("--timeout", type=float, metavar="S", help="end and retry a prompt that takes longer (seconds)")
+    batch.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help=f"prompts in flight in each instance, which share passes (default: what its memory holds, up to {MOST})",
+    )
+    batch.add_argument("--timeout", type=float, metavar="S", help="cancel and retry a prompt that takes longer (s)")
     batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")
     add_instance_flags(batch, " (default: per-node)")
     batch.add_argument(
@@ -70,6 +80,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = build_parser().parse_args(argv)
     if args.timeout is not None and not (math.isfinite(args.timeout) and args.timeout > 0):
         raise UsageError(f"--timeout {args.timeout:g}: must be more than 0 seconds")
+    if args.concurrency is not None and args.concurrency < 1:
+        raise UsageError(f"--concurrency {args.concurrency}: at least 1 is needed.")
     if args.retry_failed and not args.resume:
         raise UsageError("--retry-failed goes with --resume, which keeps the results there are")
     if args.ray is not None and args.dry_run:
@@ -101,7 +113,7 @@ def instance_request(args: argparse.Namespace, model_bytes: int | None) -> Insta
 def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettings:
     """What an instance is told."""
     room = GenerationOptions.from_flags(args).max_new_tokens
-    return WorkerSettings(load, room, args.threads, args.verbose)
+    return WorkerSettings(load, room, args.threads, args.verbose, args.concurrency)
 
 
 def _shard(text: str) -> tuple[int, int]:

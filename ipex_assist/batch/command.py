@@ -6,21 +6,22 @@ import argparse
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ipex_assist.batch import worker
 from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
+from ipex_assist.batch.concurrency import MOST, InstanceNeed, check_memory_of_all, longest_texts
 from ipex_assist.batch.coordinator import Coordinator, StopSignal
 from ipex_assist.batch.instances import Pool
 from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.options import suggestion
-from ipex_assist.batch.places import check_memory_of_all, placed_commands, unplaced_commands
+from ipex_assist.batch.places import placed_commands, unplaced_commands
 from ipex_assist.batch.progress import Progress
-from ipex_assist.batch.prompts import PromptFile
+from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
 from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.commands.arguments import load_options
 from ipex_assist.commands.demo_model import demo_options
-from ipex_assist.commands.load import memory_need
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import read_memory
 from ipex_assist.launch import Command
@@ -69,11 +70,22 @@ def _run(
     if retried:
         progress.say(f"{_count(retried, 'failed prompt')} to be tried again")
     if todo:
+        settings = _with_texts(settings, todo)
         if args.ray is None:
             pool = _local_pool(args, progress, len(todo), settings)
         else:
             pool = _ray_pool(args, progress, stop, settings)
-        run = Coordinator(prompts, todo, results, pool, progress, stop, timeout=args.timeout, verbose=args.verbose)
+        run = Coordinator(
+            prompts,
+            todo,
+            results,
+            pool,
+            progress,
+            stop,
+            concurrency=args.concurrency,
+            timeout=args.timeout,
+            verbose=args.verbose,
+        )
         try:
             run.run()
             results.sync(now=True)
@@ -132,8 +144,12 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def _model_bytes(settings: WorkerSettings) -> int | None:
-    return memory_need(settings.load, settings.max_new_tokens, offline=settings.load.offline).total
+def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
+    return replace(settings, texts=longest_texts(entries, settings.concurrency or MOST))
+
+
+def _need(settings: WorkerSettings) -> InstanceNeed:
+    return InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts_at_once)
 
 
 def _local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
@@ -143,8 +159,8 @@ def _local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[
 
 
 def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int, settings: WorkerSettings) -> Pool:
-    need = _model_bytes(settings)
-    commands = _local_commands(args, need)[:prompts]
+    need = _need(settings)
+    commands = _local_commands(args, need.total)[:prompts]
     check_memory_of_all(need, len(commands), read_memory().available)
     for command in commands:
         for line in (*command.warnings, *(command.notes if args.verbose else ())):
@@ -152,14 +168,14 @@ def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int, sett
     if args.verbose:
         for command in commands:
             progress.say(f"instance {command.placement.index}: {command.placement.describe()}")
-    return LocalPool(commands, settings.as_dict())
+    return LocalPool(commands, replace(settings, neighbours=len(commands)).as_dict())
 
 
 def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> Pool:
     from ipex_assist.batch.ray_pool import connect
 
-    request = instance_request(args, _model_bytes(settings))
-    pool = connect(args.ray, request, settings.as_dict(), progress.say_once)
+    need = _need(settings)
+    pool = connect(args.ray, instance_request(args, need.total), need, settings.as_dict(), progress.say_once)
     stop.catch()  # Ray has put a handler of its own in place of ours
     return pool
 
@@ -168,5 +184,6 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    print(format_instances(_local_commands(args, _model_bytes(settings))), flush=True)
+    need = _need(_with_texts(settings, prompts.entries))
+    print(format_instances(_local_commands(args, need.total)), flush=True)
     return 0

@@ -24,6 +24,8 @@ TICK_SECONDS = 0.2  # how long a signal or a time limit may go unnoticed
 GRACE_SECONDS = 3.0  # for prompts that are nearly done when a signal comes
 # A scheduler may send the same signal to a job and to each of its processes; a person presses Ctrl-C again.
 REPEAT_SECONDS = 0.5
+# A cancelled prompt ends between two passes. An instance that takes longer is ended, which costs all that it is at.
+CANCEL_SECONDS, CANCEL_SHARE, CANCEL_MOST = 1.0, 0.1, 30.0
 # Before an instance is started anew, by how often it ended in a row without finishing a prompt.
 RESTART_DELAYS = (0.0, 1.0, 2.0, 5.0)
 
@@ -64,7 +66,10 @@ class StopSignal:
 
 @dataclass
 class _Instance:
-    """Holds the state of an instance. `restart_at` is when a dead one is started anew; `deadline` its prompt's."""
+    """Holds the state of an instance. `restart_at` is when a dead one is started anew; `timed_out`: we are ending it.
+
+    concurrency: how many prompts it may have in flight.
+    """
 
     alive: bool = False
     ready: bool = False
@@ -73,8 +78,7 @@ class _Instance:
     timed_out: bool = False
     ends_in_a_row: int = 0
     restart_at: float = 0.0
-    sent_at: float = 0.0
-    deadline: float | None = None
+    concurrency: int = 1
 
 
 class Coordinator:
@@ -89,11 +93,17 @@ class Coordinator:
         progress: Progress,
         stop: StopSignal,
         *,
+        concurrency: int | None = None,
         timeout: float | None = None,
         verbose: bool = False,
     ) -> None:
+        """concurrency: the most prompts in flight in an instance; None is as each says itself, and else one.
+
+        timeout: seconds for a prompt.
+        """
         self._prompts, self._results, self._pool = prompts, results, pool
         self._progress, self._stop, self._timeout, self._verbose = progress, stop, timeout, verbose
+        self._concurrency = concurrency
         self._queue = Queue(todo, len(todo))
         self._instances = [_Instance() for _ in range(min(pool.size, len(todo)))]
         self._models = {done.model for done in results.done.values() if done.model is not None}
@@ -135,18 +145,22 @@ class Coordinator:
     def _feed(self) -> None:
         usable = [number for number, instance in enumerate(self._instances) if not instance.given_up]
         for number, instance in enumerate(self._instances):
-            while instance.ready and self._queue.running(number) is None:
-                task = self._queue.next_for(number, usable)
-                if task is None:
-                    break
-                instance.sent_at = time.time()
-                try:
-                    request = self._prompts.read(task.entry).request()
-                except LineError as error:
-                    self._finish(number, {"error": str(error)})
-                    continue
-                instance.deadline = None if self._timeout is None else time.monotonic() + self._timeout
-                self._pool.submit(number, request)
+            if not instance.ready or instance.timed_out:
+                continue
+            # The last prompts are spread evenly: an instance that has few is faster with each.
+            most = min(instance.concurrency, -(-self._queue.unfinished // len(usable)))
+            while (task := self._queue.next_for(number, usable, most)) is not None:
+                self._submit(number, task)
+
+    def _submit(self, number: int, task: Task) -> None:
+        task.sent_at, task.cancelled = time.time(), False
+        try:
+            request = self._prompts.read(task.entry).request()
+        except LineError as error:
+            self._finish(number, task, {"error": str(error)})
+            return
+        task.deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._pool.submit(number, {"id": task.number, **request})
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -169,6 +183,8 @@ class Coordinator:
     def _is_ready(self, event: Ready) -> None:
         instance = self._instances[event.instance]
         instance.ready = instance.was_ready = True
+        asked = self._concurrency or event.facts.get("concurrency", 1)
+        instance.concurrency = min(asked, event.facts.get("concurrency", asked))
         if not self._begun:
             self._begun = True
             self._progress.begin()
@@ -183,27 +199,32 @@ class Coordinator:
         if self._verbose:
             self._progress.say(
                 f"instance {event.instance}: {facts['target']} loaded in {facts['load_s']:.1f} s, "
-                f"{self._pool.describe(event.instance)}"
+                f"{self._pool.describe(event.instance)}; prompts in flight: {instance.concurrency}"
             )
 
     def _answered(self, event: Answered) -> None:
+        number, task = event.instance, self._queue.find(event.instance, event.request)
+        if task is None:
+            return
         if event.result is not None:
-            self._finish(event.instance, event.result)
-        elif event.again:
-            self._lost(event.instance, event.error or "failed")
+            self._finish(number, task, event.result)
+        elif task.cancelled:
+            self._lost(number, task, f"instance {number} {self._too_long}")
+        elif event.again:  # whatever broke, it may have been for want of memory
+            self._lost(number, task, event.error or "failed", alone=len(self._queue.in_flight(number)) > 1)
         else:
-            self._finish(event.instance, {"error": event.error})
-        self._instances[event.instance].ends_in_a_row = 0
+            self._finish(number, task, {"error": event.error})
+        self._instances[number].ends_in_a_row = 0
 
     def _ended(self, event: Ended) -> None:
         number, instance = event.instance, self._instances[event.instance]
-        task = self._queue.running(number)
+        tasks = self._queue.in_flight(number)
         where = "between prompts" if instance.ready else "while loading"
-        if task is not None:
-            where = f"at id {json.dumps(task.entry.id)}"
+        if tasks:
+            where = f"at id {json.dumps(tasks[0].entry.id)}" + f" and {len(tasks) - 1} others" * (len(tasks) > 1)
         timed_out, instance.timed_out = instance.timed_out, False
         instance.alive = instance.ready = False
-        if self._stop.number is not None:  # nothing is tried again, and its prompt stays without a record
+        if self._stop.number is not None:  # nothing is tried again, and its prompts stay without a record
             return
         if not timed_out:
             self._count_end(instance, event)
@@ -211,8 +232,9 @@ class Coordinator:
         if not all(other.given_up for other in self._instances):  # else the error that ends the run says it
             left_out = "; left out from here on" if instance.given_up else ""
             self._progress.say(f"instance {number}: {reason} ({where}){left_out}")
-        if task is not None:
-            self._lost(number, f"instance {number} {event.reason}")
+        given_up = self._queue.ended(number, f"instance {number} {event.reason}")
+        if given_up is not None:
+            self._give_up(number, given_up)
         self._check_somebody_is_left(number, reason)
 
     def _count_end(self, instance: _Instance, event: Ended) -> None:
@@ -240,17 +262,20 @@ class Coordinator:
             "finishing a prompt: start with -v to see why. Results so far are kept; --resume goes on from there"
         )
 
-    def _lost(self, number: int, reason: str) -> None:
-        task = self._queue.lost(number, reason)
-        if task is not None:
-            tries = "; ".join(f"try {index}: {text}" for index, text in enumerate(task.failures, start=1))
-            self._write(number, task, {"error": tries})
+    def _lost(self, number: int, task: Task, reason: str, *, alone: bool = False) -> None:
+        if self._queue.lost(number, task.number, reason, alone=alone) is not None:
+            self._give_up(number, task)
 
-    def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
-        self._write(number, self._queue.finished(number), outcome)
+    def _give_up(self, number: int, task: Task) -> None:
+        tries = "; ".join(f"try {index}: {text}" for index, text in enumerate(task.failures, start=1))
+        self._write(number, task, {"error": tries})
+
+    def _finish(self, number: int, task: Task, outcome: Mapping[str, Any]) -> None:
+        self._queue.finished(number, task.number)
+        self._write(number, task, outcome)
 
     def _write(self, number: int, task: Task, outcome: Mapping[str, Any]) -> None:
-        entry, instance = task.entry, self._instances[number]
+        entry = task.entry
         self._results.append(
             {
                 "id": entry.id,
@@ -259,7 +284,7 @@ class Coordinator:
                 "instance": number,
                 "host": self._pool.host(number),
                 "tries": task.tries,
-                "started": round(instance.sent_at, 3),
+                "started": round(task.sent_at, 3),
                 "ended": round(time.time(), 3),
                 "digest": entry.digest,
             }
@@ -268,19 +293,33 @@ class Coordinator:
         if "error" in outcome:
             self._progress.say(f"id {json.dumps(entry.id)} (line {entry.line}) failed: {outcome['error']}")
 
+    @property
+    def _too_long(self) -> str:
+        return f"gave no result within {self._timeout:g} s (--timeout)"
+
     def _end_overdue(self) -> None:
+        """Cancel prompts that take too long; where that has no effect, end their instance."""
+        if self._timeout is None:
+            return
         now = time.monotonic()
         for number, instance in enumerate(self._instances):
-            if self._queue.running(number) is None or instance.deadline is None or now < instance.deadline:
-                continue
-            instance.deadline, instance.timed_out = None, True
-            self._pool.end(number, f"gave no result within {self._timeout:g} s (--timeout)")
+            for task in self._queue.in_flight(number) if not instance.timed_out else ():
+                if task.deadline is None or now < task.deadline:
+                    continue
+                if task.cancelled:
+                    instance.timed_out = True
+                    self._pool.end(number, self._too_long)
+                    break
+                task.cancelled = True
+                task.deadline = now + max(CANCEL_SECONDS, min(CANCEL_SHARE * self._timeout, CANCEL_MOST))
+                self._pool.cancel(number, task.number)
 
     def _keep_what_is_nearly_done(self) -> None:
         """Begin no other prompt, keep what ends within the grace, and bring every record to disk."""
         deadline = time.monotonic() + GRACE_SECONDS
-        busy = [number for number in range(len(self._instances)) if self._queue.running(number) is not None]
-        while busy and time.monotonic() < deadline and not self._stop.twice:
+        while self._busy() and time.monotonic() < deadline and not self._stop.twice:
             self._take(self._pool.wait(TICK_SECONDS / 4))
-            busy = [number for number in busy if self._instances[number].alive and self._queue.running(number)]
         self._results.sync(now=True)
+
+    def _busy(self) -> bool:
+        return any(instance.alive and self._queue.in_flight(i) for i, instance in enumerate(self._instances))

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Ready:
-    """The instance has loaded its model; `facts` are target, precision, executor and load_s."""
+    """The instance has loaded its model; `facts` are target, precision, executor and load_s.
+
+    And concurrency, the most prompts that it takes at a time; what has no such fact takes what is asked for.
+    """
 
     instance: int
     facts: dict[str, Any]
@@ -17,15 +20,17 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answered:
-    """The instance is done with its prompt and waits for the next.
+    """The instance is done with a request, and has room for another.
 
-    `result` is `Result.as_dict()`, or None with `error`; `again` says that another instance may do better.
+    `result` is `Result.as_dict()`, or None with `error`; `again` says that another try may do better. `request` is the
+    request's id: answers come in any order.
     """
 
     instance: int
     result: dict[str, Any] | None
     error: str | None = None
     again: bool = False
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ Event = Ready | Answered | Ended | Said
 
 
 class Pool(Protocol):
-    """A fixed number of places for instances; each has at most one process, which does one prompt at a time."""
+    """A fixed number of places for instances; each has at most one process, with several prompts in flight."""
 
     @property
     def size(self) -> int:
@@ -65,7 +70,10 @@ class Pool(Protocol):
         """Start its process, which loads the model and reports Ready. Raises IpexAssistError where it cannot."""
 
     def submit(self, instance: int, request: Mapping[str, Any]) -> None:
-        """Send it a prompt (`Prompt.request()`); it reports Answered or Ended."""
+        """Send it a prompt (`Prompt.request()`) under the id of `request`; it reports Answered or Ended."""
+
+    def cancel(self, instance: int, request: int) -> None:
+        """Ask it to give up a request; it reports Answered, with an error unless there was a result just then."""
 
     def end(self, instance: int, reason: str) -> None:
         """Kill it; it reports Ended with this reason, after what it had answered before."""

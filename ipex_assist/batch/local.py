@@ -38,7 +38,8 @@ class _Worker:
         self.outgoing = bytearray(json.dumps(settings).encode() + b"\n")
         self.incoming: dict[int, bytes] = {self.replies: b"", self.messages: b""}
         self.refusal: tuple[str, int] | None = None
-        self.idle = False
+        self.ready = False
+        self.in_flight = 0
         for fd in (self.requests, self.replies, self.messages):
             os.set_blocking(fd, False)
 
@@ -86,11 +87,15 @@ class LocalPool:
         self._commands, self._settings = commands, settings
         self._workers: dict[int, _Worker] = {}
         self._events: list[Event] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
 
     @property
     def size(self) -> int:
         return len(self._commands)
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when `wait` would return something, but for some ends of processes."""
+        return self._selector.fileno()
 
     def describe(self, instance: int) -> str:
         return self._commands[instance].placement.describe()
@@ -105,8 +110,14 @@ class LocalPool:
         self._send(instance)
 
     def submit(self, instance: int, request: Mapping[str, Any]) -> None:
-        self._workers[instance].idle = False
-        self._workers[instance].outgoing += json.dumps(request).encode() + b"\n"
+        self._workers[instance].in_flight += 1
+        self._tell(instance, request)
+
+    def cancel(self, instance: int, request: int) -> None:
+        self._tell(instance, {"cancel": request})
+
+    def _tell(self, instance: int, message: Mapping[str, Any]) -> None:
+        self._workers[instance].outgoing += json.dumps(message).encode() + b"\n"
         self._send(instance)
 
     def _send(self, instance: int) -> None:
@@ -149,13 +160,14 @@ class LocalPool:
             return
         for line in lines:
             reply = json.loads(line)
-            worker.idle = "refusal" not in reply
             if "ready" in reply:
+                worker.ready = True
                 self._events.append(Ready(instance, reply["ready"]))
             elif "refusal" in reply:
                 worker.refusal = (reply["refusal"], reply["exit_code"])
             else:
-                self._events.append(Answered(instance, reply["result"], reply.get("error"), reply.get("again", False)))
+                worker.in_flight -= 1
+                self._events.append(_answered(instance, reply))
 
     def end(self, instance: int, reason: str) -> None:
         if instance in self._workers:
@@ -183,7 +195,7 @@ class LocalPool:
                 worker.process.stdin.close()  # type: ignore[union-attr]
         deadline = time.monotonic() + CLOSE_SECONDS
         for worker in self._workers.values():
-            if not worker.idle:
+            if worker.in_flight or not worker.ready:
                 signal_group(worker.process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
@@ -193,6 +205,10 @@ class LocalPool:
             worker.close()
         self._workers.clear()
         self._selector.close()
+
+
+def _answered(instance: int, reply: Mapping[str, Any]) -> Answered:
+    return Answered(instance, reply["result"], reply.get("error"), reply.get("again", False), reply.get("id", 0))
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int | None:

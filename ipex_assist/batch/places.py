@@ -1,4 +1,4 @@
-"""Where the instances of this machine run, and whether their models fit into its memory together."""
+"""Where the instances of this machine run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 from ipex_assist.batch.worker import worker_program
-from ipex_assist.commands.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.machine import Machine
 from ipex_assist.launch import Command, InstanceRequest, Placement, place_instances
@@ -50,15 +49,3 @@ def place_within(request: InstanceRequest, machine: Machine, cpus: float) -> tup
     # The grant is no quota: what is said about quotas is said only if it is so without the grant.
     usual = {line for placement in place_instances(request, machine) for line in placement.warnings}
     return tuple(replace(place, warnings=tuple(set(place.warnings) & usual)) for place in placements)
-
-
-def check_memory_of_all(need: int | None, instances: int, available: int | None) -> None:
-    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
-    if need is None or not available or need * instances <= available or instances == 1:
-        return
-    fitting = available // need
-    remedy = f"--instances {fitting}" if fitting else "a smaller --precision or model"
-    raise IpexAssistError(
-        f"too little memory: {instances} instances need {gib(need)} each, {gib(need * instances)} in all, and "
-        f"{gib(available)} are available. Use {remedy}"
-    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 
 from tqdm import tqdm
 
 LINE_SECONDS = 60.0
+LATELY_SECONDS = 60.0  # over which the latest speed is taken
 
 
 class Progress:
@@ -19,6 +21,7 @@ class Progress:
         self._total, self._before = total, done_before
         self._started = self._last_line = time.monotonic()
         self._ended: float | None = None
+        self._lately: deque[tuple[float, int]] = deque()  # when prompts were over, and their new tokens
         self._shown: set[str] = set()
         terminal = sys.stderr is not None and sys.stderr.isatty()
         self._bar = tqdm(
@@ -43,6 +46,7 @@ class Progress:
             self.failed += 1
         else:
             self.tokens += new_tokens
+            self._lately.append((time.monotonic(), new_tokens))
         with suppress(OSError, ValueError):
             self._bar.set_postfix_str(self._rates().partition(", ")[2], refresh=False)
             self._bar.update()
@@ -68,8 +72,19 @@ class Progress:
         return (self._ended or time.monotonic()) - self._started
 
     def _rates(self) -> str:
+        """The speeds since the start; where that is long ago, the latest tokens a second, too."""
         seconds = max(self._seconds(), 1e-9)
-        return f"{self.done / seconds:.2f} prompts/s, {self.tokens / seconds:.1f} tokens/s"
+        rates = f"{self.done / seconds:.2f} prompts/s, {self.tokens / seconds:.1f} tokens/s"
+        if seconds <= LATELY_SECONDS:
+            return rates
+        return f"{rates}, {self._latest():.1f} over the last {LATELY_SECONDS:g} s"
+
+    def _latest(self) -> float:
+        """New tokens a second of the prompts that were over within the last LATELY_SECONDS."""
+        since = (self._ended or time.monotonic()) - LATELY_SECONDS
+        while self._lately and self._lately[0][0] < since:
+            self._lately.popleft()
+        return sum(tokens for _, tokens in self._lately) / LATELY_SECONDS
 
     def close(self) -> None:
         """End the bar; the time counts up to here."""

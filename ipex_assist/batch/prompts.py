@@ -56,13 +56,17 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a prompt stands in its file. `line` counts from 1; offset and length are in bytes."""
+    """Where a prompt stands in its file. `line` counts from 1; offset and length are in bytes.
+
+    max_new_tokens: of its options.
+    """
 
     id: Id
     line: int
     offset: int
     length: int
     digest: str
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,8 @@ class PromptFile:
                 continue
             if not ours:
                 continue
-            self.entries.append(Entry(prompt.id, number, start, len(raw), prompt.digest()))
+            room = prompt.options.max_new_tokens
+            self.entries.append(Entry(prompt.id, number, start, len(raw), prompt.digest(), room))
             for name in prompt.unknown:
                 lines, first = self.unknown.get(name, (0, number))
                 self.unknown[name] = (lines + 1, first)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.batch.instances import Answered, Ended, Event, Ready
+from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all
+from ipex_assist.batch.instances import Ended, Event
 from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.places import check_memory_of_all, place_within
+from ipex_assist.batch.places import place_within
 from ipex_assist.batch.worker import worker_program
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import read_memory
@@ -25,6 +28,7 @@ from ipex_assist.launch.process import Surroundings, command_for
 OBJECT_STORE_BYTES = 100 << 20  # prompts and texts; Ray would take 30 % of the memory, which the models need
 REACH_SECONDS = 10.0
 SURVEY_SECONDS = 120.0
+LOOK_SECONDS = 1.0  # how long the end of a process may go unnoticed whose children keep its pipes open
 # Set by the user for this command, and meant for the processes on the nodes, too.
 PASSED_ON = ("HF_", "TRANSFORMERS_", "TOKENIZERS_")
 
@@ -38,9 +42,16 @@ class Place:
     placement: Placement
 
 
-def connect(address: str, request: InstanceRequest, settings: Mapping[str, Any], say: Callable[[str], None]) -> RayPool:
+def connect(
+    address: str,
+    request: InstanceRequest,
+    need: InstanceNeed,
+    settings: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> RayPool:
     """Join the cluster at `address` (or start one on this machine, `local`) and place instances on all of its nodes.
 
+    need: the memory of each.
     Raises:
         UsageError: Ray is not installed, or the instances cannot be placed on a node.
         IpexAssistError: there is no such cluster, or a node cannot be used.
@@ -64,7 +75,7 @@ def connect(address: str, request: InstanceRequest, settings: Mapping[str, Any],
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(f"--ray {address}: no cluster to work with ({reason})") from None
     try:
-        places = _survey(request, say)
+        places = _survey(request, need, say)
     except BaseException:
         ray.shutdown()
         raise
@@ -90,7 +101,7 @@ def _check_address(address: str) -> None:
         ) from None
 
 
-def _survey(request: InstanceRequest, say: Callable[[str], None]) -> list[Place]:
+def _survey(request: InstanceRequest, need: InstanceNeed, say: Callable[[str], None]) -> list[Place]:
     """Ask every node what it is, and place instances there within the CPUs that Ray has of it."""
     import ray
 
@@ -98,7 +109,7 @@ def _survey(request: InstanceRequest, say: Callable[[str], None]) -> list[Place]
     nodes.sort(key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
     look = ray.remote(num_cpus=0)(survey_node)
     asked = [
-        look.options(scheduling_strategy=_only_on(node["NodeID"])).remote(request, node["Resources"]["CPU"])
+        look.options(scheduling_strategy=_only_on(node["NodeID"])).remote(request, need, node["Resources"]["CPU"])
         for node in nodes
     ]
     places = []
@@ -122,11 +133,11 @@ def _survey(request: InstanceRequest, say: Callable[[str], None]) -> list[Place]
     return [replace(p, placement=replace(p.placement, index=i, count=len(places))) for i, p in numbered]
 
 
-def survey_node(request: InstanceRequest, cpus: float) -> tuple[tuple[Placement, ...], str | None]:
+def survey_node(request: InstanceRequest, need: InstanceNeed, cpus: float) -> tuple[tuple[Placement, ...], str | None]:
     """Runs on a node: its placements within `cpus` of its CPUs, or why there are none."""
     try:
         placements = place_within(request, read_topology(), cpus)
-        check_memory_of_all(request.model_bytes, len(placements), read_memory().available)
+        check_memory_of_all(need, len(placements), read_memory().available)
     except IpexAssistError as error:
         return (), str(error)
     return placements, None
@@ -149,7 +160,10 @@ def _with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Actor:
-    """Lives in a process of Ray's. The process that it starts is placed by us and dies with it (PR_SET_PDEATHSIG)."""
+    """Lives in a process of Ray's. The process that it starts is placed by us and dies with it (PR_SET_PDEATHSIG).
+
+    Its calls are coroutines of one thread: `events` waits, and meanwhile prompts come in.
+    """
 
     def __init__(self, placement: Placement, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         own = without_plan({**os.environ, **environ})
@@ -158,22 +172,42 @@ class Actor:
             placement, worker_program(), own, Surroundings.here(own), override_threads=True, numbered=True
         )
         self._pool = LocalPool([command], settings)
+        self._alive = False
 
-    def load(self) -> list[Event]:
-        """Start the process, anew if need be; all events up to Ready or Ended."""
+    async def start(self) -> list[Event]:
+        """Start the process, anew if need be; its first events."""
         self._pool.start(0)
-        return self._until(Ready)
+        self._alive = True
+        return await self.events()
 
-    def run(self, request: Mapping[str, Any]) -> list[Event]:
-        """Answer one prompt, and return all events up to Answered or Ended."""
-        self._pool.submit(0, request)
-        return self._until(Answered)
+    async def submit(self, request: Mapping[str, Any]) -> None:
+        """Send it a prompt. One that has ended does not hear it, and `events` tells."""
+        if self._alive:
+            self._pool.submit(0, request)
 
-    def _until(self, kind: type) -> list[Event]:
-        events: list[Event] = []
-        while not any(isinstance(event, (kind, Ended)) for event in events):
-            events += self._pool.wait(1.0)
+    async def cancel(self, request: int) -> None:
+        """Ask it to give up a prompt."""
+        if self._alive:
+            self._pool.cancel(0, request)
+
+    async def events(self) -> list[Event]:
+        """Return what has happened since the last call, as soon as anything has."""
+        while not (events := list(self._pool.wait(0.0))):
+            await self._something()
+        if any(isinstance(event, Ended) for event in events):
+            self._alive = False
         return events
+
+    async def _something(self) -> None:
+        """Wait until the process says something, or it is time to look whether it is still there."""
+        loop, said = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pool.fileno(), said.set)
+        try:
+            await asyncio.wait_for(said.wait(), LOOK_SECONDS)
+        except asyncio.TimeoutError:  # in Python 3.10 another one than the builtin
+            pass
+        finally:
+            loop.remove_reader(self._pool.fileno())
 
 
 class RayPool:
@@ -186,8 +220,9 @@ class RayPool:
         self._places = places
         self._settings = settings
         self._environ = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        self._neighbours = Counter(place.node_id for place in places)
         self._actors: dict[int, Any] = {}
-        self._calls: dict[Any, int] = {}
+        self._polls: dict[Any, int] = {}  # a call that waits for events, for each that runs
         self._events: list[Event] = []
 
     @property
@@ -207,17 +242,22 @@ class RayPool:
             actor = self._ray.remote(
                 num_cpus=place.placement.threads, max_restarts=0, scheduling_strategy=_only_on(place.node_id)
             )(Actor)
-            self._actors[instance] = actor.remote(place.placement, self._settings, self._environ)
-        self._calls[self._actors[instance].load.remote()] = instance
+            settings = {**self._settings, "neighbours": self._neighbours[place.node_id]}
+            self._actors[instance] = actor.remote(place.placement, settings, self._environ)
+        self._polls[self._actors[instance].start.remote()] = instance
 
     def submit(self, instance: int, request: Mapping[str, Any]) -> None:
-        self._calls[self._actors[instance].run.remote(request)] = instance
+        self._actors[instance].submit.remote(request)
+
+    def cancel(self, instance: int, request: int) -> None:
+        self._actors[instance].cancel.remote(request)
 
     def end(self, instance: int, reason: str) -> None:
-        for call in [call for call, owner in self._calls.items() if owner == instance]:
-            if self._ray.wait([call], timeout=0)[0]:  # it has answered in this very moment
-                self._collect(call)
-            self._calls.pop(call, None)
+        for poll in [poll for poll, owner in self._polls.items() if owner == instance]:
+            if self._ray.wait([poll], timeout=0)[0]:  # it has answered in this very moment
+                self._collect(poll)
+        for poll in [poll for poll, owner in self._polls.items() if owner == instance]:
+            del self._polls[poll]
         if any(isinstance(event, Ended) and event.instance == instance for event in self._events):
             return
         actor = self._actors.pop(instance, None)
@@ -226,18 +266,19 @@ class RayPool:
         self._events.append(Ended(instance, reason))
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        if not self._calls:
+        if not self._polls:
             time.sleep(0.0 if self._events else seconds)
-        elif self._ray.wait(list(self._calls), timeout=0.0 if self._events else seconds)[0]:
-            for call in self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
-                self._collect(call)
+        elif self._ray.wait(list(self._polls), timeout=0.0 if self._events else seconds)[0]:
+            for poll in self._ray.wait(list(self._polls), num_returns=len(self._polls), timeout=0)[0]:
+                self._collect(poll)
         events, self._events = self._events, []
         return events
 
-    def _collect(self, call: Any) -> None:
-        instance = self._calls.pop(call)
+    def _collect(self, poll: Any) -> None:
+        """Take the events that a call brought, and ask for more unless that was the end."""
+        instance = self._polls.pop(poll)
         try:
-            self._events += [replace(event, instance=instance) for event in self._ray.get(call)]
+            events = [replace(event, instance=instance) for event in self._ray.get(poll)]
         except self._ray.exceptions.RayActorError:
             self._actors.pop(instance, None)
             self._events.append(Ended(instance, f"on {self.host(instance)} died with its Ray actor"))
@@ -247,6 +288,10 @@ class RayPool:
             if actor is not None:
                 self._ray.kill(actor)
             self._events.append(Ended(instance, f"on {self.host(instance)} failed: {reason}"))
+        else:
+            self._events += events
+            if not any(isinstance(event, Ended) for event in events):
+                self._polls[self._actors[instance].events.remote()] = instance
 
     def close(self) -> None:
         for actor in self._actors.values():

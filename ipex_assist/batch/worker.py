@@ -1,17 +1,20 @@
-"""An instance: loads the model once, then answers prompts, JSON lines in and JSON lines out."""
+"""An instance: loads the model once, then answers prompts, several at a time; JSON lines in and JSON lines out."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import queue
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from ipex_assist.batch.concurrency import concurrency_of
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.relaunch import this_command
 from ipex_assist.env.errors import IpexAssistError
@@ -21,9 +24,12 @@ from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import encode_messages
 
 if TYPE_CHECKING:
+    from ipex_assist.generation.stream import Generation
     from ipex_assist.generation.text_model import TextModel
 
 log = logging.getLogger("ipex_assist")
+
+Reply = dict[str, Any]
 
 INSTANCE = "--instance"  # the word behind `ipex-assist batch` that makes it an instance
 
@@ -32,13 +38,23 @@ INSTANCE = "--instance"  # the word behind `ipex-assist batch` that makes it an 
 class WorkerSettings:
     """What an instance is told before its first prompt. max_new_tokens: of the prompts, for which there must be room.
 
-    threads: where no launcher has planned them. verbose: whether to talk about loading.
+    threads: where no launcher has planned them. verbose: whether to talk about loading. concurrency: the most prompts
+    at a time; None leaves it to the instance. texts: tokens of the longest texts to come, the longest first.
+    neighbours: how many instances share the machine's memory, this one among them.
     """
 
     load: LoadOptions
     max_new_tokens: int
     threads: int | None = None
     verbose: bool = False
+    concurrency: int | None = None
+    texts: tuple[int, ...] = ()
+    neighbours: int = 1
+
+    @property
+    def texts_at_once(self) -> tuple[int, ...]:
+        """Of these lengths there must be room for texts; empty where the instance takes what there is."""
+        return () if self.concurrency is None else self.texts[: self.concurrency]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -47,7 +63,7 @@ class WorkerSettings:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
         """The inverse of `as_dict`."""
-        return cls(**{**fields, "load": LoadOptions.of(**fields["load"])})
+        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "texts": tuple(fields["texts"])})
 
 
 def worker_program() -> list[str]:
@@ -87,8 +103,10 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     if not first:
         return
     started = time.perf_counter()
+    settings = WorkerSettings.from_dict(json.loads(first))
     try:
-        model = _load(WorkerSettings.from_dict(json.loads(first)))
+        model = _load(settings)
+        concurrency = concurrency_of(model, settings)
     except IpexAssistError as error:
         _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
         return
@@ -97,9 +115,17 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         return
     names = model.identity
     facts = {"target": names.target, "precision": names.precision, "executor": names.executor}
-    _send(replies, {"ready": {**facts, "load_s": time.perf_counter() - started}})
+    load_s = time.perf_counter() - started
+    _send(replies, {"ready": {**facts, "concurrency": concurrency, "load_s": load_s}})
+    desk = Desk(model, lambda reply: _send(replies, reply))
+    threading.Thread(target=_read, args=(requests, desk), name="requests", daemon=True).start()
+    desk.work()
+
+
+def _read(requests: IO[bytes], desk: Desk) -> None:
     for line in requests:
-        _send(replies, answer(model, json.loads(line)))
+        desk.inbox.put(json.loads(line))
+    desk.inbox.put(None)
 
 
 def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
@@ -112,25 +138,100 @@ def _load(settings: WorkerSettings) -> TextModel:
     configure_messages(settings.verbose, "%(message)s", progress=False)
     from ipex_assist.commands.load import load_models
 
-    return load_models(settings.load, settings.max_new_tokens, settings.threads, verbose=settings.verbose)[0]
+    model, _ = load_models(
+        settings.load,
+        settings.max_new_tokens,
+        settings.threads,
+        verbose=settings.verbose,
+        texts=settings.texts_at_once,
+    )
+    return model
 
 
-def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of one prompt, or what went wrong and whether another instance may do better."""
+class Desk:
+    """Generates for all requests that are under way, in turns of a round, until `inbox` brings None.
+
+    One thread does it all: texts that share passes need no more, and OpenMP would start a team of threads for each.
+    `inbox` takes requests, and {"cancel": id}.
+    """
+
+    def __init__(self, model: TextModel, send: Callable[[Reply], None]) -> None:
+        self.inbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        self._model, self._send_reply = model, send
+        self._running: dict[int, Generation] = {}
+        self._open = True
+
+    def work(self) -> None:
+        """Serve until nobody asks any more and every text is done."""
+        while self._open or self._running:
+            self._take_in()
+            for number, generation in list(self._running.items()):
+                self._go_on(number, generation)
+
+    def _take_in(self) -> None:
+        """Begin and cancel what has come meanwhile; wait for it where there is nothing else to do."""
+        while self._open and not (self._running and self.inbox.empty()):
+            request = self.inbox.get()
+            if request is None:
+                self._open = False
+            elif "cancel" in request:
+                self._cancel(request["cancel"])
+            else:
+                self._begin(request)
+
+    def _begin(self, request: Mapping[str, Any]) -> None:
+        try:
+            self._running[request["id"]] = begin(self._model, request)
+        except Exception as error:
+            self._reply(request["id"], failure(error))
+
+    def _cancel(self, number: int) -> None:
+        generation = self._running.get(number)
+        if generation is not None:  # else it is answered already
+            generation.interrupt()
+            self._reply(number, {"result": None, "error": "cancelled"})
+
+    def _go_on(self, number: int, generation: Generation) -> None:
+        try:
+            next(generation)
+        except StopIteration:
+            self._reply(number, {"result": generation.result().as_dict()})
+        except Exception as error:
+            self._reply(number, failure(error))
+
+    def _reply(self, number: int, reply: Reply) -> None:
+        self._running.pop(number, None)
+        self._send_reply({"id": number, **reply})
+
+
+def begin(model: TextModel, request: Mapping[str, Any]) -> Generation:
+    """Start the text of one request (`Prompt.request()`)."""
+    prompt, chat = request["prompt"], request["chat"]
+    if request["messages"] is not None:
+        prompt, chat = encode_messages(model.tokenizer, request["messages"]), False
+    return model.stream(prompt, GenerationOptions.of(**request["options"]), chat=chat)
+
+
+def answer(model: TextModel, request: Mapping[str, Any]) -> Reply:
+    """Return the result of one prompt, or what went wrong and whether another try may do better."""
     try:
-        prompt, chat = request["prompt"], request["chat"]
-        if request["messages"] is not None:
-            prompt, chat = encode_messages(model.tokenizer, request["messages"]), False
-        options = GenerationOptions.of(**request["options"])
-        return {"result": model.generate(prompt, options, chat=chat).as_dict()}
-    except IpexAssistError as error:
-        return {"result": None, "error": str(error)}
+        generation = begin(model, request)
+        for _ in generation:
+            pass
+        return {"result": generation.result().as_dict()}
     except Exception as error:
-        return {"result": None, "error": _describe(error), "again": True}
+        return failure(error)
+
+
+def failure(error: Exception) -> Reply:
+    """What is said of a request that failed by `error`, and whether another try may do better."""
+    if isinstance(error, IpexAssistError):
+        return {"result": None, "error": str(error)}
+    return {"result": None, "error": _describe(error), "again": True}
 
 
 def _describe(error: BaseException) -> str:
     if out_of_memory(error):
-        return "out of memory; use a smaller --precision or model, fewer --instances, or --no-assisted"
+        return "out of memory; use a smaller --precision or model, fewer --instances, --concurrency 1, or --no-assisted"
     log.info("%s", error, exc_info=error)
     return f"{type(error).__name__}: {error} (run with -v for the whole story)"

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +27,12 @@ def load_models(
     *,
     verbose: bool = False,
     checkpoints: OpenCheckpoints | None = None,
+    texts: Sequence[int] = (),
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
-    checkpoints: those that are open already.
+    checkpoints: those that are open already. texts: the tokens of several that are under way at a time.
     """
     from ipex_assist.executors.choose import compute_threads, resolve_executor
 
@@ -38,7 +40,7 @@ def load_models(
     options = replace(options, executor=resolve_executor(options.executor, *precisions), progress=sys.stderr.isatty())
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
-    check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints))
+    check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, texts=texts))
     with quiet_stderr(not verbose):
         import torch  # noqa: F401
 
@@ -73,9 +75,17 @@ def leave_cores_to_native() -> None:
 
 
 def memory_need(
-    options: LoadOptions, max_new_tokens: int, *, offline: bool = True, checkpoints: OpenCheckpoints | None = None
+    options: LoadOptions,
+    max_new_tokens: int,
+    *,
+    offline: bool = True,
+    checkpoints: OpenCheckpoints | None = None,
+    texts: Sequence[int] = (),
 ) -> MemoryNeed:
-    """What loading and a text will take; offline: read only what is on this machine; checkpoints: already open."""
+    """What loading and a text, or `texts` of so many tokens each, will take.
+
+    offline: read only what is on this machine. checkpoints: those that are open already.
+    """
     assert options.target is not None
     # Only the native core keeps a quantized checkpoint's 4 bits.
     precision = options.precision or (None if options.executor in ("auto", "native") else "bf16")
@@ -90,4 +100,5 @@ def memory_need(
         options.revision,
         offline=offline,
         checkpoints=checkpoints,
+        texts=texts,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ipex_assist.checkpoints.open import OpenCheckpoints
@@ -17,11 +18,15 @@ PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes by purpose; None where a model's size is not known."""
+    """Bytes by purpose; None where a model's size is not known.
+
+    kv: keys and values of all texts that are under way at a time, and `texts` those of each, where that is known.
+    """
 
     target: int | None
     assistant: int | None
     kv: int
+    texts: tuple[int, ...] = ()
 
     @property
     def total(self) -> int | None:
@@ -41,14 +46,15 @@ def estimate_need(
     *,
     offline: bool = True,
     checkpoints: OpenCheckpoints | None = None,
+    texts: Sequence[int] = (),
 ) -> MemoryNeed:
     """Estimate the bytes that `load(model, assistant)` and a generation will take, without downloading anything.
 
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
     hub is asked for the sizes of models that are not. checkpoints: those that are open already; what is opened here
-    joins them.
+    joins them. texts: the tokens of each text that is under way at a time; none: one, of a prompt of usual length.
     """
-    kv = 0
+    sizes: tuple[int, ...] = ()
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     assistant = parse_assistant(assistant).model  # lookup takes next to nothing
     assistant_revision = None
@@ -59,8 +65,11 @@ def estimate_need(
         if assistant == "auto":
             assistant = default_assistant(checkpoint.config, model)
         spec = checkpoint.decoder_spec()
-        tokens = min(max_new_tokens + PROMPT_TOKENS, spec.context_length)
-        kv = tokens * spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+        per_token = spec.kv_bytes_per_token(_kv_element(precision))
+        if assistant is not None:
+            per_token += _kv_bytes(assistant, assistant_precision or precision, assistant_revision, checkpoints)
+        lengths = texts or (max_new_tokens + PROMPT_TOKENS,)
+        sizes = tuple(min(tokens, spec.context_length) * per_token for tokens in lengths)
     except IpexAssistError:
         # Our decoder does not run it, or else what is wrong with the checkpoint is said when it is loaded.
         assistant = None if assistant == "auto" else assistant
@@ -74,8 +83,22 @@ def estimate_need(
     return MemoryNeed(
         target=size(model, precision, revision),
         assistant=size(assistant, assistant_precision or precision, assistant_revision) if assistant else None,
-        kv=kv,
+        kv=sum(sizes),
+        texts=sizes,
     )
+
+
+def _kv_element(precision: str | None) -> int:
+    return 4 if precision == "fp32" else 2
+
+
+def _kv_bytes(source: str, precision: str | None, revision: str | None, checkpoints: OpenCheckpoints) -> int:
+    """Bytes of keys and values of a token; 0 where our decoder does not run the model, or it is not here."""
+    try:
+        spec = checkpoints.open(source, revision=revision, offline=True).decoder_spec()
+    except IpexAssistError:
+        return 0
+    return spec.kv_bytes_per_token(_kv_element(precision))
 
 
 def check_memory(need: MemoryNeed) -> None:

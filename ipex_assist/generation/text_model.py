@@ -28,6 +28,7 @@ class TextModel(ABC):
     eos: frozenset[int]
     identity: Identity
     loading = Loading()  # until whoever loads the weights says how long it took
+    one_at_a_time = False  # whether a stream must have ended before the next one begins
 
     @property
     @abstractmethod

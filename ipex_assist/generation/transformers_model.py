@@ -45,6 +45,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class TransformersModel(TextModel):
     """A target and, where there is one, its assistant, run by transformers' generate."""
 
+    one_at_a_time = True  # transformers keeps what it is told about drafts in the models
+
     def __init__(
         self,
         checkpoint: Checkpoint,

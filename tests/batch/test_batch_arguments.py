@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_every_flag_of_the_command_is_here() -> None:
 def test_flags_become_options_and_settings() -> None:
     """What the instance loads is plain data; what lines are run with are the flags that were given."""
     args = parse([*BASIC, "-m", "target", "--assistant-model", "helper", "--stop", "x", "--top-k", "0", "--chat"])
-    settings = worker_settings(args, arguments.load_options(args))
+    settings = replace(worker_settings(args, arguments.load_options(args)), texts=(512, 256))
     assert settings.load == LoadOptions(target="target", assistant="helper")
     assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
     assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"
@@ -66,6 +67,7 @@ def test_instances(given: Sequence[str], instances: object, cores: int | None) -
 WRONG = {
     "--timeout 0": "more than 0",
     "--timeout nan": "more than 0",
+    "--concurrency 0": "at least 1",
     "--retry-failed": "--resume",
     "--max-new-tokens 0": "--max-new-tokens 0: must be a whole number between 1",
     "--temperature nan": "--temperature nan",

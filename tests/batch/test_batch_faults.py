@@ -208,14 +208,15 @@ def test_kill_9_of_the_coordinator(pinned: bool, tmp_path: Path) -> None:
     assert len(by_id(out)) == 60
 
 
-def test_many_kills_of_both_kinds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_many_kills_of_both_kinds(concurrency: int, tmp_path: Path) -> None:
     """kill -9 of instances and of the coordinator, again and again: a thousand results in the end, each once."""
     out = tmp_path / "o"
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(1000)])
     runs = 0
     while runs < 30:
         runs += 1
-        process = start(FAKE, prompts, "-o", out, *TWO, "--resume", SLEEP="0.001")
+        process = start(FAKE, prompts, "-o", out, *TWO, "--resume", "--concurrency", concurrency, SLEEP="0.001")
         enough = lines_in(out) + 120
         kill_at = enough - 60
         while process.poll() is None and lines_in(out) < enough:

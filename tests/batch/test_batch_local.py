@@ -57,6 +57,27 @@ def test_an_instance_that_reads_nothing() -> None:
     pool.close()
 
 
+def test_answers_bear_the_ids_of_their_requests() -> None:
+    """They come in any order, and what is cancelled is told so while others are under way."""
+    pool = pool_of(
+        READY + "sys.stdin.readline(); lines = [json.loads(sys.stdin.readline()) for _ in range(4)]; "
+        "assert lines[3] == {'cancel': 7}, lines; "
+        "print(json.dumps({'id': 9, 'result': {}}), flush=True); "
+        "print(json.dumps({'id': 7, 'result': None, 'error': 'cancelled'}), flush=True); "
+        "time.sleep(1000)"
+    )
+    pool.start(0)
+    until(pool, has(Ready))
+    for number in (7, 8, 9):
+        pool.submit(0, {"id": number, "prompt": "a"})
+    pool.cancel(0, 7)
+    events = until(pool, lambda events: len(events) == 2)
+    assert events == [Answered(0, {}, request=9), Answered(0, None, "cancelled", request=7)]
+    started = time.monotonic()
+    pool.close()  # the third is still under way: nobody waits for it
+    assert time.monotonic() - started < 1.5
+
+
 def test_a_long_prompt_arrives_whole() -> None:
     """It goes in many pieces to an instance that reads slowly."""
     pool = pool_of(

@@ -84,7 +84,8 @@ def instances(mark: str) -> dict[int, int]:
 
 
 def test_kills_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
-    """kill -9 of an instance, of a Ray worker, and of the command: each id once in the end, no process left."""
+    """kill -9 of an instance, of a Ray worker, and of the command, with sixteen prompts in flight in each instance:
+    each id once in the end, no process left."""
     mark, out = uuid.uuid4().hex, tmp_path / "o"
     texts = [f"the fox {i}" for i in range(600)]
     prompts = write_prompts(tmp_path / "p.jsonl", texts)
@@ -108,13 +109,15 @@ def test_kills_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
     code, err = run(REAL, *arguments, "-v", seconds=120, HF_TEST_MARK=mark)
     assert code == 0, err
     assert "loaded in" in err
+    assert "prompts in flight: 16" in err
     found = by_id(out)
     assert len(found) == 600
     assert {record["instance"] for record in found.values()} == {0, 1}
-    retried = [number for number in range(600) if found[f"p{number}"]["tries"] == 2]
-    assert 1 <= len(retried) <= 2
+    assert not any("error" in record for record in found.values())
+    retried = [number for number in range(600) if found[f"p{number}"]["tries"] > 1]
+    assert len(retried) <= 2 * 16
     model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
-    for number in (*retried, *range(0, 600, 29)):
+    for number in (*retried[:20], *range(0, 600, 29)):
         assert found[f"p{number}"]["tokens"] == model.generate(texts[number], max_new_tokens=8).tokens
 
 
@@ -133,7 +136,7 @@ def test_sigterm_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
 
 
 def test_a_timeout_and_a_bad_model_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
-    """A prompt without end is killed with its actor, twice, and fails alone; a missing model is one message."""
+    """A prompt without end is cancelled, twice, and fails alone; a missing model is one message."""
     out = tmp_path / "o"
     endless = {"id": "endless", "prompt": "the fox", "max_new_tokens": 100_000}
     folder = checkpoint_files.save(
@@ -145,6 +148,7 @@ def test_a_timeout_and_a_bad_model_on_a_cluster(cluster: str, tiny: str, tmp_pat
     found = by_id(out)
     assert len(found) == 6
     assert found["endless"]["error"].count("gave no result within 2 s") == 2
+    assert {record["tries"] for own_id, record in found.items() if own_id != "endless"} == {1}
     code, err = run(REAL, prompts, "-o", tmp_path / "o2", "-m", tmp_path / "none", *MODEL, "--ray", cluster)
     assert code == 2
     assert "none" in err.splitlines()[-1]

@@ -1,0 +1,110 @@
+"""How many prompts an instance has in flight: what was asked for, or what its memory holds. Never imports torch."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from ipex_assist.batch.prompts import Entry
+from ipex_assist.commands.load import memory_need
+from ipex_assist.commands.memory_need import gib
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.memory import read_memory
+from ipex_assist.generation.load_options import LoadOptions
+
+if TYPE_CHECKING:
+    from ipex_assist.batch.worker import WorkerSettings
+    from ipex_assist.generation.text_model import TextModel
+
+log = logging.getLogger("ipex_assist")
+
+MOST = 16  # unless more are asked for: beyond that a pass is bound by arithmetic, and wins little
+LINE_BYTES_PER_TOKEN = 3  # English has four, code and most other scripts fewer
+BLOCK = 256  # tokens; keys and values are given out in such blocks
+
+
+def longest_texts(entries: Iterable[Entry], count: int = MOST) -> tuple[int, ...]:
+    """Estimate the tokens, prompt and answer, of the `count` longest texts, the longest first."""
+    tokens = (entry.length // LINE_BYTES_PER_TOKEN + entry.max_new_tokens for entry in entries)
+    return tuple(-(-length // BLOCK) * BLOCK for length in heapq.nlargest(count, tokens))
+
+
+def fitting(sizes: Sequence[int], room: int) -> int:
+    """How many of `sizes`, taken in this order, fit into `room` together."""
+    return sum(total <= room for total in accumulate(sizes))
+
+
+@dataclass(frozen=True)
+class InstanceNeed:
+    """Bytes of an instance: `base` without texts (None: not known), and those of each text, the longest first.
+
+    kv_limit: what all texts together do not exceed, however many there are (--kv-memory).
+    """
+
+    base: int | None
+    texts: tuple[int, ...] = ()
+    kv_limit: int | None = None
+
+    @classmethod
+    def of(cls, load: LoadOptions, max_new_tokens: int, texts: Sequence[int] = ()) -> InstanceNeed:
+        """By the headers and configs of the models. texts: tokens of each; none: one of usual length."""
+        need = memory_need(load, max_new_tokens, offline=load.offline, texts=texts)
+        base = None if need.total is None else need.total - need.kv
+        return cls(base, need.texts, getattr(load, "kv_memory", None))
+
+    @property
+    def total(self) -> int | None:
+        """Bytes for all purposes; None where that is not known."""
+        if self.base is None:
+            return None
+        kv = sum(self.texts)
+        return self.base + (kv if self.kv_limit is None else min(kv, self.kv_limit))
+
+
+def check_memory_of_all(need: InstanceNeed, instances: int, available: int | None) -> None:
+    """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
+    total, base, texts = need.total, need.base, len(need.texts)
+    if total is None or base is None or not available or total * instances <= available:
+        return
+    if instances == 1 and texts <= 1:  # which says itself how much is needed for what
+        return
+    fewer = available // total
+    fewer_texts = fitting(need.texts, available // instances - base)
+    if fewer_texts:
+        remedy = f"--concurrency {fewer_texts}" + (f" or --instances {fewer}" if fewer else "")
+    elif fewer:
+        remedy = f"--instances {fewer}"
+    else:
+        remedy = "a smaller --precision or model" + (" or --concurrency" if texts > 1 else "")
+    what = f"{instances} instances need {gib(total)} each, {gib(total * instances)} in all"
+    if instances == 1:
+        what = f"the instance needs {gib(total)}"
+    held = f", with the keys and values of {texts} prompts at a time," if texts > 1 else ","
+    raise IpexAssistError(f"too little memory: {what}{held} and {gib(available)} are available. Use {remedy}")
+
+
+def concurrency_of(model: TextModel, settings: WorkerSettings) -> int:
+    """How many prompts an instance with this model, now loaded, takes at a time."""
+    if model.one_at_a_time:
+        if settings.concurrency != 1:
+            log.info("%s runs through transformers: one prompt at a time", model.identity.target)
+        return 1
+    if settings.concurrency is not None:
+        return settings.concurrency
+    need = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts)
+    room = read_memory().available // settings.neighbours
+    if need.kv_limit is not None:
+        room = min(room, need.kv_limit) if room else need.kv_limit
+    # What is not known to be too much is tried: where blocks of memory run out, texts wait for each other.
+    chosen = max(1, fitting(need.texts, room) if room else len(need.texts))
+    log.info(
+        "prompts in flight: %d (%s of %s for keys and values, by the longest prompts; --concurrency says otherwise)",
+        chosen,
+        gib(sum(need.texts[:chosen])),
+        gib(room),
+    )
+    return chosen

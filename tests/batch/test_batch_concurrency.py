@@ -1,0 +1,253 @@
+"""How many prompts an instance takes at a time, and how it serves them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import pytest
+from batch_runs import write_prompts
+
+import ipex_assist
+from ipex_assist.batch import command, concurrency, progress
+from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all, concurrency_of, fitting, longest_texts
+from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
+from ipex_assist.batch.worker import Desk, WorkerSettings
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.memory import Memory
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.text_model import TextModel
+from ipex_assist.speculative.decode import Round
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("many") / "tiny"
+    return str(checkpoint_files.save(checkpoint_files.tiny_model("llama", eos_token_id=None), folder))
+
+
+@pytest.fixture
+def model(tiny: str) -> TextModel:
+    return ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+
+
+def request(number: int, **fields: object) -> dict[str, Any]:
+    return {"id": number, "prompt": "the fox", "messages": None, "chat": False, "options": {}} | fields
+
+
+def served(model: TextModel, *requests: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What a desk replies to requests that came at once, in its order."""
+    replies: list[dict[str, Any]] = []
+    desk = Desk(model, replies.append)
+    for each in (*requests, None):
+        desk.inbox.put(each)
+    worker = threading.Thread(target=desk.work, daemon=True)
+    worker.start()
+    worker.join(60)
+    assert not worker.is_alive()
+    return replies
+
+
+def test_texts_are_those_that_each_has_alone(model: TextModel) -> None:
+    """Sixteen under way at a time; the short ones are done before the long ones that came before them."""
+    lengths = [3 + 5 * (number % 4 == 0) for number in range(16)]
+    requests = [
+        request(number, prompt=f"the fox number {number}", options={"max_new_tokens": length})
+        for number, length in enumerate(lengths)
+    ]
+    replies = served(model, *requests)
+    assert sorted(reply["id"] for reply in replies) == list(range(16))
+    assert [reply["id"] % 4 == 0 for reply in replies] == [False] * 12 + [True] * 4
+    for reply in replies:
+        number = reply["id"]
+        alone = model.generate(f"the fox number {number}", max_new_tokens=lengths[number])
+        assert reply["result"]["tokens"] == alone.tokens
+
+
+def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error at once, an error in the midst of a text, and a text that goes on until it is cancelled."""
+    rounds = model._rounds
+
+    def broken(tokens: list[int], limit: int, *more: Any) -> tuple[Iterator[Round], bool]:
+        found, drafting = rounds(tokens, limit, *more)
+        if limit == 7:
+            found = itertools.chain(itertools.islice(found, 2), (1 / 0 for _ in "x"))  # type: ignore[misc]
+        return found, drafting
+
+    monkeypatch.setattr(model, "_rounds", broken)
+    replies = served(
+        model,
+        request(1, options={"max_new_tokens": 5}),
+        request(2, prompt="fox " * 500),
+        request(3, options={"max_new_tokens": 7}),
+        request(4, options={"max_new_tokens": 100}),
+        {"cancel": 4},
+        {"cancel": 99},
+    )
+    found = {reply["id"]: reply for reply in replies}
+    assert len(replies) == len(found) == 4
+    assert found[1]["result"]["new_tokens"] == 5
+    assert "shorten the prompt" in found[2]["error"]
+    assert "again" not in found[2]
+    assert found[3]["again"]
+    assert "ZeroDivisionError" in found[3]["error"]
+    assert (found[4]["result"], found[4]["error"]) == (None, "cancelled")
+
+
+def test_a_cancelled_text_makes_room_at_once(model: TextModel) -> None:
+    """Its rounds are closed between two of others; a later request is served."""
+    replies: list[dict[str, Any]] = []
+    desk = Desk(model, replies.append)
+    desk.inbox.put(request(1, options={"max_new_tokens": 120}))
+    rounds = 0
+    real = model.target.forward
+
+    def forward(*arguments: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            desk.inbox.put({"cancel": 1})
+            desk.inbox.put(request(2, options={"max_new_tokens": 2}))
+            desk.inbox.put(None)
+        return real(*arguments)
+
+    model.target.forward = forward  # type: ignore[method-assign]
+    desk.work()
+    assert [reply["id"] for reply in replies] == [1, 2]
+    assert rounds <= 6
+
+
+def test_lengths_of_texts(tmp_path: Path) -> None:
+    """The longest first, with what may be generated, in blocks of keys and values."""
+    prompts = write_prompts(
+        tmp_path / "p.jsonl",
+        ["short", {"prompt": "x" * 3000}, {"prompt": "a", "max_new_tokens": 5000}, *["word"] * 30],
+    )
+    entries = PromptFile(str(prompts), Defaults()).entries
+    texts = longest_texts(entries)
+    assert len(texts) == 16
+    assert texts[:3] == (5120, 1280, 256)
+    assert longest_texts(entries, 1) == (5120,)
+    assert longest_texts([Entry(1, 1, 0, 9, "")]) == (256,)
+
+
+def test_what_fits_together() -> None:
+    assert [fitting((5, 3, 2), room) for room in (0, 4, 5, 8, 10, 99)] == [0, 0, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("need", "instances", "available", "message"),
+    [
+        (InstanceNeed(6 * GIB, (GIB,) * 4), 2, 20 * GIB, None),
+        (InstanceNeed(6 * GIB, (GIB,) * 4), 2, 19 * GIB, "2 instances need 10.0 GiB each, 20.0 GiB in all"),
+        (InstanceNeed(6 * GIB, (GIB,) * 4), 2, 19 * GIB, "Use --concurrency 3 or --instances 1"),
+        (InstanceNeed(6 * GIB, (GIB,) * 4), 1, 9 * GIB, "4 prompts at a time, and 9.0 GiB are available. Use --conc"),
+        (InstanceNeed(6 * GIB, (GIB,)), 3, 15 * GIB, "Use --instances 2"),
+        (InstanceNeed(6 * GIB, (GIB,) * 4), 1, 5 * GIB, "a smaller --precision or model or --concurrency"),
+        (InstanceNeed(6 * GIB, (GIB,)), 1, 5 * GIB, None),  # the instance says it, and what is needed for what
+        (InstanceNeed(6 * GIB, (GIB,) * 16, kv_limit=2 * GIB), 2, 16 * GIB, None),
+        (InstanceNeed(None, (GIB,) * 4), 2, GIB, None),
+        (InstanceNeed(6 * GIB, (GIB,) * 4), 2, None, None),
+    ],
+)
+def test_memory_of_all(need: InstanceNeed, instances: int, available: int | None, message: str | None) -> None:
+    """The weights and the keys and values of all prompts in flight, in all instances, with what would fit."""
+    if message is None:
+        check_memory_of_all(need, instances, available)
+        return
+    with pytest.raises(IpexAssistError) as caught:
+        check_memory_of_all(need, instances, available)
+    assert message in str(caught.value)
+
+
+def test_too_many_for_the_memory_are_refused_before_anything_starts(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By --concurrency alone: one at a time, the same model fits."""
+    memory = Memory(2 * GIB, 800 << 20)
+    monkeypatch.setattr(command, "read_memory", lambda: memory)
+    started: list[object] = []
+    monkeypatch.setattr(command, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
+    prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(4000)])
+    arguments = [str(prompts), "-o", str(tmp_path / "o"), "-m", tiny, "--offline", "--no-launch", "--no-assisted"]
+    arguments += ["--executor", "torch", "--precision", "fp32"]
+    with pytest.raises(IpexAssistError, match=r"prompts at a time, and 0\.8 GiB are available\. Use --concurrency \d"):
+        command.main([*arguments, "--concurrency", "4000"])
+    assert not started
+    with pytest.raises(ZeroDivisionError):
+        command.main([*arguments, "--concurrency", "4", "--resume"])
+    (_, settings), *_ = started
+    assert settings["texts"] == (256,) * 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "neighbours", "limit", "wanted"),
+    [
+        (None, 8 * GIB, 1, None, 16),
+        (None, 0, 1, None, 16),  # nobody knows how much there is
+        (40, 8 * GIB, 1, None, 40),
+        (None, 10, 1, None, 5),
+        (None, 10, 2, None, 2),
+        (None, 10, 1, 6, 3),
+        (None, 1, 1, None, 1),
+    ],
+)
+def test_the_default_is_what_memory_holds(
+    asked: int | None,
+    available: int,
+    neighbours: int,
+    limit: int | None,
+    wanted: int,
+    model: TextModel,
+    tiny: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the instance, by what its weights left. `available` and `limit` below 100 count half texts."""
+    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="torch", offline=True)
+    settings = WorkerSettings(load, 20, concurrency=asked, texts=(64,) * 16, neighbours=neighbours)
+    text = InstanceNeed.of(load, 20, (64,)).texts[0]
+    room = available * text // 2 if available < 100 else available
+    monkeypatch.setattr(concurrency, "read_memory", lambda: Memory(room, room))
+    if limit is not None:
+        of = InstanceNeed.of
+        monkeypatch.setattr(InstanceNeed, "of", lambda *arguments: replace(of(*arguments), kv_limit=limit * text // 2))
+    assert concurrency_of(model, settings) == wanted
+
+
+def test_through_transformers_it_is_one(model: TextModel, caplog: pytest.LogCaptureFixture, tiny: str) -> None:
+    """Whatever was asked for; said where somebody listens."""
+    from ipex_assist.generation.transformers_model import TransformersModel
+
+    assert TransformersModel.one_at_a_time
+    model.one_at_a_time = True
+    with caplog.at_level(logging.INFO, "ipex_assist"):
+        assert concurrency_of(model, WorkerSettings(LoadOptions(target=tiny), 20, concurrency=16)) == 1
+    assert "one prompt at a time" in caplog.text
+
+
+def test_speeds_of_the_last_minute_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that began slowly shows what it does now, and what it did in all."""
+    now = 1000.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    shown = progress.Progress(100, 0)
+    shown.begin()
+    now += 20
+    shown.count(600)
+    assert shown.summary() == "1 prompts done in 20.0 s (0.05 prompts/s, 30.0 tokens/s), 0 failed"
+    now += 180
+    for _ in range(4):
+        shown.count(900)
+    shown.count(None)
+    now += 10
+    rates = "0.03 prompts/s, 20.0 tokens/s, 60.0 over the last 60 s"
+    assert shown.summary() == f"5 prompts done in 210.0 s ({rates}), 1 failed"
