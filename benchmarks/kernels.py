@@ -1,6 +1,6 @@
 """Linear layers by themselves: ours, torch's and IPEX's, beside the speed at which the cores read memory.
 
-    ipex-launch -- python benchmarks/kernels.py [--shapes 4096x4096,…] [--rows 1,5,8,256] [--rivals torch,ipex]
+    ipex-launch -- python benchmarks/kernels.py [--shapes 4096x4096,…] [--rows 1,5,8,16,256] [--rivals torch,ipex]
 
 Every layer has several copies of its weights, together over 1 GB, used in turn, so that each call reads them from
 memory. GB/s counts the weights as they are packed, with their scales. Contenders take turns; figures are medians.
@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
-    parser.add_argument("--rows", default="1,2,4,5,8,16,256")
+    parser.add_argument("--rows", default="1,2,4,5,8,16,32,256")
     parser.add_argument("--rivals", default="torch", help="torch, ipex, or both; empty for none")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()

@@ -77,7 +77,7 @@ void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, 
             if (i >= t.first[q] && i < t.end[q]) continue;
             for (int64_t j = 0; j < LANES; j++) std::memset(seen + packed_index(D::STEP, KEYS, j, i) * bytes, 0, bytes);
         }
-        float_rows<D>(1, weights, KEYS, seen, limit / D::STEP, nullptr, output + d, 0);
+        float_rows<D>(1, weights, KEYS, seen, limit / D::STEP, nullptr, 0, output + d, 0);
     }
 }
 
@@ -87,6 +87,9 @@ inline bool finite(const float* x, int64_t size) {
     return finite(largest);
 }
 
+// `limit` follows the query of the tile that sees most. Of the positions that another query does not see, its maximum and
+// its sum know nothing, and to its values they add zeros, in chains whose order is that of the positions: such a chain may
+// end as -0 or +0, which the total, never -0, does not show. What zero times NaN gives is mended at the end.
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
     using Row = typename D::Row;
@@ -100,7 +103,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
         const Row* query = reinterpret_cast<const Row*>(t.query) + q * t.key_depth;
         for (int64_t i = 0; i < limit; i += LANES) {
             float_rows<D>(part, query, t.key_depth, block.keys + i * t.key_depth * bytes, key_steps, nullptr,
-                          t.scores + q * KEYS + i, KEYS);
+                          0, t.scores + q * KEYS + i, KEYS);
         }
         for (int32_t m = q; m < q + part; m++) {
             if (t.first[m] < t.end[m]) {
@@ -116,7 +119,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
             // Partials of one tile lie at equal distances.
             const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
             float_rows<D>(part, weights, KEYS, block.values + d * KEYS * bytes, value_steps, nullptr,
-                          partials[q].output + d, stride);
+                          0, partials[q].output + d, stride);
         }
         for (int32_t m = q; m < q + part; m++) {
             const bool hidden = t.first[m] < t.end[m] && (t.first[m] > 0 || t.end[m] < limit);

@@ -20,14 +20,14 @@ template <class D>
 void float_linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) {
     const auto* values = reinterpret_cast<const typename D::Row*>(in.values);
-    rows <= FEW ? float_few<D>(w, values, rows, first, last, out, stride)
-                : float_many<D>(w, values, rows, first, last, out, stride);
+    rows <= STREAMED_ROWS ? float_few<D>(w, values, rows, first, last, out, stride)
+                          : float_many<D>(w, values, rows, first, last, out, stride);
 }
 
 void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
-    if (rows > FEW && w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
-    if (rows > FEW && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
+    if (w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
+    if (rows > vector_rows(w.precision) && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
         return amx_integer(w, in, rows, first, last, out, stride);
     }
 #endif

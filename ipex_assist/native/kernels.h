@@ -26,7 +26,7 @@ enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 constexpr int LANES = 16;  // output columns of a block
 constexpr int SPAN = 128;  // input columns that share the scale of a row in int8
 constexpr int KEYS = 256;  // positions of a block of the KV cache
-constexpr int FEW = 16;    // rows of the longest decode step: the results of up to so many rows do not depend on their number
+constexpr int FEW = 16;    // rows of a pass whose attention threads share by blocks, not by rows; changes no bits
 constexpr int ZERO_BITS = 31;
 
 struct Linear {

@@ -1,179 +1,370 @@
-// Linears of many rows on AMX. Integers give the bits of linear_integer.h; bf16 has its own order of sums, which is why
-// only prompts come here (see FEW in kernels.h). Rows.values must have room for rows up to a multiple of 32.
+// Linears on AMX. bf16: any number of rows, each output summed in one chain over its tiles of 32 input columns, which
+// starts from the bias or from zero, so that a row's bits depend on nothing beside it. int8 and int4 give the bits of
+// linear_integer.h, which computes fewer rows. Rows.values must have room for rows up to a multiple of 32.
 #pragma once
+#include <utility>
+
 #include "linear_integer.h"
+#include "memory.h"
 #include "tiles.h"
 
 namespace ipex_assist {
 namespace {
 
 constexpr int TILE = 16;
+constexpr int64_t TILE_BYTES = 1024;
 
-// 16 rows of 16 columns of `out` from tile memory, as far as `rows` reach.
-inline void copy_tile(const float* tile, int64_t rows, float* out, int64_t stride) {
-    for (int64_t r = 0; r < rows && r < TILE; r++) _mm512_storeu_ps(out + r * stride, _mm512_load_ps(tile + r * TILE));
+// Up to so many rows of integers are as fast without tiles, or faster.
+inline int64_t vector_rows(Precision precision) { return precision == INT8 ? 1 : 2; }
+
+alignas(64) constexpr float NO_BIAS[4 * LANES] = {};
+
+template <int64_t AHEAD = PREFETCH>
+inline void prefetch_lines(const uint8_t* at, int64_t lines) {
+    for (int64_t i = 0; i < lines; i++) _mm_prefetch(reinterpret_cast<const char*>(at + i * 64 + AHEAD), _MM_HINT_T0);
 }
 
-// What the sums of a tile start from: what `out` has so far, or the bias.
-inline void fill_tile(float* tile, int64_t rows, const float* out, int64_t stride, bool resume, const float* bias) {
-    const __m512 start = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
-    for (int64_t r = 0; r < TILE; r++) {
-        _mm512_store_ps(tile + r * TILE, resume && r < rows ? _mm512_loadu_ps(out + r * stride) : start);
+// What the sums of a tile start from: the bias, the same for all rows (stride 0), or what `out` holds so far.
+struct Start {
+    const float* at;
+    int64_t stride;
+};
+
+// Up to 16 rows times N blocks (1 or 4, `bytes` apart) over `steps` of 32 input columns. Tiles 0 to 3: sums, 4: rows, 5 to
+// 7: weights.
+template <int N>
+inline void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+                           Start start, float* out, int64_t stride) {
+    TILE_LOAD(0, start.at, start.stride * 4);
+    if (N > 1) {
+        TILE_LOAD(1, start.at + LANES, start.stride * 4);
+        TILE_LOAD(2, start.at + 2 * LANES, start.stride * 4);
+        TILE_LOAD(3, start.at + 3 * LANES, start.stride * 4);
+    }
+    for (int64_t s = 0; s < steps; s++) {
+        const uint8_t* weights = block + s * TILE_BYTES;
+        TILE_LOAD(4, rows + s * 64, row_bytes);
+        prefetch_lines(weights, TILE);
+        TILE_LOAD(5, weights, 64);
+        TILE_DOT_BF16(0, 4, 5);
+        if (N == 1) continue;
+        prefetch_lines(weights + bytes, TILE);
+        TILE_LOAD(6, weights + bytes, 64);
+        TILE_DOT_BF16(1, 4, 6);
+        prefetch_lines(weights + 2 * bytes, TILE);
+        TILE_LOAD(7, weights + 2 * bytes, 64);
+        TILE_DOT_BF16(2, 4, 7);
+        prefetch_lines(weights + 3 * bytes, TILE);
+        TILE_LOAD(5, weights + 3 * bytes, 64);
+        TILE_DOT_BF16(3, 4, 5);
+    }
+    TILE_STORE(0, out, stride * 4);
+    if (N > 1) {
+        TILE_STORE(1, out + LANES, stride * 4);
+        TILE_STORE(2, out + 2 * LANES, stride * 4);
+        TILE_STORE(3, out + 3 * LANES, stride * 4);
     }
 }
 
-// 32 rows times two blocks over one chunk of the depth. Tiles 0…3: sums, 4 and 5: rows, 6 and 7: weights.
-inline void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, int64_t count, const uint8_t* left,
-                            const uint8_t* right, int64_t depth, const float* bias, bool resume, float* out,
-                            int64_t stride) {
-    alignas(64) float c[4][TILE * TILE];
-    const float* right_bias = bias && right ? bias + LANES : nullptr;
-    float* lower = out + TILE * stride;
-    fill_tile(c[0], count, out, stride, resume, bias);
-    TILE_LOAD(0, c[0], 64);
-    fill_tile(c[1], count - TILE, lower, stride, resume, bias);
-    TILE_LOAD(1, c[1], 64);
-    if (right) {
-        fill_tile(c[2], count, out + LANES, stride, resume, right_bias);
-        TILE_LOAD(2, c[2], 64);
-        fill_tile(c[3], count - TILE, lower + LANES, stride, resume, right_bias);
-        TILE_LOAD(3, c[3], 64);
+// 17 to 32 rows times one block or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights.
+template <bool RIGHT>
+inline void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+                            Start start, float* out, int64_t stride) {
+    const uint8_t* lower = rows + TILE * row_bytes;
+    const float* lower_start = start.at + TILE * start.stride;
+    float* lower_out = out + TILE * stride;
+    TILE_LOAD(0, start.at, start.stride * 4);
+    TILE_LOAD(1, lower_start, start.stride * 4);
+    if (RIGHT) {
+        TILE_LOAD(2, start.at + LANES, start.stride * 4);
+        TILE_LOAD(3, lower_start + LANES, start.stride * 4);
     }
-    for (int64_t k = 0; k < depth; k += 32) {
-        TILE_LOAD(4, rows + k * 2, row_bytes);
-        TILE_LOAD(6, left + k * 32, 64);
+    for (int64_t s = 0; s < steps; s++) {
+        const uint8_t* weights = block + s * TILE_BYTES;
+        TILE_LOAD(4, rows + s * 64, row_bytes);
+        prefetch_lines(weights, TILE);
+        TILE_LOAD(6, weights, 64);
         TILE_DOT_BF16(0, 4, 6);
-        TILE_LOAD(5, rows + TILE * row_bytes + k * 2, row_bytes);
+        TILE_LOAD(5, lower + s * 64, row_bytes);
         TILE_DOT_BF16(1, 5, 6);
-        if (right) {
-            TILE_LOAD(7, right + k * 32, 64);
-            TILE_DOT_BF16(2, 4, 7);
-            TILE_DOT_BF16(3, 5, 7);
-        }
+        if (!RIGHT) continue;
+        prefetch_lines(weights + bytes, TILE);
+        TILE_LOAD(7, weights + bytes, 64);
+        TILE_DOT_BF16(2, 4, 7);
+        TILE_DOT_BF16(3, 5, 7);
     }
-    TILE_STORE(0, c[0], 64);
-    copy_tile(c[0], count, out, stride);
-    TILE_STORE(1, c[1], 64);
-    copy_tile(c[1], count - TILE, lower, stride);
-    if (right) {
-        TILE_STORE(2, c[2], 64);
-        copy_tile(c[2], count, out + LANES, stride);
-        TILE_STORE(3, c[3], 64);
-        copy_tile(c[3], count - TILE, lower + LANES, stride);
+    TILE_STORE(0, out, stride * 4);
+    TILE_STORE(1, lower_out, stride * 4);
+    if (RIGHT) {
+        TILE_STORE(2, out + LANES, stride * 4);
+        TILE_STORE(3, lower_out + LANES, stride * 4);
     }
 }
 
+// `count` rows (up to 32, as tiles_begin was told) times blocks first <= b < last, `depth` input columns from k on.
+inline void amx_bf16_blocks(const Linear& w, const uint8_t* rows, int64_t count, int64_t first, int64_t last, int64_t k,
+                            int64_t depth, float* out, int64_t stride) {
+    const int64_t bytes = block_bytes(BF16, 0, w.depth), row_bytes = w.depth * 2, steps = depth / 32;
+    for (int64_t b = first; b < last;) {
+        const uint8_t *from = rows + k * 2, *block = w.weights + b * bytes + k * 32;
+        float* to = out + (b - first) * LANES;
+        const Start start = k > 0 ? Start{to, stride} : Start{w.bias ? w.bias + b * LANES : NO_BIAS, 0};
+        const int64_t part = count > TILE ? (b + 2 <= last ? 2 : 1) : (b + 4 <= last ? 4 : 1);
+        if (count > TILE) {
+            part == 2 ? amx_bf16_square<true>(from, row_bytes, block, bytes, steps, start, to, stride)
+                      : amx_bf16_square<false>(from, row_bytes, block, bytes, steps, start, to, stride);
+        } else {
+            part == 4 ? amx_bf16_strip<4>(from, row_bytes, block, bytes, steps, start, to, stride)
+                      : amx_bf16_strip<1>(from, row_bytes, block, bytes, steps, start, to, stride);
+        }
+        b += part;
+    }
+}
+
+// Up to 32 rows: the weights are read from memory in a few streams, which share the tiles of rows. More: chunk after chunk
+// of a few blocks, so that what is used again is still in a cache.
 inline void amx_bf16(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
-    constexpr int64_t GROUP = 8;
-    const int64_t bytes = block_bytes(BF16, 0, w.depth), row_bytes = w.depth * 2;
-    tiles_begin();
+    constexpr int64_t ROWS = 2 * TILE, GROUP = 8;
+    const int64_t row_bytes = w.depth * 2;
+    tiles_begin(count);
+    if (count <= ROWS) {
+        amx_bf16_blocks(w, in.values, count, first, last, 0, w.depth, out, stride);
+        return tiles_end();
+    }
+    const int64_t rest = count % ROWS, full = count - rest;
     for (int64_t group = first; group < last; group += GROUP) {
         const int64_t group_end = group + GROUP < last ? group + GROUP : last;
+        float* to = out + (group - first) * LANES;
         for (int64_t k = 0; k < w.depth; k += DEPTH_CHUNK) {
             const int64_t depth = k + DEPTH_CHUNK < w.depth ? DEPTH_CHUNK : w.depth - k;
-            for (int64_t r = 0; r < count; r += 2 * TILE) {
-                for (int64_t b = group; b < group_end; b += 2) {
-                    const uint8_t* left = w.weights + b * bytes + k * 32;
-                    const uint8_t* right = b + 1 < group_end ? left + bytes : nullptr;
-                    amx_bf16_square(in.values + r * row_bytes + k * 2, row_bytes, count - r, left, right, depth,
-                                    w.bias ? w.bias + b * LANES : nullptr, k > 0,
-                                    out + r * stride + (b - first) * LANES, stride);
-                }
+            for (int64_t r = 0; r < full; r += ROWS) {
+                amx_bf16_blocks(w, in.values + r * row_bytes, ROWS, group, group_end, k, depth, to + r * stride, stride);
             }
+            if (!rest) continue;
+            tiles_begin(rest);
+            amx_bf16_blocks(w, in.values + full * row_bytes, rest, group, group_end, k, depth, to + full * stride, stride);
+            tiles_begin(ROWS);
         }
     }
     tiles_end();
 }
 
-// One group of int4 weights as unsigned bytes in the order of int8 weights.
-inline void unpack_group(const uint8_t* block, int64_t lines, uint8_t* out) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int64_t s = 0; s < lines; s++) {
-        const __m512i both = _mm512_loadu_si512(block + s * 64);
-        uint8_t* to = out + (s / 4 * 8 + s % 4) * 64;
-        _mm512_storeu_si512(to, _mm512_and_si512(both, nibble));
-        _mm512_storeu_si512(to + 4 * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
-    }
+// f(0), f(1), … f(COUNT - 1) with constants, so that arrays indexed by them become registers.
+template <class F, int... I>
+inline __attribute__((always_inline)) void for_each(const F& f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>()), ...);
 }
+#define FOR_EACH(i, COUNT, ...) \
+    for_each([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; }, std::make_integer_sequence<int, COUNT>())
 
-// Sums of 32 rows with one group of weights (64 or 128 columns deep, as unsigned bytes).
-inline void amx_group(const uint8_t* rows, int64_t depth, const uint8_t* weights, int64_t group,
-                      int32_t (&sums)[2 * TILE * TILE]) {
+// Rows of integers as the tiles take them, with their scales and what their sums start from side by side.
+struct AmxRows {
+    const uint8_t* values;
+    const float* scales;    // (groups, M)
+    const int32_t* starts;  // (groups, M)
+};
+
+// The groups of int8: weights lie as the tiles take them, and are stored + 128, which adds 128 times the sum of the row.
+struct Int8Groups {
+    static constexpr int COLUMNS = SPAN, BYTES = SPAN * LANES, UNPACKED = 64, AHEAD = 2048;
+    static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
+    static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
+    static __m512 end(const Linear& w, int64_t b, __m512 total) {
+        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
+        return _mm512_fmadd_ps(total, _mm512_loadu_ps(w.scales + b * LANES), bias);
+    }
+    static const uint8_t* unpack(const uint8_t* group, uint8_t*) { return group; }
+
+    template <int M>
+    static void add(const uint8_t*, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
+        FOR_EACH(m, M, {
+            const __m512i sum = _mm512_add_epi32(_mm512_set1_epi32(starts[m]), _mm512_load_si512(sums + m * LANES));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scales[m]), total[m]);
+        });
+    }
+};
+
+// The groups of int4, 64 or 128 columns deep (32 do not fill a tile).
+template <int GROUP>
+struct Int4Groups {
+    static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
+    static int32_t start(int32_t negated_sum) { return negated_sum; }
+    static __m512 begin(const Linear& w, int64_t b) {
+        return w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
+    }
+    static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
+
+    // Unsigned bytes in the order of int8 weights.
+    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        FOR_EACH(s, GROUP / 8, {
+            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
+            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
+            _mm512_store_si512(to, _mm512_and_si512(both, nibble));
+            _mm512_store_si512(to + 4 * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
+        });
+        return bytes;
+    }
+
+    template <int M>
+    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
+        const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS), head = _mm512_loadu_si512(group);
+        const __m512i zero = _mm512_and_si512(head, zero_bits);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
+        FOR_EACH(m, M, {
+            const __m512i start = _mm512_madd_epi16(zero, _mm512_set1_epi32(starts[m]));
+            const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * LANES));
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, total[m]);
+        });
+    }
+};
+
+// Sums of up to 16 rows with a group of one block or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
+template <int COLUMNS, int N>
+inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* left, const uint8_t* right, int32_t* sums,
+                            int32_t* right_sums) {
     TILE_ZERO(0);
-    TILE_ZERO(1);
-    for (int64_t k = 0; k < group; k += 64) {
-        TILE_LOAD(6, weights + k * LANES, 64);
-        TILE_LOAD(4, rows + k, depth);
-        TILE_DOT_SIGNED_UNSIGNED(0, 4, 6);
-        TILE_LOAD(5, rows + TILE * depth + k, depth);
-        TILE_DOT_SIGNED_UNSIGNED(1, 5, 6);
+    if (N > 1) TILE_ZERO(1);
+    TILE_LOAD(2, rows, depth);
+    TILE_LOAD(5, left, 64);
+    TILE_DOT_SIGNED_UNSIGNED(0, 2, 5);
+    if (N > 1) {
+        TILE_LOAD(6, right, 64);
+        TILE_DOT_SIGNED_UNSIGNED(1, 2, 6);
+    }
+    if (COLUMNS > 64) {
+        TILE_LOAD(3, rows + 64, depth);
+        TILE_LOAD(7, left + TILE_BYTES, 64);
+        TILE_DOT_SIGNED_UNSIGNED(0, 3, 7);
+        if (N > 1) {
+            TILE_LOAD(5, right + TILE_BYTES, 64);
+            TILE_DOT_SIGNED_UNSIGNED(1, 3, 5);
+        }
     }
     TILE_STORE(0, sums, 64);
-    TILE_STORE(1, sums + TILE * TILE, 64);
+    if (N > 1) TILE_STORE(1, right_sums, 64);
 }
 
-inline void amx_int8_block(const Linear& w, const Rows& in, int64_t count, int64_t b, float* out, int64_t stride) {
-    const int64_t spans = w.depth / SPAN;
-    const uint8_t* block = w.weights + b * block_bytes(INT8, 0, w.depth);
-    const __m512 scale = _mm512_loadu_ps(w.scales + b * LANES);
-    const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
-    alignas(64) int32_t sums[2 * TILE * TILE];
-    for (int64_t r = 0; r < count; r += 2 * TILE) {
-        const int64_t part = count - r < 2 * TILE ? count - r : 2 * TILE;
-        __m512 total[2 * TILE];
-        for (int64_t m = 0; m < part; m++) total[m] = _mm512_setzero_ps();
-        for (int64_t g = 0; g < spans; g++) {
-            amx_group(in.values + r * w.depth + g * SPAN, w.depth, block + g * SPAN * LANES, SPAN, sums);
-            for (int64_t m = 0; m < part; m++) {
-                const int64_t at = (r + m) * spans + g;
-                const __m512i start = _mm512_slli_epi32(_mm512_set1_epi32(in.negated_sums[at]), 7);
-                const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * TILE));
-                total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(in.scales[at]), total[m]);
-            }
+// Sums of 32 rows with a group of one block. Tiles 0 and 1: sums, 2 to 5: rows, 6 and 7: weights.
+template <int COLUMNS>
+inline void amx_group_of_32(const uint8_t* rows, int64_t depth, const uint8_t* weights, int32_t* sums) {
+    const uint8_t* lower = rows + TILE * depth;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_LOAD(6, weights, 64);
+    TILE_LOAD(2, rows, depth);
+    TILE_DOT_SIGNED_UNSIGNED(0, 2, 6);
+    TILE_LOAD(3, lower, depth);
+    TILE_DOT_SIGNED_UNSIGNED(1, 3, 6);
+    if (COLUMNS > 64) {
+        TILE_LOAD(7, weights + TILE_BYTES, 64);
+        TILE_LOAD(4, rows + 64, depth);
+        TILE_DOT_SIGNED_UNSIGNED(0, 4, 7);
+        TILE_LOAD(5, lower + 64, depth);
+        TILE_DOT_SIGNED_UNSIGNED(1, 5, 7);
+    }
+    TILE_STORE(0, sums, 64);
+    TILE_STORE(1, sums + TILE * LANES, 64);
+}
+
+// `count` rows of at most M times N blocks. Weights and sums go through memory on their way to and from the tiles: weights
+// are unpacked one group ahead of them, and sums are used one group behind.
+template <class F, int M, int N, int64_t AHEAD>
+inline void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
+    const int64_t groups = w.depth / F::COLUMNS, bytes = groups * F::BYTES;
+    const uint8_t* block = w.weights + b * bytes;
+    alignas(64) int32_t sums[2][N][M * LANES];
+    alignas(64) uint8_t unpacked[2][N][F::UNPACKED];
+    const uint8_t* weights[2][N];
+    __m512 total[N][M];
+    FOR_EACH(n, N, {
+        const __m512 start = F::begin(w, b + n);
+        FOR_EACH(m, M, total[n][m] = start);
+        weights[0][n] = F::unpack(block + n * bytes, unpacked[0][n]);
+    });
+    const auto add = [&](int64_t g) __attribute__((always_inline)) {
+        FOR_EACH(n, N, {
+            F::template add<M>(block + n * bytes + g * F::BYTES, sums[g & 1][n], in.scales + g * M, in.starts + g * M, total[n]);
+        });
+    };
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t* next = block + (g + 1) * F::BYTES;
+        const uint8_t* rows = in.values + g * F::COLUMNS;
+        for (int n = 0; n < N; n++) {
+            prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
+            if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
         }
-        for (int64_t m = 0; m < part; m++) {
-            _mm512_storeu_ps(out + (r + m) * stride, _mm512_fmadd_ps(total[m], scale, bias));
+        if (M > TILE) {
+            amx_group_of_32<F::COLUMNS>(rows, w.depth, weights[g & 1][0], sums[g & 1][0]);
+        } else {
+            amx_group_of_16<F::COLUMNS, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
+                                           sums[g & 1][N - 1]);
+        }
+        if (g > 0) add(g - 1);
+    }
+    add(groups - 1);
+    FOR_EACH(n, N, FOR_EACH(m, M, {
+        if (m < count) _mm512_storeu_ps(out + m * stride + n * LANES, F::end(w, b + n, total[n][m]));
+    }));
+}
+
+// At least so many bytes of the calling thread's own.
+inline uint8_t* own_memory(size_t bytes) {
+    thread_local Memory memory;
+    memory.grow(bytes);
+    return memory.data();
+}
+
+// Rows r … of some blocks, `count` of them and at most M; where N is 2, two blocks share the tiles of rows.
+template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
+inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t r, int64_t count, int64_t first, int64_t last,
+                              float* out, int64_t stride) {
+    const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SPAN;
+    float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
+    for (int64_t m = 0; m < count; m++) {
+        for (int64_t g = 0; g < groups; g++) {
+            scales[g * M + m] = in.scales[(r + m) * spans + g * F::COLUMNS / SPAN];
+            starts[g * M + m] = F::start(in.negated_sums[(r + m) * groups + g]);
         }
     }
+    const AmxRows rows{in.values + r * w.depth, scales, starts};
+    tiles_begin(M);
+    int64_t b = first;
+    for (; b + N <= last; b += N) amx_integer_blocks<F, M, N, AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+    for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
 }
 
-inline void amx_int4_block(const Linear& w, const Rows& in, int64_t count, int64_t b, float* out, int64_t stride) {
-    const int64_t spans = w.depth / SPAN, groups = w.depth / w.group, lines = w.group / 8;
-    const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
-    alignas(64) int32_t sums[2 * TILE * TILE];
-    alignas(64) uint8_t weights[SPAN * LANES];
-    for (int64_t r = 0; r < count; r += 2 * TILE) {
-        const int64_t part = count - r < 2 * TILE ? count - r : 2 * TILE;
-        const uint8_t* block = w.weights + b * block_bytes(INT4, w.group, w.depth);
-        __m512 total[2 * TILE];
-        for (int64_t m = 0; m < part; m++) {
-            total[m] = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
-        }
-        for (int64_t g = 0; g < groups; g++, block += (lines + 1) * 64) {
-            const __m512i head = _mm512_loadu_si512(block);
-            const __m512i zero = _mm512_and_si512(head, zero_bits);
-            const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
-            unpack_group(block + 64, lines, weights);
-            amx_group(in.values + r * w.depth + g * w.group, w.depth, weights, w.group, sums);
-            for (int64_t m = 0; m < part; m++) {
-                const __m512i start = _mm512_madd_epi16(zero, _mm512_set1_epi32(in.negated_sums[(r + m) * groups + g]));
-                const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * TILE));
-                const float row_scale = in.scales[(r + m) * spans + g * w.group / SPAN];
-                total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(row_scale)), total[m]);
-            }
-        }
-        for (int64_t m = 0; m < part; m++) _mm512_storeu_ps(out + (r + m) * stride, total[m]);
-    }
+// Likewise up to 32 rows.
+template <class F>
+inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t r, int64_t count, int64_t first, int64_t last,
+                             float* out, int64_t stride) {
+    if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, r, count, first, last, out, stride);
+    if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, r, count, first, last, out, stride);
+    if (count <= 16) return amx_integer_strip<F, 16, 2>(w, in, r, count, first, last, out, stride);
+    amx_integer_strip<F, 32, 1>(w, in, r, count, first, last, out, stride);
 }
 
-// int8, and int4 in groups of 64 and 128; a group of 32 does not fill a tile.
+// int8, and int4 in groups of 64 and 128. Many rows: a few blocks at a time, which stay in a cache.
 inline void amx_integer(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                         int64_t stride) {
-    tiles_begin();
-    for (int64_t b = first; b < last; b++) {
-        float* to = out + (b - first) * LANES;
-        w.precision == INT8 ? amx_int8_block(w, in, count, b, to, stride) : amx_int4_block(w, in, count, b, to, stride);
+    constexpr int64_t ROWS = 2 * TILE, GROUP = 16;
+    const int64_t unit = count <= ROWS ? last - first : GROUP;
+    for (int64_t b = first; b < last; b += unit) {
+        const int64_t end = b + unit < last ? b + unit : last;
+        for (int64_t r = 0; r < count; r += ROWS) {
+            const int64_t part = count - r < ROWS ? count - r : ROWS;
+            float* to = out + r * stride + (b - first) * LANES;
+            if (w.precision == INT8) {
+                amx_integer_rows<Int8Groups>(w, in, r, part, b, end, to, stride);
+            } else if (w.group == 64) {
+                amx_integer_rows<Int4Groups<64>>(w, in, r, part, b, end, to, stride);
+            } else {
+                amx_integer_rows<Int4Groups<128>>(w, in, r, part, b, end, to, stride);
+            }
+        }
     }
     tiles_end();
 }

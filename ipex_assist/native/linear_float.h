@@ -1,6 +1,8 @@
-// Linears of fp32 and bf16. The sums of an output have a fixed order, whatever rows and columns are computed beside it:
-// that is what makes a row's result independent of its neighbours. Up to 16 rows: two chains of multiply-adds, of the
-// even and of the odd steps, because the latency of one would be longer than reading its weights takes. More: one chain.
+// Linears of fp32 and bf16. The sums of an output have one order, whatever rows and columns are computed beside it and
+// however the loops go: that is what makes a row's result independent of its neighbours. It is, for each chunk of 1024
+// input columns in turn: two chains of multiply-adds from zero, of the chunk's even and of its odd steps (the latency of
+// one chain would be longer than reading its weights takes), and their sum is added to the total, which starts from the
+// bias or from zero. (From zero it is never -0, whatever the signs of zeros in the chains: see attention.h.)
 #pragma once
 #include "dot.h"
 
@@ -8,12 +10,16 @@ namespace ipex_assist {
 namespace {
 
 constexpr int64_t PREFETCH = 2048;     // bytes ahead: covers the latency of memory at the speed one core reads
-constexpr int64_t DEPTH_CHUNK = 1024;  // of many rows: 8 rows and 2 blocks of this depth stay in the first two caches
+constexpr int64_t DEPTH_CHUNK = 1024;  // 8 rows and 2 blocks of this depth stay in the first two caches
+constexpr int64_t STREAMED_ROWS = 16;  // more rows than this go chunk after chunk; a matter of speed alone
 
-// M rows times one block of an even number of steps; `start` (16 columns) or zero is added at the end.
+template <class D>
+constexpr int64_t CHUNK_STEPS = DEPTH_CHUNK / D::STEP;
+
+// Adds M rows times a chunk of one block, of an even number of steps, to `total`.
 template <class D, int M>
-inline void float_tile(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t steps,
-                       const float* start, float* out, int64_t stride) {
+inline void add_chunk(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t steps,
+                      __m512 (&total)[M]) {
     __m512 even[M], odd[M];
     for (int m = 0; m < M; m++) even[m] = odd[m] = _mm512_setzero_ps();
     for (int64_t s = 0; s < steps; s += 2) {
@@ -25,69 +31,69 @@ inline void float_tile(const typename D::Row* rows, int64_t row_stride, const ui
             odd[m] = D::dot(odd[m], second, rows + m * row_stride + (s + 1) * D::STEP);
         }
     }
-    const __m512 offset = start ? _mm512_loadu_ps(start) : _mm512_setzero_ps();
-    for (int m = 0; m < M; m++) {
-        _mm512_storeu_ps(out + m * stride, _mm512_add_ps(_mm512_add_ps(even[m], odd[m]), offset));
-    }
+    for (int m = 0; m < M; m++) total[m] = _mm512_add_ps(total[m], _mm512_add_ps(even[m], odd[m]));
 }
 
-// M rows times a part of one block, in one chain that starts from `start` or continues what is in `out`.
+// M rows times `steps` of one block, from the start of a chunk. The total starts from `start`: at the block's start the
+// bias (16 columns, the same for all rows: start_stride 0) or null, which is zero; later what `out` holds.
 template <class D, int M>
-inline void float_chunk(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t steps,
-                        const float* start, bool resume, float* out, int64_t stride) {
-    __m512 acc[M];
-    for (int m = 0; m < M; m++) {
-        acc[m] = resume ? _mm512_loadu_ps(out + m * stride) : start ? _mm512_loadu_ps(start) : _mm512_setzero_ps();
+inline void float_tile(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t steps,
+                       const float* start, int64_t start_stride, float* out, int64_t stride) {
+    __m512 total[M];
+    for (int m = 0; m < M; m++) total[m] = start ? _mm512_loadu_ps(start + m * start_stride) : _mm512_setzero_ps();
+    for (int64_t s = 0; s < steps; s += CHUNK_STEPS<D>) {
+        const int64_t part = s + CHUNK_STEPS<D> < steps ? CHUNK_STEPS<D> : steps - s;
+        add_chunk<D, M>(rows + s * D::STEP, row_stride, block + s * 64, part, total);
     }
-    for (int64_t s = 0; s < steps; s++) {
-        const __m512i weights = _mm512_loadu_si512(block + s * 64);
-        for (int m = 0; m < M; m++) acc[m] = D::dot(acc[m], weights, rows + m * row_stride + s * D::STEP);
-    }
-    for (int m = 0; m < M; m++) _mm512_storeu_ps(out + m * stride, acc[m]);
+    for (int m = 0; m < M; m++) _mm512_storeu_ps(out + m * stride, total[m]);
 }
 
-// 8 rows times two blocks: each piece of a row is broadcast once for both.
+// 8 rows times every second step of a chunk of two blocks, from step `first` on: each piece of a row is broadcast once
+// for both.
 template <class D>
-inline void float_tile_pair(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t next,
-                            int64_t steps, const float* start, bool resume, float* out, int64_t stride) {
-    constexpr int M = TILE_ROWS;
-    __m512 left[M], right[M];
-    for (int m = 0; m < M; m++) {
-        const float* from = resume ? out + m * stride : start;
-        left[m] = from ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
-        right[m] = from ? _mm512_loadu_ps(from + LANES) : _mm512_setzero_ps();
-    }
-    for (int64_t s = 0; s < steps; s++) {
+inline void chain_pair(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t next,
+                       int64_t first, int64_t steps, __m512 (&left)[TILE_ROWS], __m512 (&right)[TILE_ROWS]) {
+    for (int m = 0; m < TILE_ROWS; m++) left[m] = right[m] = _mm512_setzero_ps();
+    for (int64_t s = first; s < steps; s += 2) {
         const __m512i a = _mm512_loadu_si512(block + s * 64), b = _mm512_loadu_si512(block + next + s * 64);
-        for (int m = 0; m < M; m++) {
+        for (int m = 0; m < TILE_ROWS; m++) {
             left[m] = D::dot(left[m], a, rows + m * row_stride + s * D::STEP);
             right[m] = D::dot(right[m], b, rows + m * row_stride + s * D::STEP);
         }
     }
-    for (int m = 0; m < M; m++) {
-        _mm512_storeu_ps(out + m * stride, left[m]);
-        _mm512_storeu_ps(out + m * stride + LANES, right[m]);
+}
+
+// 8 rows times one chunk of two blocks, otherwise as float_tile. Both chains of both blocks do not fit into the registers,
+// so they are computed one after the other.
+template <class D>
+inline void float_tile_pair(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t next,
+                            int64_t steps, const float* start, int64_t start_stride, float* out, int64_t stride) {
+    __m512 left[TILE_ROWS], right[TILE_ROWS];
+    alignas(64) float even[2][TILE_ROWS][LANES];
+    chain_pair<D>(rows, row_stride, block, next, 0, steps, left, right);
+    for (int m = 0; m < TILE_ROWS; m++) _mm512_store_ps(even[0][m], left[m]), _mm512_store_ps(even[1][m], right[m]);
+    chain_pair<D>(rows, row_stride, block, next, 1, steps, left, right);
+    for (int m = 0; m < TILE_ROWS; m++) {
+        const float* from = start ? start + m * start_stride : nullptr;
+        const __m512 left_start = from ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
+        const __m512 right_start = from ? _mm512_loadu_ps(from + LANES) : _mm512_setzero_ps();
+        const __m512 left_sum = _mm512_add_ps(_mm512_load_ps(even[0][m]), left[m]);
+        const __m512 right_sum = _mm512_add_ps(_mm512_load_ps(even[1][m]), right[m]);
+        _mm512_storeu_ps(out + m * stride, _mm512_add_ps(left_start, left_sum));
+        _mm512_storeu_ps(out + m * stride + LANES, _mm512_add_ps(right_start, right_sum));
     }
 }
 
 // `count` rows (1 to 8) times one block.
 template <class D>
 inline void float_rows(int64_t count, const typename D::Row* rows, int64_t row_stride, const uint8_t* block,
-                       int64_t steps, const float* start, float* out, int64_t stride) {
-#define CALL(M) float_tile<D, M>(rows, row_stride, block, steps, start, out, stride)
+                       int64_t steps, const float* start, int64_t start_stride, float* out, int64_t stride) {
+#define CALL(M) float_tile<D, M>(rows, row_stride, block, steps, start, start_stride, out, stride)
     IPEX_ASSIST_BY_ROWS(count, CALL)
 #undef CALL
 }
 
-// Likewise a part of a block.
-template <class D>
-inline void float_rows_chunk(int64_t count, const typename D::Row* rows, int64_t row_stride, const uint8_t* block,
-                             int64_t steps, const float* start, bool resume, float* out, int64_t stride) {
-#define CALL(M) float_chunk<D, M>(rows, row_stride, block, steps, start, resume, out, stride)
-    IPEX_ASSIST_BY_ROWS(count, CALL)
-#undef CALL
-}
-
+// Few rows: block after block, so that the weights are read from memory in one stream.
 template <class D>
 void float_few(const Linear& w, const typename D::Row* rows, int64_t count, int64_t first, int64_t last, float* out,
                int64_t stride) {
@@ -96,12 +102,12 @@ void float_few(const Linear& w, const typename D::Row* rows, int64_t count, int6
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             const int64_t part = count - r < TILE_ROWS ? count - r : TILE_ROWS;
             float_rows<D>(part, rows + r * w.depth, w.depth, w.weights + b * bytes, w.depth / D::STEP,
-                          w.bias ? w.bias + b * LANES : nullptr, out + r * stride + (b - first) * LANES, stride);
+                          w.bias ? w.bias + b * LANES : nullptr, 0, out + r * stride + (b - first) * LANES, stride);
         }
     }
 }
 
-// Many rows: the depth in chunks, so that what is used again is still in a cache. The order of sums stays the same.
+// Many rows: chunk after chunk of a few blocks, so that what is used again is still in a cache.
 template <class D>
 void float_many(const Linear& w, const typename D::Row* rows, int64_t count, int64_t first, int64_t last, float* out,
                 int64_t stride) {
@@ -116,13 +122,14 @@ void float_many(const Linear& w, const typename D::Row* rows, int64_t count, int
                 const typename D::Row* from = rows + r * w.depth + k;
                 for (int64_t b = group; b < group_end; b++) {
                     const uint8_t* block = w.weights + b * bytes + k / D::STEP * 64;
-                    const float* start = w.bias ? w.bias + b * LANES : nullptr;
                     float* to = out + r * stride + (b - first) * LANES;
+                    const float* start = k > 0 ? to : w.bias ? w.bias + b * LANES : nullptr;
+                    const int64_t start_stride = k > 0 ? stride : 0;
                     if (part == TILE_ROWS && b + 1 < group_end) {
-                        float_tile_pair<D>(from, w.depth, block, bytes, steps, start, k > 0, to, stride);
+                        float_tile_pair<D>(from, w.depth, block, bytes, steps, start, start_stride, to, stride);
                         b++;
                     } else {
-                        float_rows_chunk<D>(part, from, w.depth, block, steps, start, k > 0, to, stride);
+                        float_rows<D>(part, from, w.depth, block, steps, start, start_stride, to, stride);
                     }
                 }
             }

@@ -16,14 +16,21 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
+// How many rows (of 64 bytes) a tile has for a linear of `rows` rows. Tiles 6 and 7 are for weights and have 16. The others
+// are for rows and sums; from 17 rows on, those with an odd number hold what is behind the first 16. Up to 16 rows, tile 5
+// is for weights, too.
+inline int64_t rows_of_tile(int tile, int64_t rows) {
+    if (rows <= 16) return tile < 5 ? rows : 16;
+    return rows < 32 && tile < 6 && tile % 2 ? rows - 16 : 16;
+}
+
 #ifndef IPEX_ASSIST_EMULATE_AMX
 
-// All eight tiles have 16 rows of 64 bytes. What is read and written by instructions here is said to the compiler: its
-// own intrinsics (gcc 11 to 13) say that ldtilecfg reads 8 bytes, and of tileloadd nothing, so that the stores before
-// them may be moved behind them or left out.
-inline void tiles_begin() {
+// What is read and written by instructions here is said to the compiler: its own intrinsics (gcc 11 to 13) say that
+// ldtilecfg reads 8 bytes, and of tileloadd nothing, so that the stores before them may be moved behind them or left out.
+inline void tiles_begin(int64_t rows) {
     TileConfig config;
-    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = uint8_t(rows_of_tile(i, rows));
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 inline void tiles_end() { _tile_release(); }
@@ -40,16 +47,24 @@ inline void tiles_end() { _tile_release(); }
 #else
 
 thread_local uint8_t emulated_tiles[8][16][64];
+thread_local int64_t emulated_rows[8];
 
-inline void tiles_begin() { std::memset(emulated_tiles, 0xee, sizeof emulated_tiles); }
+inline void tiles_begin(int64_t rows) {
+    std::memset(emulated_tiles, 0xee, sizeof emulated_tiles);
+    for (int i = 0; i < 8; i++) emulated_rows[i] = rows_of_tile(i, rows);
+}
 inline void tiles_end() {}
 
 inline void emulated_load(int tile, const void* from, int64_t stride) {
-    for (int r = 0; r < 16; r++) std::memcpy(emulated_tiles[tile][r], static_cast<const uint8_t*>(from) + r * stride, 64);
+    for (int64_t r = 0; r < emulated_rows[tile]; r++) {
+        std::memcpy(emulated_tiles[tile][r], static_cast<const uint8_t*>(from) + r * stride, 64);
+    }
 }
 
 inline void emulated_store(int tile, void* to, int64_t stride) {
-    for (int r = 0; r < 16; r++) std::memcpy(static_cast<uint8_t*>(to) + r * stride, emulated_tiles[tile][r], 64);
+    for (int64_t r = 0; r < emulated_rows[tile]; r++) {
+        std::memcpy(static_cast<uint8_t*>(to) + r * stride, emulated_tiles[tile][r], 64);
+    }
 }
 
 inline float emulated_bf16(const uint8_t* from) {
@@ -62,7 +77,7 @@ inline float emulated_bf16(const uint8_t* from) {
 }
 
 inline void emulated_dot_bf16(int c, int a, int b) {
-    for (int m = 0; m < 16; m++) {
+    for (int64_t m = 0; m < emulated_rows[c]; m++) {
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 16; n++) {
                 float sum;
@@ -78,7 +93,7 @@ inline void emulated_dot_bf16(int c, int a, int b) {
 }
 
 inline void emulated_dot_signed_unsigned(int c, int a, int b) {
-    for (int m = 0; m < 16; m++) {
+    for (int64_t m = 0; m < emulated_rows[c]; m++) {
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 16; n++) {
                 int32_t sum;

@@ -217,6 +217,20 @@ void test_queries_alone(const Kernels& k) {
     }
 }
 
+// Products so small that they round to -0 in all chains of a sum, which the zeros of positions that only a neighbour sees
+// would turn into +0.
+void test_zeros(const Kernels& k) {
+    for (const Precision precision : {FP32, BF16}) {
+        Head head(k, precision, 24, 256, 15);
+        const Buffer<float> large(24, 20.0f), small(24, 3.0f), zero(24, 0.0f), least(24, -1e-10f), one(24, 1.0f);
+        for (int32_t i = 0; i < 256; i++) head.put(i, i ? small : large, i == 0 ? zero : i < 5 ? least : one);
+        const Query query{std::vector<float>(24, 1.0f), 0, 5}, neighbour{std::vector<float>(24, 1.0f), 0, 200};
+        const Tile alone(head, {query}, 0), beside(head, {query, neighbour}, 0);
+        CHECK(alone.partials[0].output[0] == 0, "%g", double(alone.partials[0].output[0]));
+        CHECK(same(alone.partials[0], beside.partials[0], 24), "%g beside a longer row", double(beside.partials[0].output[0]));
+    }
+}
+
 // What a rolled-back draft left behind the end of a sequence, however large, does not show.
 void test_stale_rows(const Kernels& k) {
     for (const Precision precision : {FP32, BF16}) {
@@ -292,6 +306,7 @@ void test_merge(const Kernels& k) {
 void test_attention(const Kernels& k) {
     test_values(k);
     test_queries_alone(k);
+    test_zeros(k);
     test_stale_rows(k);
     test_rows_that_are_no_numbers(k);
     test_merge(k);

@@ -1,5 +1,5 @@
 // How a model's work and memory are divided, and that a pass has the same bits however many threads run it and whatever
-// rows share it. (That the bits are right is tested against transformers, in Python.)
+// rows share it, as a prompt or as steps. (That the bits are right is tested against transformers, in Python.)
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -23,15 +23,21 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
         CHECK(image == first_image, "%s, %s: packed by %d threads", f.name, kind.name, threads);
 
         const Cache cache(*x.model, 300), second(*x.model, 20);
+        if (threads == 1) {
+            for (size_t i = 0; i < prompt.size(); i++) {
+                const std::vector<float> row = x.append(cache, 249 - 70 + int32_t(i), {prompt[i]});
+                first_prompt.insert(first_prompt.end(), row.begin(), row.end());
+            }
+        }
         const std::vector<float> read = x.append(cache, 249 - 70, prompt);
         if (threads == 1) {
-            first_prompt = read;
             for (size_t i = 0; i < steps.size(); i++) {
                 const std::vector<float> row = x.append(cache, 249 + int32_t(i), {steps[i]});
                 one_by_one.insert(one_by_one.end(), row.begin(), row.end());
             }
         }
-        CHECK(same_bits(read.data(), first_prompt.data(), read.size()), "%s, %s: prompt by %d threads", f.name, kind.name, threads);
+        CHECK(same_bits(read.data(), first_prompt.data(), read.size()), "%s, %s: a prompt is its rows, by %d threads",
+              f.name, kind.name, threads);
         CHECK(std::all_of(read.begin(), read.end(), [](float v) { return std::isfinite(v); }), "%s: finite", f.name);
         const std::vector<float> together = x.append(cache, 249, steps);
         CHECK(same_bits(together.data(), one_by_one.data(), together.size()), "%s, %s: 16 rows in one pass by %d threads",
@@ -43,6 +49,18 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
         for (int32_t i = 0; i < 11; i++) tokens.push_back(steps[size_t(i)]), positions.push_back(249 + i), caches.push_back(&cache);
         const std::vector<float> beside = x.run(tokens, positions, caches);
         CHECK(same_bits(beside.data() + 5 * VOCAB, one_by_one.data(), 11 * VOCAB), "%s, %s: beside another sequence", f.name, kind.name);
+        // A chunk of 40 rows across the block's end, behind the other sequence's.
+        std::vector<int32_t> chunk(other), places = {0, 1, 2, 3, 4};
+        caches.assign(5, &second);
+        for (int32_t i = 0; i < 40; i++) {
+            const size_t at = size_t(i + 46);
+            chunk.push_back(at < prompt.size() ? prompt[at] : steps[at - prompt.size()]);
+            places.push_back(249 - 70 + int32_t(at)), caches.push_back(&cache);
+        }
+        const std::vector<float> chunked = x.run(chunk, places, caches);
+        CHECK(same_bits(chunked.data() + 5 * VOCAB, first_prompt.data() + 46 * VOCAB, 24 * VOCAB) &&
+                  same_bits(chunked.data() + 29 * VOCAB, one_by_one.data(), 16 * VOCAB),
+              "%s, %s: a chunk by %d threads", f.name, kind.name, threads);
         const std::vector<float> alone = x.append(second, 0, other);
         CHECK(same_bits(beside.data(), alone.data(), 5 * VOCAB), "%s, %s: the other sequence", f.name, kind.name);
     }

@@ -1,0 +1,188 @@
+"""A row's bits depend on the tokens before it and the weights alone: random models, random splits into passes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import HAS_NATIVE
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_models import PRECISIONS, pool, tokens
+
+from ipex_assist.executors import native
+from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.weights import weight_shape
+from ipex_assist.native import build, library
+from ipex_assist.native.library import ISA_VARIABLE, Pool, instruction_set, unavailable
+from ipex_assist.native.model import PackedModel
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+
+VOCAB, CONTEXT = 50, 640
+LEVELS = ("avx512", "avx512_vnni", "avx512_bf16", "amx", "emulated amx")
+SOME = settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core with plain arrays for AMX's tiles."""
+    path = tmp_path_factory.mktemp("emulated") / "_core.so"
+    build.build(path, flags=("-O2",), emulate_amx=True)
+    return path
+
+
+@pytest.fixture(params=LEVELS)
+def pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pool]]:
+    """Pools of 1 to 4 threads of a core on each instruction set that this machine has, or can emulate."""
+    if request.param != "emulated amx":
+        monkeypatch.setenv(ISA_VARIABLE, request.param)
+        if instruction_set() != request.param:
+            pytest.skip(f"this processor has no {request.param}")
+        yield [pool(threads) for threads in (1, 2, 3, 4)]
+        return
+    monkeypatch.setenv(ISA_VARIABLE, "avx512_bf16")
+    if instruction_set() != "avx512_bf16":
+        pytest.skip("the emulated tiles are compiled for a processor with avx512_bf16")
+    monkeypatch.setenv(ISA_VARIABLE, "")
+    monkeypatch.setattr(library, "PATH", request.getfixturevalue("emulated"))
+    library.library.cache_clear()
+    assert instruction_set() == "amx"
+    own = [Pool(threads) for threads in (1, 2, 3, 4)]
+    yield own
+    for each in own:
+        each.close()
+    library.library.cache_clear()
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> DecoderSpec:
+    """Whatever a family may ask for: heads that share keys, odd sizes, windows, biases, norms, learned positions."""
+    layers, rotary, norm = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.sampled_from(["rms", "layer"]))
+    kv_heads = draw(st.integers(1, 3))
+    hidden = draw(st.sampled_from([16, 40, 77, 200, 1100]))  # the sums of floats go by chunks of 1024
+    seen = st.one_of(st.none(), st.sampled_from([1, 7, 100, 256, 300]))
+    return DecoderSpec(
+        model_type="random",
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        intermediate_size=draw(st.sampled_from([33, 96, 300, 2100])),
+        num_hidden_layers=layers,
+        num_attention_heads=kv_heads * draw(st.sampled_from([1, 2, 3, 8])),
+        num_key_value_heads=kv_heads,
+        head_dim=draw(st.sampled_from([2, 10, 16, 24, 64, 80])),
+        max_position_embeddings=CONTEXT,
+        norm=norm,  # type: ignore[arg-type]
+        post_norm=draw(st.booleans()),
+        norm_affine=draw(st.booleans()),
+        final_norm=draw(st.booleans()),
+        activation=draw(st.sampled_from(["silu", "relu", "gelu", "gelu_tanh"])),  # type: ignore[arg-type]
+        gated=draw(st.booleans()),
+        rope=Rope() if rotary else None,
+        position_offset=0 if rotary else draw(st.sampled_from([0, 2])),
+        qkv_bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        tied_head=draw(st.booleans()),
+        embedding_size=draw(st.sampled_from([None, 24])),
+        sliding_windows=tuple(draw(seen) for _ in range(layers)) if draw(st.booleans()) else (),
+    )
+
+
+def weight_names(spec: DecoderSpec) -> list[str]:
+    """Our names of every weight that the spec asks for."""
+    norms = ["weight", "bias"] if spec.norm == "layer" else ["weight"]
+    names = ["embed_tokens.weight"]
+    names += [] if spec.tied_head else ["lm_head.weight"]
+    names += ["embed_positions.weight"] if spec.rope is None else []
+    names += ["project_in.weight", "project_out.weight"] if spec.projected_embedding else []
+    names += [f"final_norm.{kind}" for kind in norms if spec.final_norm and spec.norm_affine]
+    biases = {"q": spec.qkv_bias, "k": spec.qkv_bias, "v": spec.qkv_bias, "o": spec.output_bias}
+    biases |= {"up": spec.mlp_bias, "down": spec.mlp_bias} | ({"gate": spec.mlp_bias} if spec.gated else {})
+    for layer in range(spec.num_hidden_layers):
+        here = [f"{norm}.{kind}" for norm in ("attention_norm", "mlp_norm") for kind in norms if spec.norm_affine]
+        here += ["q_norm.weight", "k_norm.weight"] if spec.qk_norm else []
+        here += [f"{name}_proj.weight" for name in biases]
+        here += [f"{name}_proj.bias" for name, wanted in biases.items() if wanted]
+        names += [f"layers.{layer}.{name}" for name in here]
+    return names
+
+
+def random_model(spec: DecoderSpec, precision: str, threads: Pool, group: int) -> NativeModel:
+    """A model whose weights follow from their names."""
+    packed = PackedModel(spec, precision, threads, group)
+    packed.allocate()
+    for name in weight_names(spec):
+        shape = weight_shape(spec, name)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        made = torch.randn(shape, generator=generator)
+        # Linears keep the size of what goes through them; scores then spread over a few units.
+        packed.pack(name, made * (1.5 / shape[-1] ** 0.5 if len(shape) == 2 and "embed" not in name else 0.3))
+    return NativeModel(packed)
+
+
+def some_tokens(count: int, seed: int) -> list[int]:
+    """Random tokens of the vocabulary."""
+    return [token % VOCAB for token in tokens(count, seed)]
+
+
+def alone(model: NativeModel, text: list[int]) -> torch.Tensor:
+    """Logits (len(text), vocab) of a text that is fed token by token, with nothing beside it."""
+    sequence = model.new_sequence(len(text))
+    rows = torch.cat([model.extend(sequence, [token]) for token in text])
+    assert torch.isfinite(rows).all()
+    return rows
+
+
+def check_schedule(
+    data: st.DataObject, model: NativeModel, texts: list[list[int]], expected: list[torch.Tensor]
+) -> None:
+    """Feed the texts in passes of random rows, with wrong drafts that are rolled back, and compare all logits."""
+    sequences = [model.new_sequence(CONTEXT) for _ in texts]
+    while waiting := [index for index, text in enumerate(texts) if sequences[index].length < len(text)]:
+        rows, bits = [], []
+        for index in data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True), label="sequences"):
+            own, done = sequences[index], sequences[index].length
+            part = texts[index][done : done + data.draw(st.integers(1, 20) | st.integers(1, 300), label="rows")]
+            wrong = min(data.draw(st.sampled_from([0, 0, 1, 5, 30]), label="wrong"), CONTEXT - done - len(part))
+            if wrong and data.draw(st.booleans(), label="drafted in one call"):
+                model.draft(own, part, wrong + 1)  # its keys and values show in later rows
+                own.truncate(done + len(part))
+            else:
+                rows.append(Rows(own, part + some_tokens(wrong, done), len(part) + wrong))
+                bits.append(expected[index][done : done + len(part)])
+        if not rows:
+            continue
+        logits = model.forward(rows).split([row.last for row in rows])
+        for row, got, right in zip(rows, logits, bits, strict=True):
+            assert torch.equal(got[: len(right)], right), f"rows behind {row.sequence.length - row.last}"
+            row.sequence.truncate(row.sequence.length - row.last + len(right))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@SOME
+@given(data=st.data())
+def test_a_row_is_a_row(precision: str, pools: list[Pool], data: st.DataObject) -> None:
+    """A sum whose order follows the number of rows, a neighbour that shows, a chain by slot instead of by position."""
+    spec = data.draw(specs(), label="spec")
+    group = data.draw(st.sampled_from([32, 64, 128]), label="group")
+    lengths = data.draw(st.lists(st.sampled_from([3, 40, 270, 530]), min_size=1, max_size=3), label="lengths")
+    texts = [some_tokens(length, seed) for seed, length in enumerate(lengths)]
+    threads = data.draw(st.integers(1, 4), label="threads")
+    expected = [alone(random_model(spec, precision, pools[0], group), text) for text in texts]
+    with pytest.MonkeyPatch.context() as patch:
+        # What the executor puts into one pass, where it does not take what it is given.
+        for name in ("FEW_ROWS", "PROMPT_ROWS"):
+            most = data.draw(st.sampled_from([1, 16, 17, 33, 300]), label=name)
+            patch.setattr(native, name, most, raising=False)
+        check_schedule(data, random_model(spec, precision, pools[threads - 1], group), texts, expected)
