@@ -169,7 +169,7 @@ class Result:
     """What was generated, and at what speed. Times are in seconds, None where there is nothing to time.
 
     tokens_per_s: of the tokens after the first. speedup: that ÷ what plain decoding would have had here, by passes that
-    were timed (Statistics.speedup); None where nothing could be drafted, and where no plain pass was timed.
+    were timed (Statistics.speedup); None where nothing was drafted, and where no plain pass was timed.
     """
 
     text: str

@@ -144,9 +144,10 @@ class Statistics:
         one row, as measured when the round ended (the schedule's calibration, corrected by every round's own time),
         plus the time outside draft and target, which plain decoding spends likewise. Without a schedule that measures,
         the pass is the mean of this text's rounds in which nothing was drafted, of which there must be four.
-        None where there is neither, and where nobody told the draft's time from the target's.
+        None where there is neither, where nobody told the draft's time from the target's, and where nothing was
+        drafted: that was plain decoding itself.
         """
-        if self.parts_s is None or self.decode_s <= 0:
+        if not self.drafted or self.parts_s is None or self.decode_s <= 0:
             return None
         plain = self._plain_s
         if self._unpriced_tokens:

@@ -128,6 +128,22 @@ def test_a_draft_that_does_not_pay(pair: tuple[Clock, Timed, Timed]) -> None:
     assert statistics(clock, target, draft, Constant(3)).speedup is None
 
 
+def test_nothing_drafted_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches plain rounds that are compared with a price kept from another day, and are "1.18x plain"."""
+    clock = Clock()
+    monkeypatch.setattr(stats_module, "time", clock)
+    counts = Statistics(3, _started=clock.now)
+    counts.count(Round([7], target_s=0.1, prompt=True), 1)
+    for _ in range(5):
+        clock.now += 0.1
+        counts.count(Round([1], target_s=0.1, plain_s=0.118), 1)
+    assert counts.drafted == 0
+    assert counts.speedup is None
+    clock.now += 0.1
+    counts.count(Round([2, 3], 1, 1, 0.01, 0.09, plain_s=0.118), 2)
+    assert counts.speedup is not None
+
+
 def test_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 tokens of 0.1 s each and 0.2 s of text against 0.45 s; the token that a stop cut off is not counted."""
     clock = Clock()
