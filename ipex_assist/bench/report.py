@@ -85,12 +85,17 @@ class Report:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout this package runs from; None where it is installed."""
+    """Return the commit of the checkout this package runs from; None where it is installed.
+
+    An environment may lie in a repository of somebody else's, whose commit says nothing of this package.
+    """
+    checkout = Path(__file__).parents[2]
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-        )
-    except OSError:
+        ours = 'name="ipex-assist"' in (checkout / "setup.py").read_text(encoding="utf-8")
+        if not ours or not (checkout / ".git").exists():
+            return None
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True)
+    except (OSError, UnicodeDecodeError):
         return None
     return done.stdout.strip() or None
 

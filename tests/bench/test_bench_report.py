@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ipex_assist.bench import plots
+from ipex_assist.bench import report as report_module
 from ipex_assist.bench.measure import Contender, Row, Sample
 from ipex_assist.bench.report import COLUMNS, Report, render
 
@@ -47,6 +49,38 @@ def table(text: str, heading: str) -> list[list[str]]:
     start = next(i for i, line in enumerate(lines) if line.startswith("|"))
     end = next((i for i, line in enumerate(lines[start:], start) if not line.startswith("|")), len(lines))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:end]]
+
+
+def repository(place: Path, setup: str | None, package: str) -> Path:
+    """A repository with one commit, and in it the folder of the package with a module; returns that."""
+    module = place / package / "ipex_assist" / "bench" / "report.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    if setup is not None:
+        (place / package / "setup.py").write_text(setup)
+    git = ["git", "-C", str(place), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("setup", "package", "ours"),
+    [
+        ('setup(name="ipex-assist")', ".", True),
+        (None, ".venv/lib/python3.11/site-packages", False),
+        ('setup(name="theirs")', ".", False),
+        ('setup(name="ipex-assist")', "unpacked", False),
+    ],
+)
+def test_the_commit_is_this_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: str | None, package: str, ours: bool
+) -> None:
+    """Catches the commit of a repository of somebody else's, in which the package is installed or unpacked."""
+    monkeypatch.setattr(report_module, "__file__", str(repository(tmp_path, setup, package)))
+    head = ["git", "-C", str(tmp_path), "describe", "--always"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    assert Report("decode", "bench").commit == (commit if ours else None)
 
 
 def test_markdown_has_the_published_columns_first() -> None:
