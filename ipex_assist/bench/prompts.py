@@ -25,6 +25,7 @@ ELSEWHERE = {
     "mt-bench": "question.jsonl of github.com/lm-sys/FastChat, fastchat/llm_judge/data/mt_bench",
 }
 SHOWN_PROBLEMS = 5
+TOO_DEEP = "JSON that is nested too deeply to be read"
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ def _read_entries(path: Path) -> tuple[list[Prompt], list[str]]:
             prompts[unique] = replace(prompt, id=unique)
         except json.JSONDecodeError as error:
             problems.append(f"{place}: no JSON ({error.msg} at column {error.colno})")
+        except RecursionError:
+            problems.append(f"{place}: {TOO_DEEP}")
         except ValueError as error:
             problems.append(f"{place}: {error}")
     return list(prompts.values()), problems
@@ -175,6 +178,8 @@ def _parsed(path: Path, text: str) -> Iterable[tuple[str, Any]]:
         entries = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path} is no JSON: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{path}: {TOO_DEEP}") from None
     return ((f"entry {number}", entry) for number, entry in enumerate(entries, 1))
 
 

@@ -169,3 +169,16 @@ def test_a_larger_sample_begins_with_the_smaller_one() -> None:
     dataset = Dataset("129", [Prompt(str(number), "text") for number in range(129)])
     for few, more in ((5, 30), (30, 128)):
         assert dataset.sample(more, 3)[:few] == dataset.sample(few, 3)
+
+
+def test_json_nested_without_end(tmp_path: Path) -> None:
+    """A line of it is left out by its number, and a whole list of it is a message: no RecursionError."""
+    deep = "[" * 200_000 + "]" * 200_000
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps(HUMANEVAL) + "\n" + '{"prompt": ' + deep + "}\n")
+    read = open_dataset(str(lines))
+    assert [prompt.id for prompt in read.prompts] == ["HumanEval/0"]
+    assert read.problems == ["line 2: JSON that is nested too deeply to be read"]
+    (tmp_path / "list.json").write_text(deep)
+    with pytest.raises(UsageError, match=r"list\.json: JSON that is nested too deeply"):
+        open_dataset(str(tmp_path / "list.json"))
