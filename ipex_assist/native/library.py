@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import shlex
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,15 +208,17 @@ def read_bandwidth(pool: Pool, size: int = 1 << 30, repeats: int = 5) -> float:
 
 def pool_threads() -> int | None:
     """Threads of the largest pool of this process; None where the core has not been used."""
-    return max((pool.threads for pool in _pools.values()), default=None)
+    return max((pool.threads for pool in list(_pools.values())), default=None)
 
 
 _pools: dict[tuple[int, tuple[int, ...] | None], Pool] = {}
+_pools_lock = threading.Lock()
 
 
 def shared_pool(threads: int, cpus: Sequence[int] | None) -> Pool:
     """Return the one pool of a placement, so that a target and its assistant never compete. It lives to the end."""
     key = (threads, tuple(cpus) if cpus is not None else None)
-    if key not in _pools:
-        _pools[key] = Pool(threads, cpus)
-    return _pools[key]
+    with _pools_lock:  # two threads may load at the same time
+        if key not in _pools:
+            _pools[key] = Pool(threads, cpus)
+        return _pools[key]

@@ -20,6 +20,7 @@ from native_models import PRECISIONS, folder, loaded, relative, text, tokens
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.native import NativeModel
+from ipex_assist.native import library
 from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, read_bandwidth, unavailable
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
@@ -191,6 +192,23 @@ def test_one_pool_and_no_other(precision: str) -> None:
     assert found["added"] == found["cpus"][1:], "each of the pool's threads on its processor, and no further thread"
     assert found["unbound"], "a pass left the main thread bound to one processor"
     assert found["after"], "drafting left the main thread bound to one processor"
+
+
+def test_threads_that_load_at_once_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches two pools on the same processors, which would take them from each other in every pass."""
+    made = []
+
+    class Slow:
+        def __init__(self, threads: int, cpus: object) -> None:
+            time.sleep(0.1)
+            made.append(self)
+
+    monkeypatch.setattr(library, "Pool", Slow)
+    monkeypatch.setattr(library, "_pools", {})
+    with ThreadPoolExecutor(4) as threads:
+        pools = list(threads.map(lambda _: library.shared_pool(2, None), range(4)))
+    assert len(made) == 1
+    assert all(pool is made[0] for pool in pools)
 
 
 def test_the_core_has_no_openmp() -> None:
