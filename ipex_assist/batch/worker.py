@@ -151,6 +151,7 @@ def _load(settings: WorkerSettings) -> TextModel:
 class Desk:
     """Generates for all requests that are under way, in turns of a round, until `inbox` brings None.
 
+    A text that must wait until others have ended, for want of memory, keeps nobody from being answered or cancelled.
     One thread does it all: texts that share passes need no more, and OpenMP would start a team of threads for each.
     `inbox` takes requests, and {"cancel": id}.
     """
@@ -193,7 +194,8 @@ class Desk:
 
     def _go_on(self, number: int, generation: Generation) -> None:
         try:
-            next(generation)
+            if generation.ready():
+                next(generation)
         except StopIteration:
             self._reply(number, {"result": generation.result().as_dict()})
         except Exception as error:

@@ -77,6 +77,14 @@ class Generation(Iterator[Chunk]):
             return "stop"
         return self._at_limit if len(self._text.tokens) >= self._max_new_tokens else None
 
+    def ready(self) -> bool:
+        """Whether the next chunk or the end can be had without waiting for other texts.
+
+        False where this one shares passes with others and waits for its turn; a pass has been run meanwhile.
+        """
+        ready = getattr(self._rounds, "ready", None)
+        return self._stop_reason is not None or ready is None or bool(ready())
+
     def interrupt(self) -> str:
         """End here, as Ctrl-C does; returns the text that was held back."""
         if self._stop_reason is not None:

@@ -127,6 +127,41 @@ def test_a_cancelled_text_makes_room_at_once(model: TextModel) -> None:
     assert rounds <= 6
 
 
+def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an engine whose memory is full: the ones that run are answered, and one that waits can be cancelled."""
+    rounds = model._rounds
+    passes = 0
+
+    class Waiting:
+        """Rounds that never come."""
+
+        def ready(self) -> bool:
+            nonlocal passes
+            passes += 1
+            if passes == 50:
+                desk.inbox.put({"cancel": 1})
+                desk.inbox.put(None)
+            return False
+
+        def __next__(self) -> Round:
+            raise AssertionError("nobody may wait for it")
+
+        def close(self) -> None:
+            pass
+
+    def some_wait(tokens: list[int], limit: int, *more: Any) -> tuple[Iterator[Round], bool]:
+        return (Waiting(), False) if limit == 7 else rounds(tokens, limit, *more)  # type: ignore[return-value]
+
+    monkeypatch.setattr(model, "_rounds", some_wait)
+    replies: list[dict[str, Any]] = []
+    desk = Desk(model, replies.append)
+    desk.inbox.put(request(1, options={"max_new_tokens": 7}))
+    desk.inbox.put(request(2, options={"max_new_tokens": 5}))
+    desk.work()
+    assert [(reply["id"], reply.get("error")) for reply in replies] == [(2, None), (1, "cancelled")]
+    assert passes == 50
+
+
 def test_lengths_of_texts(tmp_path: Path) -> None:
     """The longest first, with what may be generated, in blocks of keys and values."""
     prompts = write_prompts(
