@@ -50,7 +50,7 @@ class AlwaysWrong:
     ) -> Proposal:
         """Propose as many tokens as asked for, none of which any text has: the vocabulary's last."""
         drafted = self.source.propose(tokens, k, min_confidence=0.0, context=context).tokens
-        return Proposal([self.vocab_size - 1] * len(drafted), None, [0.999] * len(drafted))
+        return Proposal([self.vocab_size - 1] * len(drafted), [0.999] * len(drafted))
 
     def accept(self, count: int) -> None:
         """Ignore the count: nothing was accepted."""

@@ -17,7 +17,6 @@ from typing import Any
 
 import draft_prompts
 import measure
-import torch
 
 import ipex_assist
 from ipex_assist.speculative.acceptance import class_of
@@ -35,7 +34,6 @@ def record(model: Any, prompt: str, new_tokens: int) -> dict[str, Any]:
     source = AssistantModel(
         model.assistant,
         Sampling(),
-        torch.Generator(),
         model.target.spec.vocab_size,
         capacity=len(text) + LONGEST_DRAFT,
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.decode import Round, decode
 from ipex_assist.speculative.draft import DraftSource
@@ -32,14 +30,12 @@ def run(
     each: Callable[[Round], None] = lambda round_: None,
 ) -> list[Round]:
     """Return all rounds of one generation; `each` hears of them as they come."""
-    generator = torch.Generator().manual_seed(0)
     rounds = []
     for round_ in decode(
         target,
         prompt,
         max_new_tokens=new,
         sampling=sampling,
-        generator=generator,
         draft=draft,
         schedule=schedule or Constant(k),
     ):

@@ -27,7 +27,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     """Flags in one wide column, so that the help fits two screens."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
+        super().__init__(prog, max_help_position=37, width=115)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         # "-m, --model ID" instead of "-m ID, --model ID".

@@ -65,6 +65,8 @@ def _generate(model: TextModel, generation: Generation, args: argparse.Namespace
 
     if args.show_accepted and args.json:
         log.warning("--show-accepted: no effect with --json")
+    if args.logprobs is not None and not args.json:
+        log.warning("--logprobs: no effect without --json")
     stream = TextPrinter(not args.json and not args.no_stream, args.show_accepted)
     whole = TextPrinter(not args.json and args.no_stream, args.show_accepted)
     code, pieces = 0, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ipex_assist.env.errors import IpexAssistError
@@ -52,6 +53,15 @@ class Rows(NamedTuple):
     sequence: Sequence
     tokens: Tokens
     last: int = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token of a row, the natural logarithm of its probability, and the likeliest tokens, best first, with theirs."""
+
+    token: int
+    log_probability: float
+    top: list[tuple[int, float]] = field(default_factory=list)
 
 
 def check_rows(sequence: Sequence, count: int, last: int = 0) -> None:
@@ -114,5 +124,17 @@ class DraftsInOneCall(Protocol):
         """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities.
 
         Ends behind a token whose probability is below `min_confidence`. The last token is not appended.
+        """
+        ...
+
+
+@runtime_checkable
+class ChoosesInOneCall(Protocol):
+    """A model that finds the likeliest tokens itself, so that no logits need to leave it."""
+
+    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:
+        """`forward`, and of each row that it would return the likeliest token, of equals the lowest id.
+
+        top: how many of the likeliest come with it. A token of -1 stands for a row that holds NaN or infinity.
         """
         ...

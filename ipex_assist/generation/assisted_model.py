@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import Model
@@ -66,13 +65,11 @@ class AssistedModel(TextModel):
     def draft_source(self, prompt: Sequence[int], options: GenerationOptions) -> DraftSource | None:
         """What would draft for this text if nothing else is passed to `stream`; None where there is no assistant.
 
-        It serves one text, and draws with a generator of its own: what it drafts must not depend on the numbers by
-        which `stream` decides what to accept.
+        It serves one text. Where that is drawn, both need the same `seed` in their options: a draft with other noise
+        is seldom right.
         """
         sampling = Sampling.part_of(options, prompt_length=len(prompt))
-        seed = None if sampling.seed is None else (sampling.seed * 6364136223846793005 + 1) % 2**63
-        generator = replace(sampling, seed=seed).generator()
-        return self.drafting.source(sampling, generator, len(prompt) + self.limit_of(len(prompt), options))
+        return self.drafting.source(sampling, len(prompt) + self.limit_of(len(prompt), options))
 
     def _rounds(
         self,
@@ -83,14 +80,13 @@ class AssistedModel(TextModel):
         schedule: Schedule | None,
     ) -> tuple[Iterator[Round], bool]:
         sampling = Sampling.part_of(options, prompt_length=len(tokens))
-        generator = sampling.generator()
         length = len(tokens) + limit
         experiment = draft is not None or schedule is not None
         if not options.wanted:
             draft = None
         elif draft is not None or self.drafting.possible:
             schedule = schedule or self.drafting.schedule(options, limit)
-            draft = draft or self.drafting.source(sampling, generator, length)
+            draft = draft or self.drafting.source(sampling, length)
         if draft is not None and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
@@ -101,9 +97,9 @@ class AssistedModel(TextModel):
             tokens,
             max_new_tokens=limit,
             sampling=sampling,
-            generator=generator,
             draft=draft,
             schedule=schedule,
+            logprobs=options.logprobs,
         )
         if draft is not None and options.adapts and not experiment:
             rounds = self.drafting.learning(rounds, schedule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ipex_assist.executors.interface import Choice
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.decode import Round
 
@@ -38,6 +39,11 @@ class Chunk:
     tokens: list[int]
     round: Round
     pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def logprobs(self) -> list[Choice] | None:
+        """Of each of the tokens; None where nobody asked for them."""
+        return None if self.round.logprobs is None else self.round.logprobs[: len(self.tokens)]
 
 
 @dataclass
@@ -169,7 +175,9 @@ class Result:
     """What was generated, and at what speed. Times are in seconds, None where there is nothing to time.
 
     tokens_per_s: of the tokens after the first. speedup: that ÷ what plain decoding would have had here, by passes that
-    were timed (Statistics.speedup); None where nothing was drafted, and where no plain pass was timed.
+    were timed (Statistics.speedup); None where nothing was drafted, and where no plain pass was timed. seed: by which
+    the text was drawn, given or not; None where chance decided nothing. logprobs: of each token, where they were
+    wanted: natural logarithms, of the model's own distribution.
     """
 
     text: str
@@ -189,6 +197,8 @@ class Result:
     stop_reason: StopReason
     draft: DraftResult = field(default_factory=DraftResult)
     times: Times = field(default_factory=Times)
+    seed: int | None = None
+    logprobs: list[Choice] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields by name, nested ones too, as `--json` prints them."""

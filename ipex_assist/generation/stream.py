@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from ipex_assist.executors.interface import Choice
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
 from ipex_assist.generation.stats import Loading, Statistics
@@ -30,12 +31,14 @@ class Generation(Iterator[Chunk]):
         limit_is_context: bool = False,
         traffic: Traffic | None = None,
         loading: Loading | None = None,
+        seed: int | None = None,
     ) -> None:
         """`limit_is_context` says that max_new_tokens is what the model's context leaves, not what was asked for.
 
         traffic: what a pass of the target reads, where that is known. loading: how long loading took, likewise.
+        seed: by which tokens are drawn.
         """
-        self._loading = loading or Loading()
+        self._loading, self._seed = loading or Loading(), seed
         self.statistics = Statistics(prompt_tokens, traffic)
         self._text = TextStream(tokenizer, stop)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
@@ -43,6 +46,7 @@ class Generation(Iterator[Chunk]):
         self._at_limit: StopReason = "context" if limit_is_context else "length"
         self._stop_reason: StopReason | None = None
         self._pieces: list[str] = []
+        self._logprobs: list[Choice] | None = None
 
     def __iter__(self) -> Generation:
         return self
@@ -68,7 +72,11 @@ class Generation(Iterator[Chunk]):
         text = "".join(piece.text for piece in pieces)
         self._pieces.append(text)
         self.statistics.count(round_, len(kept))
-        return Chunk(text, kept, round_, pieces)
+        chunk = Chunk(text, kept, round_, pieces)
+        if chunk.logprobs is not None:
+            self._logprobs = self._logprobs or []
+            self._logprobs += chunk.logprobs
+        return chunk
 
     def _reason(self, token: int) -> StopReason | None:
         if token in self._eos:
@@ -117,5 +125,7 @@ class Generation(Iterator[Chunk]):
             stop_reason=self._stop_reason or "interrupted",
             draft=DraftResult.of(counts) if self._assisted else DraftResult(),
             times=Times.of(counts, self._loading),
+            seed=self._seed,
+            logprobs=self._logprobs,
             **asdict(self._identity),
         )

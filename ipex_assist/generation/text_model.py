@@ -94,7 +94,7 @@ class TextModel(ABC):
         Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
         leaves no room in the model's context. Its iteration raises LogitsError where the model computes no numbers.
         """
-        options = GenerationOptions.of(options, **changes)
+        options = GenerationOptions.of(options, **changes).seeded()
         tokens = self.encode(prompt, chat=chat)
         limit = self.limit_of(len(tokens), options)
         rounds, drafting = self._rounds(tokens, limit, options, draft, schedule)
@@ -110,6 +110,7 @@ class TextModel(ABC):
             limit_is_context=limit < options.max_new_tokens,
             traffic=self.traffic,
             loading=self.loading,
+            seed=options.seed if options.draws else None,
         )
 
     def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:

@@ -132,6 +132,11 @@ class TransformersModel(TextModel):
             raise UsageError(
                 f"{self.identity.target} runs through transformers, whose drafts and schedules cannot be exchanged"
             )
+        if options.logprobs is not None:
+            raise UsageError(
+                f"{self.identity.target} runs through transformers, which gives us no log-probabilities: "
+                "leave out logprobs"
+            )
         sampling = Sampling.part_of(options, prompt_length=len(tokens))
         told: dict[str, Any] = {"max_new_tokens": limit, "do_sample": sampling.do_sample}
         if options.ignore_eos:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from ipex_assist.executors.interface import DraftsInOneCall, LogitsError, Model
 from ipex_assist.speculative.draft import Proposal
-from ipex_assist.speculative.sampling import Sampling, draw
+from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose_for_draft
 
 
 class AssistantModel:
@@ -23,19 +23,18 @@ class AssistantModel:
         self,
         model: Model,
         sampling: Sampling,
-        generator: torch.Generator,
         vocab_size: int,
         draft_vocabulary: int | None = None,
         capacity: int | None = None,
         masked: frozenset[int] = frozenset(),
     ) -> None:
-        """`vocab_size` is the target's: probabilities are cut or padded to it, since only rows may differ in number.
+        """`sampling` and `vocab_size` are the target's: what it cannot choose is not drafted.
 
         draft_vocabulary: draft only among the first so many token ids. capacity: tokens of text to make room for,
         beyond which nothing is drafted; as many as the model's context holds where None. masked: ids that are never
         drafted. Tokens without a row in this model must not be in the text: see PartlyShared.
         """
-        self.model, self.sampling, self.generator, self.vocab_size = model, sampling, generator, vocab_size
+        self.model, self.sampling = model, sampling
         self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
         self._masked = sorted(token for token in masked if token < self._choices)
         context = model.spec.context_length
@@ -47,9 +46,18 @@ class AssistantModel:
         return len(tokens) - self._start - self._sequence.length
 
     def propose(
-        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+        self,
+        tokens: Sequence[int],
+        k: int,
+        *,
+        min_confidence: float = 0.0,
+        context: int | None = None,
+        left_out: tuple[int, int] = (0, 0),
     ) -> Proposal:
-        """Decode up to `k` tokens, greedily or by `sampling`, whichever the target uses."""
+        """Decode up to `k` tokens as the target does: greedily, or by `sampling` with the same noise.
+
+        left_out: how many tokens of the prompt, and of what was generated, are not among `tokens`.
+        """
         if (context is None and self._start) or (context is not None and self.unread(tokens) > context):
             self._sequence.truncate(0)
             self._start = 0 if context is None else len(tokens) - context
@@ -64,8 +72,8 @@ class AssistantModel:
                 drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)
             except LogitsError:
                 raise LogitsError("the assistant", len(tokens)) from None
-            return Proposal(drafted, None, confidence)
-        return self._decode(tokens, pending, k, min_confidence)
+            return Proposal(drafted, confidence)
+        return self._decode(tokens, pending, k, min_confidence, left_out)
 
     def accept(self, count: int) -> None:
         """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""
@@ -77,32 +85,25 @@ class AssistantModel:
         if length <= self._start:
             self._start = 0
 
-    def _decode(self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float) -> Proposal:
-        """Draft by one pass a token.
-
-        It ends behind a token, never before it: one that is drawn and then dropped for what it is would shift the
-        distribution of what takes its place.
-        """
+    def _decode(
+        self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float, left_out: tuple[int, int]
+    ) -> Proposal:
+        """Draft by one pass a token, and end behind the first unsure one."""
+        sampling = self.sampling
+        if left_out[0]:
+            sampling = replace(sampling, prompt_length=sampling.prompt_length - left_out[0])
+        generated = len(tokens) + left_out[1] - sampling.prompt_length
         drafted: list[int] = []
         confidence: list[float] = []
-        rows: list[torch.Tensor] = []
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
-            logits = self.sampling.penalise(self._logits(pending), [*tokens, *drafted])
-            if self.sampling.do_sample:
-                probabilities = self.sampling.probabilities(logits)
-            else:
-                probabilities = torch.softmax(logits.float(), -1)
-            if math.isnan(float(probabilities[0, 0])):  # NaN or infinity among the logits is NaN everywhere here
+            logits = sampling.penalise(self._logits(pending), [*tokens, *drafted])
+            token, sure = choose_for_draft(logits[0].float().numpy(), sampling, generated + len(drafted))
+            if token == NO_NUMBERS:
                 raise LogitsError("the assistant", len(tokens) + len(drafted))
-            if self.sampling.do_sample:
-                token = draw(probabilities[0], self.generator)
-                rows.append(self._padded(probabilities))
-            else:
-                token = int(logits.argmax())
             drafted.append(token)
-            confidence.append(float(probabilities[0, token]))
+            confidence.append(sure)
             pending = [token]
-        return Proposal(drafted, torch.cat(rows) if rows else None, confidence)
+        return Proposal(drafted, confidence)
 
     def _logits(self, tokens: list[int]) -> torch.Tensor:
         logits = self.model.extend(self._sequence, tokens, vocabulary=self._choices)
@@ -110,7 +111,3 @@ class AssistantModel:
             logits = logits.clone()
             logits[:, self._masked] = -torch.inf
         return logits
-
-    def _padded(self, probabilities: torch.Tensor) -> torch.Tensor:
-        missing = self.vocab_size - probabilities.shape[-1]
-        return torch.nn.functional.pad(probabilities, (0, missing)) if missing else probabilities

@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ipex_assist.executors.interface import Model
+from ipex_assist.executors.interface import Choice, Model
 from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Constant, RoundResult, RoundState, Schedule
-from ipex_assist.speculative.verify import verify_greedy, verify_sampled
+from ipex_assist.speculative.verify import choices, verify
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,8 @@ class Round:
 
     `prompt` marks the first round, the pass over the prompt. Times are in seconds; plain_s is what a pass with nothing
     drafted takes at this time, by the schedule's measurements, or None. choose_s: the part of target_s in which tokens
-    were chosen, the logits being there; None where that is not told apart.
+    were chosen, the logits being there; None where that is not told apart. logprobs: of each of the tokens, where they
+    are wanted.
     """
 
     tokens: list[int]
@@ -32,6 +32,7 @@ class Round:
     prompt: bool = False
     plain_s: float | None = None
     choose_s: float | None = None
+    logprobs: list[Choice] | None = None
 
 
 def decode(
@@ -40,16 +41,18 @@ def decode(
     *,
     max_new_tokens: int,
     sampling: Sampling,
-    generator: torch.Generator,
     draft: DraftSource | None = None,
     schedule: Schedule | None = None,
+    logprobs: int | None = None,
 ) -> Iterator[Round]:
     """Yield rounds until `max_new_tokens` tokens are out; the consumer stops earlier by no longer asking.
 
     The text has a sequence of its own, which lives as long as this iterator and holds all tokens but the last: each
     round feeds that one first, followed by the drafted ones.
-    `schedule` says how many; without one it is the same number every round.
-    Source: Leviathan et al. 2023, algorithm 1. Raises LogitsError where the target or the draft computes no numbers.
+    `schedule` says how many; without one it is the same number every round. logprobs: how many of the likeliest tokens
+    come with each token's log-probability; None for neither.
+    What is drafted, by whom and how much of it, changes nothing in the text: see sampling.py.
+    Raises LogitsError where the target or the draft computes no numbers.
     """
     schedule = schedule or Constant()
     tokens = list(prompt)
@@ -57,10 +60,11 @@ def decode(
     sequence = target.new_sequence(len(prompt) + max_new_tokens)
     logits = target.extend(sequence, tokens)
     passed = time.perf_counter()
-    new, _ = _verify(logits, tokens, Proposal([]), sampling, generator)
+    new, _ = verify(choices(logits, sampling, tokens), [], len(tokens))
+    listed = of_rows(logits, new, logprobs)
     ended = time.perf_counter()
     tokens += new
-    yield Round(new, target_s=ended - started, prompt=True, choose_s=ended - passed)
+    yield Round(new, target_s=ended - started, prompt=True, choose_s=ended - passed, logprobs=listed)
 
     end = len(prompt) + max_new_tokens
     while len(tokens) < end:
@@ -76,7 +80,9 @@ def decode(
         drafted = time.perf_counter()
         logits = target.extend(sequence, [tokens[-1], *proposal.tokens], last=len(proposal.tokens) + 1)
         passed = time.perf_counter()
-        new, accepted = _verify(logits, tokens, proposal, sampling, generator)
+        chosen = choices(logits, sampling, tokens, proposal.tokens)
+        new, accepted = verify(chosen, proposal.tokens, len(tokens))
+        listed = of_rows(logits, new, logprobs)
         choose_s = time.perf_counter() - passed
         if draft is not None and proposal.tokens:
             draft.accept(accepted)
@@ -85,18 +91,5 @@ def decode(
         draft_s, target_s = drafted - started, time.perf_counter() - drafted
         if draft is not None and remaining > 1:
             schedule.observe(RoundResult(len(proposal.tokens), accepted, proposal.confidence, draft_s, target_s))
-        yield Round(new, len(proposal.tokens), accepted, draft_s, target_s, plain_s=schedule.plain_s, choose_s=choose_s)
-
-
-def _verify(
-    logits: torch.Tensor,
-    tokens: Sequence[int],
-    proposal: Proposal,
-    sampling: Sampling,
-    generator: torch.Generator,
-) -> tuple[list[int], int]:
-    logits = sampling.penalise(logits, tokens, proposal.tokens)
-    if not sampling.do_sample:
-        return verify_greedy(logits, proposal.tokens, len(tokens))
-    probabilities = sampling.probabilities(logits)
-    return verify_sampled(probabilities, proposal.probabilities, proposal.tokens, generator, len(tokens))
+        counts = len(proposal.tokens), accepted, draft_s, target_s
+        yield Round(new, *counts, plain_s=schedule.plain_s, choose_s=choose_s, logprobs=listed)

@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
-
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens and, when sampling, the distributions (len(tokens), vocab) they were drawn from.
+    """Drafted tokens, and how sure the source is of each, between 0 and 1, by which the schedule learns when to stop.
 
-    `probabilities` None means the source was certain of its tokens. `confidence` is the probability the source gave
-    each token, by which the schedule learns when to stop; empty where the source has none to give.
+    `confidence` is empty where the source has none to give.
     """
 
     tokens: list[int]
-    probabilities: torch.Tensor | None = None
     confidence: list[float] = field(default_factory=list)
 
 

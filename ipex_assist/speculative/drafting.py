@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
@@ -91,20 +89,19 @@ class Drafting:
         """Whether there is anything to draft with."""
         return self.lookup or self.assistant is not None
 
-    def source(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource | None:
+    def source(self, sampling: Sampling, length: int) -> DraftSource | None:
         """Return what drafts for one text of at most `length` tokens; None where nothing does."""
-        model = self._model(sampling, generator, length) if self.assistant is not None else None
+        model = self._model(sampling, length) if self.assistant is not None else None
         if not self.lookup:
             return model
         return PromptLookup() if model is None else LookupFirst(PromptLookup(), model)
 
-    def _model(self, sampling: Sampling, generator: torch.Generator, length: int) -> DraftSource:
+    def _model(self, sampling: Sampling, length: int) -> DraftSource:
         assert self.assistant is not None
         if self.assistant_tokenizer is None:
             model = AssistantModel(
                 self.assistant,
                 sampling,
-                generator,
                 self.target_vocab_size,
                 self.shared.limited(self.draft_vocabulary),
                 length,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ipex_assist.env.options import Choice, Number, Options, Switch, Texts, TokenNumbers, documented, option
 
 SCHEDULES = ("adaptive", "constant", "heuristic")
 _PENALTY = Number(-100, 100)
+
+Own = TypeVar("Own", bound="SamplingOptions")
+
+
+def fresh_seed() -> int:
+    """A seed by the system's randomness; below 2^53, since readers of JSON keep larger numbers only roughly."""
+    return secrets.randbits(53)
 
 
 @dataclass(frozen=True)
@@ -74,15 +83,31 @@ class SamplingOptions(Options):
     min_p: float = option(
         0.0, "drop tokens less likely than this share of the likeliest's", Number(0, 1), "P", needs="do_sample"
     )
-    seed: int | None = option(None, "repeat the same draws", Number(0, 2**63 - 1, whole=True), "N", needs="do_sample")
+    seed: int | None = option(
+        None, "repeat the same draws (default: a new one)", Number(0, 2**63 - 1, whole=True), "N", needs="do_sample"
+    )
 
     @property
     def draws(self) -> bool:
         """Whether chance decides."""
         return self.do_sample and self.temperature > 0
 
+    def seeded(self: Own) -> Own:
+        """The same with a seed where chance decides, one that nobody has used where none is given.
+
+        The result can then say it.
+        """
+        return replace(self, seed=fresh_seed()) if self.draws and self.seed is None else self
+
 
 @documented
 @dataclass(frozen=True)
 class GenerationOptions(SamplingOptions, DraftOptions, EndOptions):
     """All options of one text."""
+
+    logprobs: int | None = option(
+        None,
+        "log-probabilities of each token and the N likeliest, before any filter",
+        Number(0, 20, whole=True),
+        "N",
+    )

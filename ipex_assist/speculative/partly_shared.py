@@ -21,6 +21,7 @@ class PartlyShared:
         self._model, self._unknown = model, unknown
         self._rows = model.model.spec.vocab_size
         self._known: list[int] = []  # the text without them …
+        self._left_out = [0, 0]  # … how many of them prompt and generated text have …
         self._followed = 0  # … up to this token
 
     def unread(self, tokens: Sequence[int]) -> int:
@@ -35,14 +36,19 @@ class PartlyShared:
         self._follow(tokens)
         if not self._reads(tokens[-1]):
             return Proposal([])
-        return self._model.propose(self._known, k, min_confidence=min_confidence, context=context)
+        left_out = (self._left_out[0], self._left_out[1])
+        return self._model.propose(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
 
     def accept(self, count: int) -> None:
         """Passed on."""
         self._model.accept(count)
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        self._known += [token for token in tokens[self._followed :] if self._reads(token)]
+        for place in range(self._followed, len(tokens)):
+            if self._reads(tokens[place]):
+                self._known.append(tokens[place])
+            else:
+                self._left_out[place >= self._model.sampling.prompt_length] += 1
         self._followed = len(tokens)
 
     def _reads(self, token: int) -> bool:

@@ -44,7 +44,7 @@ class PromptLookup:
             confidence.append(1 - 1 / (length + i + 1))
             if confidence[-1] < min_confidence:
                 break
-        return Proposal(copied, None, confidence)
+        return Proposal(copied, confidence)
 
     def accept(self, count: int) -> None:
         """The text itself says what was accepted."""

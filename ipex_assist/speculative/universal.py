@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.draft import Proposal
@@ -26,7 +24,10 @@ _ANCHOR = "\n"  # in front of a piece, so that tokenizers do not treat it as the
 
 
 class UniversalAssistant:
-    """Drafts greedily, so that its proposal is certain; sampling stays exact with any certain proposal."""
+    """Drafts greedily: the noise belongs to the target's tokens, and the assistant has others.
+
+    Any draft leaves the text what it is.
+    """
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class UniversalAssistant:
     ) -> None:
         """capacity: a text with more of the assistant's tokens is not drafted for."""
         vocab_size = model.spec.vocab_size
-        self._model = AssistantModel(model, Sampling(), torch.Generator(), vocab_size, draft_vocabulary, capacity)
+        self._model = AssistantModel(model, Sampling(), vocab_size, draft_vocabulary, capacity)
         self._assistant, self._target = Pieces(assistant_tokenizer), Pieces(target_tokenizer)
         self._target_vocab_size = target_vocab_size
         self._ids: list[int] = []  # the text in the assistant's tokens …

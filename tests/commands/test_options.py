@@ -32,6 +32,7 @@ EDGES: dict[str, tuple[float, float, float]] = {
     "presence_penalty": (-100, 100, 101),
     "frequency_penalty": (-100, 100, -101),
     "seed": (0, 2**63 - 1, 2**63),
+    "logprobs": (0, 20, 21),
 }
 OTHERS = {
     "stop": (["a", "bc"], "", ""),

@@ -84,7 +84,7 @@ def test_row_by_row_is_the_last_resort_and_still_lossless(tmp_path: Path, monkey
     assert model.plan == ROW_BY_ROW
     assert model.exact_rows == 1
     plain = tokens_of(run(model))
-    draft = AssistantModel(copy, Sampling(), torch.Generator(), tiny_models.VOCAB)
+    draft = AssistantModel(copy, Sampling(), tiny_models.VOCAB)
     assert tokens_of(run(model, draft, k=4)) == plain
 
 

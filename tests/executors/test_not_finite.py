@@ -163,7 +163,7 @@ def test_a_rejected_draft_of_no_numbers_does_not_show(precision: str, sampling: 
 def test_an_assistant_without_numbers(executor: str, precision: str, sampling: Sampling, tmp_path: Path) -> None:
     """Its draft would be token 0 with a probability of NaN; the message says which of the two models it is."""
     model = poisoned(tmp_path, executor, precision)
-    source = AssistantModel(model, sampling, torch.Generator().manual_seed(0), tiny_models.VOCAB)
+    source = AssistantModel(model, sampling, tiny_models.VOCAB)
     for text in ([*PROMPT, POISON], [3, POISON, 5]):
         with pytest.raises(LogitsError, match=f"the assistant computed NaN or infinity .* the {len(text)} tokens"):
             source.propose(text, 4)

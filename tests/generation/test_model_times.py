@@ -8,7 +8,6 @@ from typing import Any
 import checkpoint_files
 import pytest
 import tiny_models
-import torch
 from decoding import GREEDY, PROMPT, run
 from test_speedup import Clock, Timed
 
@@ -26,7 +25,7 @@ CHOOSING = 0.003
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time passes in passes, and CHOOSING seconds of it where tokens are chosen."""
-    clock, verify = Clock(), decode_module.verify_greedy
+    clock, verify = Clock(), decode_module.verify
 
     def slow(*arguments: Any) -> Any:
         clock.now += CHOOSING
@@ -34,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     monkeypatch.setattr(decode_module, "time", clock)
     monkeypatch.setattr(stats_module, "time", clock)
-    monkeypatch.setattr(decode_module, "verify_greedy", slow)
+    monkeypatch.setattr(decode_module, "verify", slow)
     return clock
 
 
@@ -43,7 +42,7 @@ def times(clock: Clock, folder: Path, assisted: bool, new: int) -> Times:
     tiny_models.save(folder / "target", "llama")
     target = Timed(tiny_models.model(folder / "target"), clock, 0.010, 0.0002)
     draft = Timed(tiny_models.model(folder / "target"), clock, 0.002, 0.0001)
-    source = AssistantModel(draft, GREEDY, torch.Generator(), tiny_models.VOCAB) if assisted else None
+    source = AssistantModel(draft, GREEDY, tiny_models.VOCAB) if assisted else None
     counts = Statistics(len(PROMPT), _started=clock.now)
     run(target, source, 3, new=new, each=lambda round_: counts.count(round_, len(round_.tokens)))
     return Times.of(counts, Loading(2.0, 0.5 if assisted else None))

@@ -87,7 +87,7 @@ def statistics(
     """Return the statistics of one text of NEW tokens, each of which costs half a millisecond outside of the passes."""
     source = None
     if draft is not None:
-        source = source_class(draft, GREEDY, torch.Generator(), tiny_models.VOCAB)
+        source = source_class(draft, GREEDY, tiny_models.VOCAB)
     counts = Statistics(len(PROMPT), _started=clock.now)
     rounds: list[Round] = run(target, source, new=NEW, schedule=schedule, each=lambda round_: count(counts, round_))
     assert len(rounds) > 5

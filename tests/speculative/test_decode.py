@@ -39,7 +39,7 @@ def test_assisted_equals_plain(variant: str, executor: str, precision: str, tmp_
         for name in list(SCRIPTS)[k % 2 :: 2]:  # two of the four scripts for each k, all four for each parity
             draft = ScriptedDraft(PROMPT + plain, SCRIPTS[name], tiny_models.VOCAB)
             assert tokens_of(run(target, draft, k)) == plain, (name, k)
-        draft = AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB)
+        draft = AssistantModel(assistant, GREEDY, tiny_models.VOCAB)
         assert tokens_of(run(target, draft, k)) == plain, ("another model", k)
 
 
@@ -60,7 +60,7 @@ def test_every_source_and_schedule_equals_plain(variant: str, executor: str, pre
     plain = tokens_of(run(target, prompt=prompt, new=60))
 
     def model(vocabulary: int | None = None) -> AssistantModel:
-        return AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB, vocabulary)
+        return AssistantModel(assistant, GREEDY, tiny_models.VOCAB, vocabulary)
 
     sources = {
         "model": model,
@@ -84,7 +84,7 @@ def test_a_model_assists_itself_without_a_miss(tmp_path: Path) -> None:
     """Its own copy as the draft is always right: every round brings k + 1 tokens, so no cached row was wrong."""
     tiny_models.save(tmp_path, "llama")
     target, copy = tiny_models.model(tmp_path), tiny_models.model(tmp_path)
-    draft = AssistantModel(copy, GREEDY, torch.Generator(), tiny_models.VOCAB)
+    draft = AssistantModel(copy, GREEDY, tiny_models.VOCAB)
     rounds = run(target, draft, k=4, new=41)
     assert [round_.accepted for round_ in rounds[1:]] == [4] * 8
     assert tokens_of(rounds) == tokens_of(run(target, new=41))
@@ -142,7 +142,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting(tmp_path: Path) -> None:
     target = tiny_models.model(tmp_path / "target")
     assistant = tiny_models.model(tmp_path / "assistant")
     plain = tokens_of(run(target))
-    rounds = run(target, AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB), k=4)
+    rounds = run(target, AssistantModel(assistant, GREEDY, tiny_models.VOCAB), k=4)
     assert tokens_of(rounds) == plain
     assert rounds[1].drafted == 4
     assert rounds[-1].drafted == 0
@@ -163,7 +163,7 @@ def test_penalties_see_drafted_tokens(penalty: Sampling, tmp_path: Path) -> None
     target, copy = tiny_models.model(tmp_path), tiny_models.model(tmp_path)
     plain = tokens_of(run(target, sampling=penalty))
     assert plain != tokens_of(run(target)), "the penalty changes nothing here, so nothing is tested"
-    draft = AssistantModel(copy, penalty, torch.Generator(), tiny_models.VOCAB)
+    draft = AssistantModel(copy, penalty, tiny_models.VOCAB)
     rounds = run(target, draft, k=4, sampling=penalty)
     assert tokens_of(rounds) == plain
     assert sum(r.accepted for r in rounds) == sum(r.drafted for r in rounds)
@@ -178,7 +178,7 @@ def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
     assert max(PROMPT) >= tiny_models.VOCAB - 20
     plain = tokens_of(run(target))
     for sampling in (GREEDY, Sampling(do_sample=True, seed=0)):
-        model = AssistantModel(assistant, sampling, torch.Generator().manual_seed(1), tiny_models.VOCAB)
+        model = AssistantModel(assistant, sampling, tiny_models.VOCAB)
         rounds = run(target, PartlyShared(model, frozenset()), k=3, sampling=sampling)
         assert len(tokens_of(rounds)) == NEW
         assert sampling.do_sample or tokens_of(rounds) == plain
@@ -237,7 +237,7 @@ def test_an_assistant_that_is_always_wrong_costs_three_percent(
         model.slower = lambda: 1 + noise * generator.random()
 
     def seconds(assisted: bool) -> float:
-        draft = AssistantModel(assistant, GREEDY, torch.Generator(), tiny_models.VOCAB) if assisted else None
+        draft = AssistantModel(assistant, GREEDY, tiny_models.VOCAB) if assisted else None
         before = clock.undisturbed
         rounds = run(target, draft, new=100, schedule=Adaptive(costs, 100) if assisted else None)
         assert any(round_.drafted for round_ in rounds) == assisted

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
-from test_verify import assert_follows
+from decoding import run, tokens_of
+from distributions import assert_follows, probabilities
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     LogitsProcessorList,
@@ -27,18 +30,28 @@ from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.decode import decode
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.partly_shared import PartlyShared
 from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
-from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.sampling import Sampling, kept
 from ipex_assist.speculative.schedule import Constant, Plan, RoundResult, RoundState
 from ipex_assist.speculative.universal import UniversalAssistant
 
 VOCAB = 50
 
 
+def assert_kept(logits: torch.Tensor, sampling: Sampling, expected: torch.Tensor) -> None:
+    """The tokens that are left are those of `expected`, and so is the reference of the other tests."""
+    torch.testing.assert_close(probabilities(logits, sampling), expected, atol=1e-6, rtol=1e-5)
+    for row, wanted in zip(logits, expected, strict=True):
+        ids = kept(row.numpy(), sampling)
+        found = range(len(row)) if ids is None else ids.tolist()
+        assert list(found) == wanted.nonzero().flatten().tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 7, 100])
 @pytest.mark.parametrize("top_p", [0.05, 0.7, 1.0])
-def test_probabilities_equal_transformers(temperature: float, top_k: int, top_p: float) -> None:
+def test_filters_equal_transformers(temperature: float, top_k: int, top_p: float) -> None:
     """Order of filters and which token is the last to stay."""
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
@@ -47,8 +60,7 @@ def test_probabilities_equal_transformers(temperature: float, top_k: int, top_p:
     if top_p < 1.0:
         warpers.append(TopPLogitsWarper(top_p))
     expected = torch.softmax(warpers(torch.zeros(6, 1, dtype=torch.long), logits.clone()), -1)
-    ours = Sampling(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p).probabilities(logits)
-    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    assert_kept(logits, Sampling(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p), expected)
 
 
 def test_penalty_equals_transformers_row_by_row() -> None:
@@ -69,8 +81,7 @@ def test_min_p_equals_transformers(min_p: float, top_p: float) -> None:
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     warpers = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)])
     expected = torch.softmax(warpers(torch.zeros(6, 1, dtype=torch.long), logits.clone()), -1)
-    ours = Sampling(do_sample=True, temperature=0.7, top_k=0, top_p=top_p, min_p=min_p).probabilities(logits)
-    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    assert_kept(logits, Sampling(do_sample=True, temperature=0.7, top_k=0, top_p=top_p, min_p=min_p), expected)
 
 
 def test_penalties_count_generated_tokens_row_by_row() -> None:
@@ -104,10 +115,12 @@ def test_temperature_0_is_greedy() -> None:
 
 
 def test_seed_repeats_and_no_seed_does_not() -> None:
-    """A seed is a promise; without one two runs must differ."""
-    draws = [torch.rand(4, generator=Sampling(seed=seed).generator()) for seed in (7, 7, None, None)]
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[2], draws[3])
+    """A seed is a promise; without one two texts must differ, and say by what."""
+    seeds = [Sampling(do_sample=True, seed=seed).seed for seed in (7, 7, 0, None, None)]
+    assert seeds[:3] == [7, 7, 0]
+    assert None not in seeds
+    assert seeds[3] != seeds[4]
+    assert Sampling().seed is None
 
 
 @pytest.mark.parametrize(
@@ -132,31 +145,23 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     text = tiny_models.Text(target)
 
     # The second token's distribution, summed over all first tokens, from the target alone.
-    first = sampling.probabilities(sampling.penalise(text.forward(prompt), prompt))[0]
+    first = probabilities(sampling.penalise(text.forward(prompt), prompt), sampling)[0]
     expected = torch.zeros(12)
     for token in range(12):
         text.truncate(3)
         logits = sampling.penalise(text.forward([token]), [*prompt, token])
-        expected += first[token] * sampling.probabilities(logits)[0]
+        expected += first[token] * probabilities(logits, sampling)[0]
 
-    generator = torch.Generator().manual_seed(5)
     counts, accepted = torch.zeros(12), 0
-    for _ in range(3000):
-        draft = AssistantModel(assistant, sampling, generator, 12)
-        rounds = decode(
-            target,
-            prompt,
-            max_new_tokens=3,
-            sampling=sampling,
-            generator=generator,
-            draft=draft,
-            schedule=Constant(2),
-        )
+    for seed in range(3000):
+        seeded = replace(sampling, seed=seed)
+        draft = AssistantModel(assistant, seeded, 12)
+        rounds = decode(target, prompt, max_new_tokens=3, sampling=seeded, draft=draft, schedule=Constant(2))
         next(rounds)
         round_ = next(rounds)
         counts[round_.tokens[0]] += 1
         accepted += round_.accepted
-    assert 0 < accepted < 3000
+    assert 0 < accepted < 6000
     assert_follows(counts, expected)
 
 
@@ -176,6 +181,21 @@ class Threshold:
         pass
 
 
+class Dice:
+    """Any number of tokens, any threshold, any context."""
+
+    plain_s = None
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def plan(self, now: RoundState) -> Plan:
+        return Plan(self.random.randrange(6), self.random.choice((0, 0.4, 0.9)), self.random.choice((None, 4)))
+
+    def observe(self, outcome: RoundResult) -> None:
+        pass
+
+
 def letters(order: str, pairs: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A tokenizer of single letters, and of some pairs of them."""
     vocabulary = {token: index for index, token in enumerate([*order, *pairs])}
@@ -189,16 +209,20 @@ def universal(model: Model) -> DraftSource:
     return UniversalAssistant(model, letters("lkjihgf\n", ["lk", "ji", "hg", "fl"]), letters("abcdefghijkl\n"), 12, 60)
 
 
+def partly(model: Model, sampling: Sampling, unknown: frozenset[int]) -> DraftSource:
+    """The assistant neither reads nor drafts these."""
+    return PartlyShared(AssistantModel(model, sampling, 12, masked=unknown), unknown)
+
+
 SAMPLED = Sampling(do_sample=True, top_k=0, temperature=0.8)
-SOURCES: dict[str, Callable[[Model, torch.Generator], DraftSource]] = {
-    "self": lambda model, generator: AssistantModel(model, SAMPLED, generator, 12),
-    "model": lambda model, generator: AssistantModel(model, SAMPLED, generator, 12),
-    "narrow": lambda model, generator: AssistantModel(model, SAMPLED, generator, 12, 7),
-    "universal": lambda model, generator: universal(model),
-    "lookup": lambda model, generator: PromptLookup(),
-    "lookup+model": lambda model, generator: LookupFirst(
-        PromptLookup(), AssistantModel(model, SAMPLED, generator, 12), 3
-    ),
+SOURCES: dict[str, Callable[[Model, Sampling], DraftSource]] = {
+    "self": lambda model, sampling: AssistantModel(model, sampling, 12),
+    "model": lambda model, sampling: AssistantModel(model, sampling, 12),
+    "narrow": lambda model, sampling: AssistantModel(model, sampling, 12, 7),
+    "partly": lambda model, sampling: partly(model, sampling, frozenset({3, 11})),
+    "universal": lambda model, sampling: universal(model),
+    "lookup": lambda model, sampling: PromptLookup(),
+    "lookup+model": lambda model, sampling: LookupFirst(PromptLookup(), AssistantModel(model, sampling, 12), 3),
 }
 
 
@@ -214,45 +238,100 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model
     return target, assistant, tiny_models.model(folder / "target", *few_bits, exact=False)
 
 
+# Any first token makes a match for lookup.
+LONG_PROMPT = [11, *(token for other in range(12) for token in (other, 11))]
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_with_thresholds_keeps_the_distribution(
     name: str, small_models: tuple[Model, Model, Model]
 ) -> None:
-    """Second and third tokens against all their probabilities, over 1,500 texts.
-
-    Dropping a drawn token for being unlikely, or a distribution that was not padded, shows here.
-    """
+    """Second and third tokens against all their probabilities, over 1,500 texts."""
     target, assistant = small_models[0], small_models[2 if name == "self" else 1]
-    prompt = [11, *(token for other in range(12) for token in (other, 11))]  # any first token makes a match for lookup
     text = tiny_models.Text(target)
-    first = SAMPLED.probabilities(text.forward(prompt))[0]
+    first = probabilities(text.forward(LONG_PROMPT), SAMPLED)[0]
     second, third = torch.zeros(12), torch.zeros(12)
     for one in range(12):
-        text.truncate(len(prompt))
-        chances = first[one] * SAMPLED.probabilities(text.forward([one]))[0]
+        text.truncate(len(LONG_PROMPT))
+        chances = first[one] * probabilities(text.forward([one]), SAMPLED)[0]
         second += chances
         for two in range(12):
-            text.truncate(len(prompt) + 1)
-            third += chances[two] * SAMPLED.probabilities(text.forward([two]))[0]
+            text.truncate(len(LONG_PROMPT) + 1)
+            third += chances[two] * probabilities(text.forward([two]), SAMPLED)[0]
 
-    generator = torch.Generator().manual_seed(11)
     seconds, thirds, accepted = torch.zeros(12), torch.zeros(12), 0
-    for _ in range(1500):
-        rounds = list(
-            decode(
-                target,
-                prompt,
-                max_new_tokens=4,
-                sampling=SAMPLED,
-                generator=generator,
-                draft=SOURCES[name](assistant, generator),
-                schedule=Threshold(),
-            )
+    for seed in range(1500):
+        sampling = replace(SAMPLED, seed=seed)
+        rounds = run(
+            target, SOURCES[name](assistant, sampling), 3, LONG_PROMPT, 4, sampling=sampling, schedule=Threshold()
         )
-        tokens = [token for round_ in rounds for token in round_.tokens]
+        tokens = tokens_of(rounds)
         seconds[tokens[1]] += 1
         thirds[tokens[2]] += 1
         accepted += sum(round_.accepted for round_ in rounds)
     assert accepted > 60, accepted
     assert_follows(seconds, second)
     assert_follows(thirds, third)
+
+
+ROUGH = Sampling(
+    do_sample=True,
+    top_k=9,
+    top_p=0.95,
+    min_p=0.02,
+    temperature=1.3,
+    frequency_penalty=0.3,
+    repetition_penalty=1.1,
+    prompt_length=len(LONG_PROMPT),
+)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, ROUGH], ids=["noise alone", "filters and penalties"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_seed_is_a_text(name: str, sampling: Sampling, small_models: tuple[Model, Model, Model]) -> None:
+    """With any source, number of tokens and schedule the text is the plain one; other seeds give other texts.
+
+    Rejection sampling gave another text for each.
+    """
+    target, assistant = small_models[0], small_models[2 if name == "self" else 1]
+    texts, accepted, rejected = set(), 0, 0
+    for seed in range(12):
+        seeded = replace(sampling, seed=seed)
+        plain = tokens_of(run(target, prompt=LONG_PROMPT, new=40, sampling=seeded))
+        texts.add(tuple(plain))
+        for schedule in (Constant(1), Constant(7), Dice(seed), Dice(100 + seed)):
+            source = SOURCES[name](assistant, seeded)
+            rounds = run(target, source, prompt=LONG_PROMPT, new=40, sampling=seeded, schedule=schedule)
+            assert tokens_of(rounds)[:40] == plain
+            accepted += sum(round_.accepted for round_ in rounds)
+            rejected += sum(round_.drafted - round_.accepted for round_ in rounds)
+    assert accepted > 20
+    assert rejected > 40
+    assert len(texts) == 12
+
+
+def test_a_text_goes_on_as_if_it_had_never_stopped(small_models: tuple[Model, Model, Model]) -> None:
+    """What was generated and is read again as a prompt keeps its positions: noise and penalties go by prompt_length."""
+    target = small_models[0]
+    sampling = replace(ROUGH, seed=3)
+    whole = tokens_of(run(target, prompt=LONG_PROMPT, new=40, sampling=sampling))
+    for stop in (1, 17):
+        again = run(target, prompt=[*LONG_PROMPT, *whole[:stop]], new=40 - stop, sampling=sampling)
+        assert tokens_of(again) == whole[stop:]
+
+
+def test_what_is_left_out_keeps_positions(small_models: tuple[Model, Model, Model]) -> None:
+    """An assistant that is the target but lacks a token is right wherever it reads what the target reads."""
+    target = small_models[0]
+    hits = {}
+    for unknown in (frozenset[int](), frozenset({5})):
+        drafted = accepted = 0
+        for seed in range(40):
+            sampling = replace(SAMPLED, seed=seed, prompt_length=2)
+            source = partly(target, sampling, unknown)
+            rounds = run(target, source, 1, [3, 5], 30, sampling=sampling)
+            drafted += sum(round_.drafted for round_ in rounds)
+            accepted += sum(round_.accepted for round_ in rounds)
+        hits[bool(unknown)] = accepted / drafted
+    assert hits[False] == 1
+    assert hits[True] > 0.6, "by other noise it is right as often as two draws are equal"

@@ -1,0 +1,35 @@
+"""Log-probabilities of a row's likeliest tokens and of the chosen one, by the model's own distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ipex_assist.executors.interface import Choice
+from ipex_assist.speculative.sampling import Row
+
+
+def log_probabilities(row: Row, token: int, top: int) -> Choice:
+    """Of a row of logits, (vocab,), before biases, penalties, temperature and filters, as OpenAI's API has them.
+
+    The `top` likeliest tokens, of equals the lowest ids first, whether `token` is among them or not; fewer where others
+    are impossible.
+    """
+    largest = float(row.max())
+    offset = largest + float(np.log(np.exp(row - np.float32(largest)).sum(dtype=np.float64)))
+    first: list[int] = []
+    if top:
+        least = np.partition(row, len(row) - top)[len(row) - top] if top < len(row) else -np.inf
+        ids = np.flatnonzero(row >= least)
+        ids = ids[np.isfinite(row[ids])]
+        first = ids[np.argsort(-row[ids], kind="stable")][:top].tolist()
+    return Choice(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
+
+
+def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[Choice] | None:
+    """`log_probabilities` of the first rows of logits, (rows, vocab), one for each token; None where nobody asks."""
+    if top is None:
+        return None
+    return [log_probabilities(logits[i].float().numpy(), token, top) for i, token in enumerate(tokens)]
