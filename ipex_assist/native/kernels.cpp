@@ -10,7 +10,7 @@
 #include "rows.h"
 #if defined(__AMX_TILE__) || defined(IPEX_ASSIST_EMULATE_AMX)
 #define IPEX_ASSIST_HAS_AMX
-#include "linear_amx.h"
+#include "linear_amx_integer.h"
 #endif
 
 namespace ipex_assist {
@@ -27,7 +27,7 @@ void float_linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, 
 void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
     if (w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
-    if (rows > vector_rows(w.precision) && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
+    if (rows > VECTOR_ROWS && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
         return amx_integer(w, in, rows, first, last, out, stride);
     }
 #endif

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 VOCAB, CONTEXT = 50, 640
 LEVELS = ("avx512", "avx512_vnni", "avx512_bf16", "amx", "emulated amx")
 SOME = settings(
-    max_examples=8,
+    max_examples=4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -1,0 +1,235 @@
+// Linears of int8 and int4 on AMX, with the bits of linear_integer.h. Rows.values must have room for rows up to a multiple
+// of 32.
+#pragma once
+#include <utility>
+
+#include "linear_amx.h"
+#include "linear_integer.h"
+#include "memory.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int64_t VECTOR_ROWS = 1;  // one is as fast without tiles, and faster where its weights are in a cache
+
+// f(0), f(1), … f(COUNT - 1) with constants, so that arrays indexed by them become registers.
+template <class F, int... I>
+inline __attribute__((always_inline)) void for_each(const F& f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+#define FOR_EACH(i, COUNT, ...) \
+    for_each([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; }, std::make_integer_sequence<int, COUNT>())
+
+// Rows of integers as the tiles take them, with their scales and what their sums start from side by side.
+struct AmxRows {
+    const uint8_t* values;
+    const float* scales;    // (groups, M)
+    const int32_t* starts;  // (groups, M)
+};
+
+// The groups of int8: weights lie as the tiles take them, and are stored + 128, which adds 128 times the sum of the row.
+struct Int8Groups {
+    static constexpr int COLUMNS = SPAN, BYTES = SPAN * LANES, UNPACKED = 64, AHEAD = 2048;
+    static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
+    static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
+    static __m512 end(const Linear& w, int64_t b, __m512 total) {
+        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
+        return _mm512_fmadd_ps(total, _mm512_loadu_ps(w.scales + b * LANES), bias);
+    }
+    static const uint8_t* unpack(const uint8_t* group, uint8_t*) { return group; }
+
+    template <int M>
+    static void add(const uint8_t*, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
+        FOR_EACH(m, M, {
+            const __m512i sum = _mm512_add_epi32(_mm512_set1_epi32(starts[m]), _mm512_load_si512(sums + m * LANES));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scales[m]), total[m]);
+        });
+    }
+};
+
+// The groups of int4, 64 or 128 columns deep (32 do not fill a tile).
+template <int GROUP>
+struct Int4Groups {
+    static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
+    static int32_t start(int32_t negated_sum) { return negated_sum; }
+    static __m512 begin(const Linear& w, int64_t b) {
+        return w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
+    }
+    static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
+
+    // Unsigned bytes in the order of int8 weights.
+    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        FOR_EACH(s, GROUP / 8, {
+            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
+            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
+            _mm512_store_si512(to, _mm512_and_si512(both, nibble));
+            _mm512_store_si512(to + 4 * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
+        });
+        return bytes;
+    }
+
+    template <int M>
+    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
+        const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS), head = _mm512_loadu_si512(group);
+        const __m512i zero = _mm512_and_si512(head, zero_bits);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
+        FOR_EACH(m, M, {
+            const __m512i start = _mm512_madd_epi16(zero, _mm512_set1_epi32(starts[m]));
+            const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * LANES));
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, total[m]);
+        });
+    }
+};
+
+// Sums of up to 16 rows with a group of one block or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
+template <int COLUMNS, int N>
+inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* left, const uint8_t* right, int32_t* sums,
+                            int32_t* right_sums) {
+    TILE_ZERO(0);
+    if (N > 1) TILE_ZERO(1);
+    TILE_LOAD(2, rows, depth);
+    TILE_LOAD(5, left, 64);
+    TILE_DOT_SIGNED_UNSIGNED(0, 2, 5);
+    if (N > 1) {
+        TILE_LOAD(6, right, 64);
+        TILE_DOT_SIGNED_UNSIGNED(1, 2, 6);
+    }
+    if (COLUMNS > 64) {
+        TILE_LOAD(3, rows + 64, depth);
+        TILE_LOAD(7, left + TILE_BYTES, 64);
+        TILE_DOT_SIGNED_UNSIGNED(0, 3, 7);
+        if (N > 1) {
+            TILE_LOAD(5, right + TILE_BYTES, 64);
+            TILE_DOT_SIGNED_UNSIGNED(1, 3, 5);
+        }
+    }
+    TILE_STORE(0, sums, 64);
+    if (N > 1) TILE_STORE(1, right_sums, 64);
+}
+
+// Sums of 32 rows with a group of one block. Tiles 0 and 1: sums, 2 to 5: rows, 6 and 7: weights.
+template <int COLUMNS>
+inline void amx_group_of_32(const uint8_t* rows, int64_t depth, const uint8_t* weights, int32_t* sums) {
+    const uint8_t* lower = rows + TILE * depth;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_LOAD(6, weights, 64);
+    TILE_LOAD(2, rows, depth);
+    TILE_DOT_SIGNED_UNSIGNED(0, 2, 6);
+    TILE_LOAD(3, lower, depth);
+    TILE_DOT_SIGNED_UNSIGNED(1, 3, 6);
+    if (COLUMNS > 64) {
+        TILE_LOAD(7, weights + TILE_BYTES, 64);
+        TILE_LOAD(4, rows + 64, depth);
+        TILE_DOT_SIGNED_UNSIGNED(0, 4, 7);
+        TILE_LOAD(5, lower + 64, depth);
+        TILE_DOT_SIGNED_UNSIGNED(1, 5, 7);
+    }
+    TILE_STORE(0, sums, 64);
+    TILE_STORE(1, sums + TILE * LANES, 64);
+}
+
+// `count` rows of at most M times N blocks. Weights and sums go through memory on their way to and from the tiles: weights
+// are unpacked one group ahead of them, and sums are used one group behind.
+template <class F, int M, int N, int64_t AHEAD>
+inline void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
+    const int64_t groups = w.depth / F::COLUMNS, bytes = groups * F::BYTES;
+    const uint8_t* block = w.weights + b * bytes;
+    alignas(64) int32_t sums[2][N][M * LANES];
+    alignas(64) uint8_t unpacked[2][N][F::UNPACKED];
+    const uint8_t* weights[2][N];
+    __m512 total[N][M];
+    FOR_EACH(n, N, {
+        const __m512 start = F::begin(w, b + n);
+        FOR_EACH(m, M, total[n][m] = start);
+        weights[0][n] = F::unpack(block + n * bytes, unpacked[0][n]);
+    });
+    const auto add = [&](int64_t g) __attribute__((always_inline)) {
+        FOR_EACH(n, N, {
+            F::template add<M>(block + n * bytes + g * F::BYTES, sums[g & 1][n], in.scales + g * M, in.starts + g * M, total[n]);
+        });
+    };
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t* next = block + (g + 1) * F::BYTES;
+        const uint8_t* rows = in.values + g * F::COLUMNS;
+        for (int n = 0; n < N; n++) {
+            prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
+            if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
+        }
+        if (M > TILE) {
+            amx_group_of_32<F::COLUMNS>(rows, w.depth, weights[g & 1][0], sums[g & 1][0]);
+        } else {
+            amx_group_of_16<F::COLUMNS, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
+                                           sums[g & 1][N - 1]);
+        }
+        if (g > 0) add(g - 1);
+    }
+    add(groups - 1);
+    FOR_EACH(n, N, FOR_EACH(m, M, {
+        if (m < count) _mm512_storeu_ps(out + m * stride + n * LANES, F::end(w, b + n, total[n][m]));
+    }));
+}
+
+// At least so many bytes of the calling thread's own.
+inline uint8_t* own_memory(size_t bytes) {
+    thread_local Memory memory;
+    memory.grow(bytes);
+    return memory.data();
+}
+
+// Rows r … of some blocks, `count` of them and at most M; where N is 2, two blocks share the tiles of rows.
+template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
+inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t r, int64_t count, int64_t first, int64_t last,
+                              float* out, int64_t stride) {
+    const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SPAN;
+    float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
+    for (int64_t m = 0; m < count; m++) {
+        for (int64_t g = 0; g < groups; g++) {
+            scales[g * M + m] = in.scales[(r + m) * spans + g * F::COLUMNS / SPAN];
+            starts[g * M + m] = F::start(in.negated_sums[(r + m) * groups + g]);
+        }
+    }
+    const AmxRows rows{in.values + r * w.depth, scales, starts};
+    tiles_begin(M);
+    int64_t b = first;
+    for (; b + N <= last; b += N) amx_integer_blocks<F, M, N, AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+    for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+}
+
+// Likewise up to 32 rows.
+template <class F>
+inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t r, int64_t count, int64_t first, int64_t last,
+                             float* out, int64_t stride) {
+    if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, r, count, first, last, out, stride);
+    if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, r, count, first, last, out, stride);
+    if (count <= 16) return amx_integer_strip<F, 16, 2>(w, in, r, count, first, last, out, stride);
+    amx_integer_strip<F, 32, 1>(w, in, r, count, first, last, out, stride);
+}
+
+// int8, and int4 in groups of 64 and 128. Many rows: a few blocks at a time, which stay in a cache.
+inline void amx_integer(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+                        int64_t stride) {
+    constexpr int64_t ROWS = 2 * TILE, GROUP = 16;
+    const int64_t unit = count <= ROWS ? last - first : GROUP;
+    for (int64_t b = first; b < last; b += unit) {
+        const int64_t end = b + unit < last ? b + unit : last;
+        for (int64_t r = 0; r < count; r += ROWS) {
+            const int64_t part = count - r < ROWS ? count - r : ROWS;
+            float* to = out + r * stride + (b - first) * LANES;
+            if (w.precision == INT8) {
+                amx_integer_rows<Int8Groups>(w, in, r, part, b, end, to, stride);
+            } else if (w.group == 64) {
+                amx_integer_rows<Int4Groups<64>>(w, in, r, part, b, end, to, stride);
+            } else {
+                amx_integer_rows<Int4Groups<128>>(w, in, r, part, b, end, to, stride);
+            }
+        }
+    }
+    tiles_end();
+}
+
+}  // namespace
+}  // namespace ipex_assist
