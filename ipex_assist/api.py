@@ -25,6 +25,7 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.generation.transformers_pair import vocabulary_rows
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
@@ -300,4 +301,4 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
 def _compare(
     target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, other: PreTrainedTokenizerBase
 ) -> SharedVocabulary:
-    return share_vocabulary(tokenizer, other, target.config["vocab_size"], assistant.config["vocab_size"])
+    return share_vocabulary(tokenizer, other, vocabulary_rows(target, tokenizer), vocabulary_rows(assistant, other))

@@ -273,3 +273,20 @@ def test_our_decoder_is_not_left_for_an_assistant(
     model = ipex_assist.load(str(tmp_path / "llama"), **options)
     assert isinstance(model, ipex_assist.AssistedModel)
     assert "generating without the default assistant" in caplog.text
+
+
+def test_a_default_assistant_whose_config_leaves_its_vocabulary_to_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was a KeyError: transformers saves what differs from a class's defaults, and 50,257 rows are gpt2's."""
+    rows = AutoConfig.for_model("gpt2").vocab_size
+    for name in ("target", "assistant"):
+        save(tmp_path / name, rows=rows)
+        path = tmp_path / name / "config.json"
+        config = json.loads(path.read_text())
+        assert config.pop("vocab_size") == rows
+        path.write_text(json.dumps(config))
+    monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path / "assistant"))
+    model = ipex_assist.load(str(tmp_path / "target"), precision="fp32", executor=library_executor())
+    assert model.identity.assistant == str(tmp_path / "assistant")
+    assert "generating without" not in caplog.text
