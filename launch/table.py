@@ -21,10 +21,12 @@ def format_instances(commands: Sequence[Command]) -> str:
     shown = [{name: value for name, value in c.set.items() if name != PLAN_VARIABLE} for c in commands]
     common = {name: value for name, value in shown[0].items() if all(other.get(name) == value for other in shown)}
     lines += ["", "variables of all", *(f"  {name}={shlex.quote(value)}" for name, value in common.items())]
-    lines += ["variables of each"]
-    for command, variables in zip(commands, shown, strict=True):
-        own = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items() if name not in common)
-        lines.append(f"  {command.placement.index}  {own}")
+    differ = [{name: value for name, value in each.items() if name not in common} for each in shown]
+    if any(differ):
+        lines.append("variables of each")
+        for command, variables in zip(commands, differ, strict=True):
+            own = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            lines.append(f"  {command.placement.index}  {own}")
     lines.append(f"# and {PLAN_VARIABLE}, which --json or --instance I shows")
     return "\n".join(lines)
 

@@ -244,6 +244,13 @@ def test_the_table_shows_every_instance_and_variable() -> None:
     ]
 
 
+def test_one_instance_has_no_variables_of_its_own() -> None:
+    """Catches a heading over an empty row: what all have and what one alone has are the same."""
+    text = format_instances(prepare_instances(InstanceRequest(instances=1), ["true"], CLEAN))
+    assert "variables of all" in text
+    assert "variables of each" not in text
+
+
 def test_socket_all_is_visible_in_the_dry_run() -> None:
     """Catches a plan for both sockets that nobody can see before it runs."""
     (command,) = prepare_instances(InstanceRequest(socket="all"), ["true"], CLEAN)
