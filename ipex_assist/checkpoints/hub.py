@@ -40,10 +40,18 @@ def is_hub_id(source: str) -> bool:
 
 
 def offline_by_environment() -> bool:
-    return any(
-        os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
+    return bool(_offline_variables())
+
+
+def _offline_variables() -> list[str]:
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return [name for name in names if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
+
+
+def online_advice(offline: bool) -> str:
+    """ "run once without …", by what keeps us from the hub: our flag, or variables."""
+    reasons = [*(["--offline"] if offline else []), *_offline_variables()]
+    return f"run once without {' and '.join(reasons)}" if reasons else "run once with a connection"
 
 
 def cache_folder() -> Path:
@@ -74,7 +82,8 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
     if offline or offline_by_environment():
         snapshot = cached_snapshot(source, revision)
         if snapshot is None:
-            raise IpexAssistError(f"{_not_cached(source, revision)} Run once without --offline (and HF_HUB_OFFLINE).")
+            advice = online_advice(offline)
+            raise IpexAssistError(f"{_not_cached(source, revision)} {advice[0].upper()}{advice[1:]}.")
         return snapshot
     try:
         return _download(source, revision)

@@ -37,15 +37,15 @@ class OpenCheckpoints:
             path = _locate(source, revision, offline)
             key = source, path, path.stat().st_mtime_ns
             if key not in self._open:
-                self._open[key] = _open(source, path)
+                self._open[key] = _open(source, path, offline)
             return self._open[key]
         except (OSError, ValueError) as error:  # no permission, a name too long or with a zero byte, a broken disk, …
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise IpexAssistError(f"{source} cannot be read: {reason or type(error).__name__}") from error
 
 
-def _locate(source: str, revision: str | None, offline: bool) -> Path:
-    """The folder or file of a source, fetched from the hub if need be."""
+def check_source(source: str) -> Path | None:
+    """The folder or file that a source is, None for what has the form of a hub id; UsageError for a path to nothing."""
     path = Path(os.path.expanduser(source))
     if path.is_file() or path.is_dir():
         return path
@@ -53,15 +53,20 @@ def _locate(source: str, revision: str | None, offline: bool) -> Path:
         require_file(path)
     if not hub.is_hub_id(source):
         raise UsageError(f"{source}: no such file or folder (looked for {path.absolute()}).")
-    return hub.fetch(source, revision=revision, offline=offline)
+    return None
 
 
-def _open(source: str, path: Path) -> Checkpoint:
+def _locate(source: str, revision: str | None, offline: bool) -> Path:
+    """The folder or file of a source, fetched from the hub if need be."""
+    return check_source(source) or hub.fetch(source, revision=revision, offline=offline)
+
+
+def _open(source: str, path: Path, offline: bool) -> Checkpoint:
     from ipex_assist.checkpoints.quantized import quantized
 
     if path.is_file():
         return GgufCheckpoint(source, path)
     fetched = path != Path(os.path.expanduser(source))
-    hint = f"The cached copy of {source} is incomplete; run once without --offline to complete it."
+    hint = f"The cached copy of {source} is incomplete; {hub.online_advice(offline)} to complete it."
     # Where the linears are quantized (GPTQ, AWQ), a view of it as one of plain weights.
     return quantized(FolderCheckpoint(source, path, hint if fetched else ""))

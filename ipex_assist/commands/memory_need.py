@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.checkpoints.open import OpenCheckpoints, check_source
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
@@ -53,6 +54,7 @@ def estimate_need(
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
     hub is asked for the sizes of models that are not. checkpoints: those that are open already; what is opened here
     joins them. texts: the tokens of each text that is under way at a time; none: one, of a prompt of usual length.
+    Raises UsageError for a path to nothing, so that nobody plans with it.
     """
     sizes: tuple[int, ...] = ()
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
@@ -60,6 +62,8 @@ def estimate_need(
     assistant_revision = None
     if assistant == SELF:
         assistant, assistant_precision, assistant_revision = model, assistant_precision or "int4", revision
+    for source in (model, *([assistant] if assistant else [])):
+        _check(source)
     try:
         checkpoint = checkpoints.open(model, revision=revision, offline=True)
         if assistant == "auto":
@@ -86,6 +90,11 @@ def estimate_need(
         kv=sum(sizes),
         texts=sizes,
     )
+
+
+def _check(source: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # said as it is opened
+        check_source(source)
 
 
 def _kv_element(precision: str | None) -> int:

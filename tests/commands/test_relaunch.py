@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from ipex_assist import launch
+from ipex_assist import cli, launch
 from ipex_assist.commands.relaunch import works_here
 from ipex_assist.launch import add_placement_arguments
 
@@ -49,3 +49,19 @@ def test_idle_flags_are_named(
     assert works_here(parsed("--no-launch", "--cpus", "0", "--numa-node", "0"))
     err = capsys.readouterr().err
     assert err == (f"ipex-assist: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-m", "./nowhere"],
+        ["-m", "someone/target", "--assistant-model", "/nowhere/at/all"],
+        ["-m", "someone/target", "--assistant-model", "lookup+./nowhere"],
+    ],
+)
+def test_a_dry_run_refuses_a_path_to_nothing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a plan, with exit code 0, for what the run itself would refuse; a hub id may still be downloaded."""
+    assert cli.main([*flags, "-p", "x", "--dry-run"]) == 2
+    assert "nowhere" in (err := capsys.readouterr().err)
+    assert ": no such file or folder (looked for /" in err
+    assert cli.main(["-m", "someone/target", "-p", "x", "--dry-run"]) == 0
