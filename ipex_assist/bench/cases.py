@@ -105,11 +105,11 @@ def _sampling(asked: TaskOptions, notes: list[str]) -> dict[str, Any]:
     if drawn and asked.acceptance:
         note(notes, "greedy, though this task draws: a simulation follows the target's greedy text")
         drawn = False
-    # Tables compare equal numbers of tokens.
+    # A dataset's texts end where the model ends them; the other tasks compare texts of equal length.
     return {**asked.sampling, "do_sample": drawn, "ignore_eos": asked.ignore_eos or asked.task != "dataset"}
 
 
 def note(notes: list[str], text: str) -> None:
-    """Once, though several models may come to it."""
+    """Append a text to the notes, unless another of the models has put it there already."""
     if text not in notes:
         notes.append(text)

@@ -46,5 +46,5 @@ class SimulatedDraft:
         return token if token != right else (token + 1) % self.vocab_size
 
     def accept(self, count: int) -> None:
-        """Passed on. The source's cache keeps rows of its own tokens, as many as there would be of the right ones."""
+        """Tell the source, whose cache keeps rows of its own tokens, as many as there would be of the right ones."""
         self.source.accept(count)

@@ -1,4 +1,4 @@
-"""Draft sources: what guesses the next tokens, for the target to verify. Here: the protocol, and an assistant model."""
+"""Draft sources: the protocol of what guesses the next tokens, for the target to verify, and what it proposes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class PartlyShared:
         return self._model.propose(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
 
     def accept(self, count: int) -> None:
-        """Passed on."""
+        """Tell the assistant, which has read as many of its own tokens."""
         self._model.accept(count)
 
     def _follow(self, tokens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""How many tokens to draft each round: what all schedules share, the fixed ones, and what passes cost."""
+"""How many tokens to draft each round: what all schedules share, and the fixed ones."""
 
 from __future__ import annotations
 
