@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.bench.arguments import pair_options, parse, task_options
 from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.env.options import options_of
 from ipex_assist.env.runner import interrupt_exit
+from ipex_assist.speculative.options import GenerationOptions
 
 if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records
@@ -89,11 +91,9 @@ def _records(args: argparse.Namespace) -> Records | None:
         return None
     from ipex_assist.bench.dataset import Records
 
-    names: tuple[str, ...]
-    names = ("dataset", "samples", "seed", "chat", "repeats", "max_new_tokens", "model", "assistant_model", "assisted")
-    names += ("random_weights", "acceptance", "num_assistant_tokens", "num_assistant_tokens_schedule", "executor")
-    names += ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty", "precision", "assistant_precision")
-    names += ("draft_vocabulary", "universal", "threads", "cpus", "revision")
+    names = ["dataset", "samples", "chat", "repeats", "model", "assistant_model", "random_weights", "acceptance"]
+    names += ["executor", "precision", "assistant_precision", "draft_vocabulary", "universal", "threads", "cpus"]
+    names += ["revision", *(name for name in options_of(GenerationOptions) if hasattr(args, name))]
     settings: dict[str, Any] = {name: getattr(args, name) for name in names}
     file = Path(args.dataset).expanduser()
     if file.is_file():

@@ -235,3 +235,28 @@ def test_help_and_refusals_do_not_import_torch() -> None:
         "print({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules))"
     )
     assert checkpoint_files.run_python(code).strip().endswith("set()")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--do-sample"],
+        ["--min-p", "0.1"],
+        ["--presence-penalty", "1"],
+        ["--frequency-penalty", "1"],
+        ["--logit-bias", '{"5": -100}'],
+        ["--ignore-eos"],
+        ["--max-new-tokens", "9"],
+        ["--no-assisted"],
+    ],
+)
+def test_records_of_other_sampling_are_not_mixed(tmp_path: Path, flags: list[str]) -> None:
+    """Catches an option of the texts that --resume does not compare: half of the file would be drawn otherwise."""
+    words = ["--task", "dataset", "prompts", "-m", "x", "-o", str(tmp_path / "records.jsonl"), "--resume"]
+    for _ in range(2):
+        records = command._records(parse(words))
+        assert records is not None
+        records.close()
+    name = flags[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+    with pytest.raises(UsageError, match=rf"begun with other settings \({name};"):
+        command._records(parse([*words, *flags]))
