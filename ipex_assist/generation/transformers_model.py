@@ -22,6 +22,7 @@ import torch
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import LogitsError
+from ipex_assist.generation.own_draws import draws_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
@@ -39,11 +40,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
+LOOK_S = 0.05  # how often a text that waits for its turn looks whether it is still wanted
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class TransformersModel(TextModel):
-    """A target and, where there is one, its assistant, run by transformers' generate."""
+    """A target and, where there is one, its assistant, run by transformers' generate.
+
+    Texts take turns: one begins when the one before it has ended or was closed. One that nobody reads goes on to its
+    end all the same, so that streams may be read alternately in one thread.
+    """
 
     one_at_a_time = True  # transformers keeps what it is told about drafts in the models
 
@@ -88,6 +94,7 @@ class TransformersModel(TextModel):
         self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None, progress=progress)
         self.loading = Loading(time.perf_counter() - started)
         neutralise(self.target, self.eos)
+        self._turn = threading.Lock()
         self.assistant: PreTrainedModel | None = None
         self._pair_options: dict[str, Any] = {}
         if assistant is not None and pair is not None and assistant_precision is not None:
@@ -145,13 +152,12 @@ class TransformersModel(TextModel):
             told["logits_processor"] = [_Penalties(sampling)]
         if sampling.do_sample:
             told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        plain = _Worker(self.target, tokens, told, sampling, self._turn)
         assistant = self.assistant if options.wanted else None
         if assistant is None:
-            return _Worker(self.target, None, tokens, told, sampling.seed).rounds(), False
-        # The model keeps what it is told: one generation's number must not become the next one's default.
-        self._drafting.told(options).set(assistant)
-        assisted = _Worker(self.target, assistant, tokens, told | self._pair_options, sampling.seed)
-        plain = _Worker(self.target, None, tokens, told, sampling.seed)
+            return plain.rounds(), False
+        assisted = _Worker(self.target, tokens, told | self._pair_options, sampling, self._turn)
+        assisted.draft_with(assistant, self._drafting.told(options))
         return self._assisted_rounds(assisted, plain), True
 
     def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
@@ -278,17 +284,20 @@ class _Worker:
     """transformers' generate in a thread; what it streams becomes rounds."""
 
     def __init__(
-        self,
-        target: Any,
-        assistant: PreTrainedModel | None,
-        prompt: list[int],
-        options: dict[str, Any],
-        seed: int | None,
+        self, target: Any, prompt: list[int], options: dict[str, Any], sampling: Sampling, turn: threading.Lock
     ) -> None:
-        self.target, self.assistant, self.prompt, self.options, self.seed = target, assistant, prompt, options, seed
+        """turn: held while transformers generates, since it keeps what it is told in the models."""
+        self.target, self.prompt, self.options, self.sampling, self.turn = target, prompt, options, sampling, turn
+        self.assistant: PreTrainedModel | None = None
+        self.drafting: OwnDrafting | None = None
+        self.began = 0.0  # seconds of perf_counter
         self.items: queue.Queue[_Pass | BaseException | None] = queue.Queue()
         self.stopped = threading.Event()
         self.draft_passes = 0
+
+    def draft_with(self, assistant: PreTrainedModel, drafting: OwnDrafting) -> None:
+        """Let this assistant draft, so many tokens by such a rule."""
+        self.assistant, self.drafting = assistant, drafting
 
     # transformers calls these two: it streams the prompt first, then the tokens of each pass of the target.
 
@@ -304,34 +313,51 @@ class _Worker:
         self.prompt = self.prompt + tokens
         self.options = self.options | {"max_new_tokens": self.options["max_new_tokens"] - len(tokens)}
 
-    def _generate(self) -> None:
-        from transformers import LogitsProcessorList, StoppingCriteriaList
-
-        hook = None
-        if self.assistant is not None:
-            # Every pass of the assistant yields one drafted token.
-            hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
+    def _run(self) -> None:
+        """Wait for the turn and generate; all that happens, and the end, goes to whoever reads the rounds."""
         try:
-            ids = torch.tensor([self.prompt])
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
-            options = dict(self.options)
-            with torch.inference_mode():
-                self.target.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    streamer=self,
-                    stopping_criteria=StoppingCriteriaList([self._should_stop]),
-                    logits_processor=LogitsProcessorList([_check_logits, *options.pop("logits_processor", [])]),
-                    **options,
-                    **({"assistant_model": self.assistant} if self.assistant is not None else {}),
-                )
+            while not self.turn.acquire(timeout=LOOK_S):
+                if self.stopped.is_set():
+                    self.items.put(None)
+                    return
+            try:
+                self.began = time.perf_counter()
+                with self._drafts_counted(), draws_of(self.sampling), torch.inference_mode():
+                    self._generate()
+            finally:
+                self.turn.release()
             self.items.put(None)
         except BaseException as error:
             self.items.put(error)
+
+    def _generate(self) -> None:
+        from transformers import LogitsProcessorList, StoppingCriteriaList
+
+        ids = torch.tensor([self.prompt])
+        options = dict(self.options)
+        self.target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            streamer=self,
+            stopping_criteria=StoppingCriteriaList([self._should_stop]),
+            logits_processor=LogitsProcessorList([_check_logits, *options.pop("logits_processor", [])]),
+            **options,
+            **({"assistant_model": self.assistant} if self.assistant is not None else {}),
+        )
+
+    @contextlib.contextmanager
+    def _drafts_counted(self) -> Iterator[None]:
+        """Every pass of the assistant yields one drafted token."""
+        if self.assistant is None or self.drafting is None:
+            yield
+            return
+        # The model keeps what it is told: one generation's number must not become the next one's default.
+        self.drafting.set(self.assistant)
+        hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
+        try:
+            yield
         finally:
-            if hook is not None:
-                hook.remove()
+            hook.remove()
 
     def _count_draft(self) -> None:
         self.draft_passes += 1
@@ -344,18 +370,17 @@ class _Worker:
 
         Raises GenerateError where transformers failed.
         """
-        thread = threading.Thread(target=self._generate, name="generate", daemon=True)
-        started = time.perf_counter()
+        thread = threading.Thread(target=self._run, name="generate", daemon=True)
         thread.start()
         try:
-            prompt_seen, first, drafted_before = False, True, 0
+            prompt_seen, first, drafted_before, started = False, True, 0, 0.0
             while (item := self.items.get()) is not None:
                 if isinstance(item, LogitsError):
                     raise item
                 if isinstance(item, BaseException):
                     raise GenerateError(item) from item
                 if not prompt_seen:
-                    prompt_seen = True
+                    prompt_seen, started = True, self.began
                     continue
                 yield Round(
                     item.tokens,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.choose import library_executor
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation import transformers_model
+from ipex_assist.generation.result import DraftResult
+from ipex_assist.generation.stream import Generation
 
 PROMPT = "the quick brown fox"
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 64}
@@ -179,3 +184,75 @@ def test_logits_that_are_no_numbers(assisted: bool, tmp_path: Path) -> None:
         with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* behind the 1\d tokens"):
             ours.generate([1, 2, 3], max_new_tokens=12, **options)
     assert ours.generate([1, 2, 3], max_new_tokens=4).tokens == before
+
+
+OVERLAPPING: list[dict[str, Any]] = [
+    {"seed": 1, "num_assistant_tokens": 2},
+    {"seed": 2, "num_assistant_tokens": 5},
+    {"seed": 1, "num_assistant_tokens_schedule": "heuristic"},
+    {"seed": 3, "assisted": False},
+]
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Callable[[dict[str, Any]], Generation]:
+    """Begin a drawn text on a pair of models, by its options."""
+    save(tmp_path / "target")
+    save(tmp_path / "assistant", seed=1)
+    names = str(tmp_path / "target"), str(tmp_path / "assistant")
+    model = ipex_assist.load(*names, precision="fp32", executor="torch")
+    return lambda options: model.stream(PROMPT, max_new_tokens=12, do_sample=True, **options)
+
+
+def finished(generation: Generation) -> tuple[list[int], DraftResult]:
+    """The tokens to its end, and what was drafted for them."""
+    for _ in generation:
+        pass
+    result = generation.result()
+    return result.tokens, result.draft
+
+
+def test_texts_that_overlap_are_as_alone(drawn: Callable[[dict[str, Any]], Generation]) -> None:
+    """Alternately in one thread, and in several threads: catches shared draft settings, counts, and random numbers."""
+    alone = [finished(drawn(options)) for options in OVERLAPPING]
+    assert len({tuple(tokens) for tokens, _ in alone}) > 1
+    streams = [drawn(options) for options in OVERLAPPING]
+    for _ in itertools.zip_longest(*streams):
+        pass
+    assert [finished(stream) for stream in streams] == alone
+    with ThreadPoolExecutor(len(OVERLAPPING)) as threads:
+        assert list(threads.map(lambda options: finished(drawn(options)), OVERLAPPING)) == alone
+
+
+@pytest.mark.parametrize("options", OVERLAPPING)
+def test_the_global_generator_is_the_callers(
+    drawn: Callable[[dict[str, Any]], Generation], options: dict[str, Any]
+) -> None:
+    """A text does not change what the caller draws, and what the caller draws meanwhile does not change the text."""
+    alone = finished(drawn(options))
+    torch.manual_seed(5)
+    expected = torch.rand(12).tolist()
+    torch.manual_seed(5)
+    stream, ours = drawn(options), []
+    for _ in stream:
+        ours.append(float(torch.rand(())))
+    assert finished(stream) == alone
+    assert ours == expected[: len(ours)]
+    assert ours
+
+
+def test_a_reader_that_leaves_before_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a text that still waits for another one at once, and not when that has ended."""
+
+    class Interrupted(queue.Queue):
+        def get(self, *args: Any, **kwargs: Any) -> Any:
+            raise KeyboardInterrupt
+
+    save(tmp_path)
+    model = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
+    assert isinstance(model, transformers_model.TransformersModel)
+    monkeypatch.setattr(transformers_model.queue, "Queue", Interrupted)
+    with model._turn, pytest.raises(KeyboardInterrupt):
+        next(model.stream(PROMPT, max_new_tokens=4))
+    monkeypatch.undo()
+    assert model.generate(PROMPT, max_new_tokens=4).new_tokens == 4
