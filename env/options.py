@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -64,6 +65,28 @@ class Number(Kind):
         except ValueError:
             raise ValueError(self._range) from None
         return self.take(value)
+
+
+@dataclass(frozen=True)
+class Size(Kind):
+    """A number of bytes, also as people write it: 8G, 1.5 GiB, 500M; a K is 1024."""
+
+    def take(self, value: Any) -> int:
+        """Bytes; a text as from the command line."""
+        if isinstance(value, str):
+            return self.read(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
+            raise ValueError("must be a number of bytes above 0, or a text such as 8G or 500M")
+        return value
+
+    def read(self, text: str) -> int:
+        """A number, whole or not, and K, M, G or T behind it, or none."""
+        found = re.fullmatch(
+            r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt])(?:i?b)?|b)?", text.strip(), re.ASCII | re.IGNORECASE
+        )
+        if found is None:
+            raise ValueError("must be a number of bytes such as 8G or 500M")
+        return self.take(int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper())))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
+from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.native_loading import one_torch_thread
 from ipex_assist.generation.assisted_model import AssistedModel
@@ -180,6 +181,11 @@ def _build(request: _Request) -> TextModel:
 def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
     """The target, the assistant where a model drafts, and how long loading each of them took."""
     options = request.options
+    if options.kv_memory is not None and request.executor != "native":
+        log.warning(
+            "--kv-memory: no effect with --executor %s, where each text has memory of its own", request.executor
+        )
+    kv_memory = KvMemory(options.kv_memory)
     started = time.perf_counter()
     target = load_model(
         request.checkpoint,
@@ -187,6 +193,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         request.executor,
         progress=options.progress,
         cache_packed=options.cache_packed,
+        kv_memory=kv_memory,
     )
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
@@ -201,6 +208,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         cache_packed=options.cache_packed,
         table_of=None if request.assistant else target,
         group=DRAFT_INT4_GROUP,
+        kv_memory=kv_memory,
     )
     return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
 
@@ -215,7 +223,11 @@ def _by_transformers(request: _Request) -> TextModel:
             f"{request.checkpoint.architecture or 'this architecture'} runs through transformers, which drafts with an "
             "assistant model only: name one with --assistant-model, or go without by --no-assisted"
         )
-    idle = {"--cache-packed": options.cache_packed, "--draft-vocabulary": options.draft_vocabulary is not None}
+    idle = {
+        "--cache-packed": options.cache_packed,
+        "--draft-vocabulary": options.draft_vocabulary is not None,
+        "--kv-memory": options.kv_memory is not None,
+    }
     for flag in (flag for flag, given in idle.items() if given):
         log.warning("%s: no effect, since %s runs through transformers", flag, request.checkpoint.source)
     executor = library_executor() if request.executor == "native" else request.executor

@@ -12,7 +12,11 @@ from ipex_assist.models.spec import DecoderSpec
 if TYPE_CHECKING:
     import torch
 
+    from ipex_assist.executors.blocks import BlockPool
+
 Tokens: TypeAlias = "abc.Sequence[int]"
+
+ANY_ROWS = 1 << 30  # Model.exact_rows where a row's bits depend on no number of rows
 
 
 class LogitsError(IpexAssistError):
@@ -44,6 +48,23 @@ class Sequence(Protocol):
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on, which is at most the present length."""
+        ...
+
+    def fork(self, length: int | None = None) -> Sequence:
+        """A sequence of the same first `length` tokens (all where None) and the same capacity; both go on as they like.
+
+        Where the model has blocks the two share them, and one is copied before either writes to it; else all is copied.
+        """
+        ...
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A sequence whose keys and values lie in blocks of its model's pool."""
+
+    @property
+    def blocks(self) -> list[int]:
+        """The block of each stretch of BlockPool.size positions, from the first on; the last may be part full."""
         ...
 
 
@@ -93,14 +114,25 @@ class Model(Protocol):
         """Rows that one pass over the weights can verify exactly; 1 means that verifying costs a pass a token."""
         ...
 
-    def new_sequence(self, capacity: int) -> Sequence:
-        """An empty sequence with room for `capacity` tokens. Raises IpexAssistError where there is no memory."""
+    @property
+    def blocks(self) -> BlockPool | None:
+        """The pool that sequences take blocks of; None where each has memory of its own."""
+        return None
+
+    def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()) -> Sequence:
+        """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
+
+        prompt_length: positions below it turn as in a prompt of that length, however it is cut into calls; None: as in
+        the first call's. (It matters with the rope kind "dynamic" alone.) blocks: what it begins with, whole blocks of
+        the pool whose contents are right for it; it takes references of its own. Else it is empty, and takes blocks as
+        it grows.
+        """
         ...
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`.
 
-        vocabulary: logits of the first so many tokens are enough.
+        vocabulary: logits of the first so many tokens are enough. Raises NoBlocksError before anything has changed.
         """
         ...
 
@@ -126,6 +158,26 @@ class DraftsInOneCall(Protocol):
         Ends behind a token whose probability is below `min_confidence`. The last token is not appended.
         """
         ...
+
+    def draft_many(
+        self, requests: abc.Sequence[DraftRequest], vocabulary: int | None = None
+    ) -> list[tuple[list[int], list[float]]]:
+        """`draft` for several sequences, whose rows share passes; each ends by itself.
+
+        A draft that comes to NaN or infinity ends with the token -1 and the probability NaN, and that token is the one
+        that is not appended; the others go on. Raises NoBlocksError before anything has changed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """What `draft` takes, for one of several sequences."""
+
+    sequence: Sequence
+    tokens: Tokens
+    count: int
+    min_confidence: float = 0.0
 
 
 @runtime_checkable

@@ -28,6 +28,12 @@ class KVCache:
             tensor[:, : self._written].zero_()
         self._written = 0
 
+    def copy_from(self, other: KVCache) -> None:
+        """Hold what `other` holds, which has the same shape, where this one is new."""
+        self._written = other._written
+        for own, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            own[:, : self._written] = theirs[:, : self._written]
+
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put rows (rows, num_key_value_heads, head_dim) at positions from `start` on."""
         end = start + keys.shape[0]

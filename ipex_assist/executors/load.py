@@ -13,6 +13,7 @@ from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
+    from ipex_assist.executors.kv_memory import KvMemory
 
 
 def load_model(
@@ -25,13 +26,15 @@ def load_model(
     cache_packed: bool = False,
     table_of: Model | None = None,
     group: int = INT4_GROUP,
+    kv_memory: KvMemory | None = None,
 ) -> Model:
     """Load and pack a checkpoint whose architecture is one of ours.
 
     exact: find which row counts give equal bits, as a target must have it; a draft needs none of that (nor does the
     native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
     take them from there. table_of: a model of the same checkpoint, whose embedding is used where that can be.
-    group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own. Raises
+    group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own.
+    kv_memory: what its keys and values may take, together with those of the models it works with. Raises
     IpexAssistError where the checkpoint is not whole, or holds what is no number.
     """
     import torch
@@ -40,7 +43,9 @@ def load_model(
     assert architecture is not None, checkpoint.architecture
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     sources = architecture.weights(spec)
-    request = LoadRequest(checkpoint, spec, sources, precision, progress, exact, cache_packed, table_of, group)
+    request = LoadRequest(
+        checkpoint, spec, sources, precision, progress, exact, cache_packed, table_of, group, kv_memory
+    )
     try:
         with torch.inference_mode():
             return EXECUTORS[executor].load(request)

@@ -2,143 +2,98 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import threading
 from collections import abc
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import LogitsError, Model, Rows, Sequence, Tokens, check_length, check_rows
+from ipex_assist.executors.blocks import BlockPool
+from ipex_assist.executors.interface import (
+    ANY_ROWS,
+    Choice,
+    DraftRequest,
+    LogitsError,
+    Model,
+    Rows,
+    Sequence,
+    Tokens,
+    check_rows,
+)
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.executors.turn import turn
+from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.structures import Batch
+from ipex_assist.native.structures import Batch, Choices, Drafts, Stretch
 
-FEW_ROWS = 16  # kernels.h: FEW. Rows of one decode step: a row's bits do not depend on how many of these there are.
-PROMPT_ROWS = 256  # rows of a prompt that pass at once
-
-
-class NativeSequence:
-    """A Sequence (see executors/interface.py) in the core's memory."""
-
-    def __init__(self, model: NativeModel, capacity: int) -> None:
-        self.model, self.capacity, self.length = model, capacity, 0
-        self._memory = model.spare.take(capacity)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_memory"):
-            self.model.spare.give_back(self._memory)
-
-    @property
-    def handle(self) -> int:
-        """The core's."""
-        return self._memory.handle
-
-    def truncate(self, length: int) -> None:
-        """Forget all tokens from `length` on."""
-        check_length(self, length)
-        self.length = length
+FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
+PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
 
 
-class CacheMemory:
-    """Memory of the core for keys and values. Freed with the object."""
-
-    def __init__(self, packed: PackedModel, capacity: int) -> None:
-        self._library, self.capacity = packed.library, capacity
-        self.handle = packed.library.ia_cache_new(packed.handle, capacity)
-        packed.check(0 if self.handle else -1)
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None):
-            self._library.ia_cache_delete(self.handle)
-
-
-class Spare:
-    """The memory of the sequence that was freed last, for the next one: new pages take up to a tenth of a first pass.
-
-    Nothing here waits, as sequences are freed at any moment and in any thread.
-    """
-
-    def __init__(self, packed: PackedModel) -> None:
-        self._packed = packed
-        self._kept: list[CacheMemory] = []
-
-    def take(self, capacity: int) -> CacheMemory:
-        """Memory for `capacity` tokens at least."""
-        with contextlib.suppress(IndexError):
-            memory = self._kept.pop()
-            if memory.capacity >= capacity:
-                return memory
-            del memory  # before there is more
-        return CacheMemory(self._packed, capacity)
-
-    def give_back(self, memory: CacheMemory) -> None:
-        """A sequence needs it no more."""
-        self._kept[:] = [memory]
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """cos and sin (count, 1, head_dim) in fp32 of positions from `start` on; None with learned positions."""
-
-    cosine: torch.Tensor | None = None
-    sine: torch.Tensor | None = None
-    start: int = 0
-
-
-class Row(NamedTuple):
-    """One row of a decode step, and its place among the logits; None where they are not wanted."""
+class Part(NamedTuple):
+    """Tokens that one sequence gets in a pass, from position `start` on; logits are wanted of the last `last`."""
 
     sequence: NativeSequence
-    token: int
-    place: int | None
+    tokens: Tokens
+    start: int
+    last: int
 
 
 class NativeModel(Model):
     """A Model (see executors/interface.py) on the core, where threads take turns. Logits are fp32."""
 
-    exact_rows = FEW_ROWS
+    exact_rows = ANY_ROWS
 
-    def __init__(self, packed: PackedModel) -> None:
+    def __init__(self, packed: PackedModel, kv_memory: KvMemory | None = None) -> None:
+        """kv_memory: shared with the models that this one works with."""
         self.packed, self.spec = packed, packed.spec
         self.rotary = RotaryTable(self.spec, torch.float32) if self.spec.rope is not None else None
-        self.spare = Spare(packed)
+        self._kv_memory = kv_memory or KvMemory()
+        self._kv_memory.join(packed.block_bytes, self.spec.context_length)
+        self._memory: BlockMemory | None = None
+        self._pool: BlockPool | None = None
+        self._making = threading.Lock()
         self._width = -(-self.spec.vocab_size // 16) * 16
 
-    def new_sequence(self, capacity: int) -> NativeSequence:
-        """An empty sequence with room for `capacity` tokens. Raises IpexAssistError where there is no memory."""
+    @property
+    def blocks(self) -> BlockPool:
+        """The pool of blocks, made at the first call. Raises IpexAssistError where there is no memory for any."""
+        with self._making:
+            if self._pool is None:
+                self._memory = reserve_blocks(self.packed, self._kv_memory.blocks())
+                self._pool = BlockPool(self._memory.count, discard=self._memory.discard)
+            return self._pool
+
+    def new_sequence(
+        self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()
+    ) -> NativeSequence:
+        """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory."""
         if self.rotary is not None:
             self.rotary.reach(capacity)
-        return NativeSequence(self, capacity)
+        return NativeSequence(self, capacity, prompt_length, blocks)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
-        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`.
-
-        A prompt passes alone, up to PROMPT_ROWS at once; all other rows pass together, up to FEW_ROWS at once.
-        """
-        assert len({id(each.sequence) for each in rows}) == len(rows), "a sequence twice in one call"
+        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
+        parts = self._parts(rows)
         logits = torch.empty(sum(each.last for each in rows), self._width)
-        step: list[Row] = []
         place = 0
-        for each in rows:
-            sequence, tokens, last = self._own(each.sequence), each.tokens, each.last
-            check_rows(sequence, len(tokens), last)
-            if sequence.length == 0 and len(tokens) > FEW_ROWS:
-                self._prompt(sequence, tokens, logits[place : place + last], vocabulary)
-            else:
-                unwanted = len(tokens) - last
-                step += [
-                    Row(sequence, token, place + i - unwanted if i >= unwanted else None)
-                    for i, token in enumerate(tokens)
-                ]
-            place += last
-        for first in range(0, len(step), FEW_ROWS):
-            self._step(step[first : first + FEW_ROWS], logits, vocabulary)
-        return logits[:, : min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)]
+        for group in self._passes(parts):
+            wanted = sum(part.last for part in group)
+            self._forward(group, logits[place : place + wanted], vocabulary)
+            place += wanted
+        return logits[:, : self._choices(vocabulary)]
+
+    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:
+        """`forward`, and what is likeliest behind each row whose logits are wanted: found in the core."""
+        choices: list[Choice] = []
+        for group in self._passes(self._parts(rows)):
+            choices += self._choose(group, top, vocabulary)
+        return choices
 
     def draft(
         self,
@@ -153,130 +108,194 @@ class NativeModel(Model):
         Only the first `vocabulary` tokens take part. Ends behind a token whose probability is below `min_confidence`.
         The last token is not in the cache. Raises LogitsError where there is no likeliest token.
         """
-        own = self._own(sequence)
-        check_rows(own, len(tokens) + count - 1)
-        done = 0
-        if own.length == 0 and len(tokens) > FEW_ROWS:
-            done = len(tokens) - 1  # a long prompt first, in chunks; its logits are not wanted
-            self._prompt(own, tokens[:-1], torch.empty(0, self._width), None)
-        while len(tokens) - done > FEW_ROWS:
-            self._pass(tokens[done : done + FEW_ROWS], [own] * FEW_ROWS, self._rotation(), None)
-            done += FEW_ROWS
-        rest = tokens[done:]
-        drafted, probabilities = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
-        batch, _keep = self._batch(rest, [own] * len(rest), self._rotation(), None)
-        with turn:
-            number = self.packed.library.ia_draft(
-                self.packed.handle,
-                self.packed.pool.handle,
-                ctypes.byref(batch),
-                count,
-                min(vocabulary or self.spec.vocab_size, self.spec.vocab_size),
-                min_confidence,
-                drafted,
-                probabilities,
-            )
-            if number == -2:
-                raise LogitsError("the model", own.length + len(rest))
-            self.packed.check(number)
-        own.length += len(rest) + number - 1
-        return drafted[:number], probabilities[:number]
+        before = sequence.length
+        [(drafted, probabilities)] = self.draft_many(
+            [DraftRequest(sequence, tokens, count, min_confidence)], vocabulary
+        )
+        if drafted[-1] < 0:
+            sequence.truncate(before)
+            raise LogitsError("the model", before + len(tokens) + len(drafted) - 1)
+        return drafted, probabilities
+
+    def draft_many(
+        self, requests: abc.Sequence[DraftRequest], vocabulary: int | None = None
+    ) -> list[tuple[list[int], list[float]]]:
+        """`draft` for several sequences, whose rows share passes; see executors/interface.py."""
+        wants = [(self._own(each.sequence), len(each.tokens) + each.count - 1) for each in requests]
+        for (own, rows), each in zip(wants, requests, strict=True):
+            check_rows(own, rows)
+            if not each.tokens or each.count < 1:
+                raise IpexAssistError(f"{each.count} tokens drafted behind {len(each.tokens)}: it takes one of each")
+        self._reserve(wants)
+        drafts: list[tuple[list[int], list[float]]] = []
+        for first in range(0, len(requests), PASS_ROWS):
+            drafts += self._draft(requests[first : first + PASS_ROWS], vocabulary)
+        return drafts
+
+    # ---- what goes into a pass
 
     def _own(self, sequence: Sequence) -> NativeSequence:
         assert isinstance(sequence, NativeSequence), f"a sequence of {type(sequence).__name__}"
         assert sequence.model is self, "a sequence of another model"
         return sequence
 
-    def _prompt(self, sequence: NativeSequence, tokens: Tokens, logits: torch.Tensor, vocabulary: int | None) -> None:
-        """Pass a prompt in chunks; logits of its last rows into `logits`."""
-        count, last = len(tokens), len(logits)
-        for done in range(0, count, PROMPT_ROWS):
-            chunk = tokens[done : done + PROMPT_ROWS]
-            wanted = min(len(chunk), max(0, last - (count - done - len(chunk))))
-            first = done + len(chunk) - wanted - (count - last)
-            rotation = self._rotation(done, len(chunk), count)
-            into = logits[first : first + wanted] if wanted else None
-            self._pass(chunk, [sequence] * len(chunk), rotation, into, vocabulary)
+    def _choices(self, vocabulary: int | None) -> int:
+        return min(vocabulary or self.spec.vocab_size, self.spec.vocab_size)
 
-    def _step(self, rows: list[Row], logits: torch.Tensor, vocabulary: int | None) -> None:
-        """Run one pass over rows of any sequences; the logits that are wanted go to their places."""
-        tokens, sequences = [row.token for row in rows], [row.sequence for row in rows]
-        wanted = [(index, row.place) for index, row in enumerate(rows) if row.place is not None]
-        if not wanted:
-            self._pass(tokens, sequences, self._rotation(), None)
-            return
-        # The core gives logits of a pass's last rows: from the first that is wanted on.
-        (first, place), (_, last) = wanted[0], wanted[-1]
-        count = len(rows) - first
-        if len(wanted) == count == last - place + 1:
-            self._pass(tokens, sequences, self._rotation(), logits[place : place + count], vocabulary)
-            return
-        computed = torch.empty(count, self._width)
-        self._pass(tokens, sequences, self._rotation(), computed, vocabulary)
-        for index, place in wanted:
-            logits[place] = computed[index - first]
+    def _reserve(self, wants: abc.Sequence[tuple[NativeSequence, int]]) -> None:
+        """Blocks for all these rows, or NoBlocksError and nothing has changed."""
+        pool, memory = self.blocks, self._memory
+        assert memory is not None
+        assert len({id(sequence) for sequence, _ in wants}) == len(wants), "a sequence twice in one call"
+        reserve(pool, wants, memory.copy)
 
-    def _rotation(self, start: int = 0, count: int = 0, prompt_length: int | None = None) -> Rotation:
-        """Return the rotation's cosines and sines of all positions, or of a prompt's."""
-        if self.rotary is None:
-            return Rotation()
-        if prompt_length is None:
-            return Rotation(*self.rotary.tables)
-        return Rotation(*self.rotary.rows(start, count, prompt_length), start)
+    def _parts(self, rows: abc.Sequence[Rows]) -> list[Part]:
+        """The rows of one call, when there is memory for all of them."""
+        parts = []
+        for each in rows:
+            own = self._own(each.sequence)
+            check_rows(own, len(each.tokens), each.last)
+            if each.tokens:
+                parts.append(Part(own, each.tokens, own.length, each.last))
+        self._reserve([(part.sequence, len(part.tokens)) for part in parts])
+        for part in parts:
+            part.sequence.begin(len(part.tokens))
+        return parts
 
-    def _pass(
-        self,
-        tokens: Tokens,
-        sequences: abc.Sequence[NativeSequence],
-        rotation: Rotation,
-        logits: torch.Tensor | None,
-        vocabulary: int | None = None,
-    ) -> None:
-        packed = self.packed
-        batch, _keep = self._batch(tokens, sequences, rotation, logits, vocabulary)
-        with turn:
-            packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
-        for sequence in sequences:
-            sequence.length += 1
+    def _passes(self, parts: abc.Sequence[Part]) -> Iterator[list[Part]]:
+        """Parts by passes, in their order: rows of any sequences together, as many as one pass may hold."""
+        group: list[Part] = []
+        room = PASS_ROWS
+        for part in parts:
+            done, count = 0, len(part.tokens)
+            while done < count:
+                rows = min(count - done, room)
+                last = min(rows, max(0, part.last - (count - done - rows)))
+                group.append(Part(part.sequence, part.tokens[done : done + rows], part.start + done, last))
+                done, room = done + rows, room - rows
+                if room == 0:
+                    yield group
+                    group, room = [], PASS_ROWS
+        if group:
+            yield group
+
+    def _rotation(self, sequence: NativeSequence, start: int, rows: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """cos and sin (…, 1, head_dim) of at least these rows, and the position of their first."""
+        assert self.rotary is not None
+        prompt_length = sequence.turned_as
+        if start >= prompt_length or not self.rotary.stretches(prompt_length):
+            return (0, *self.rotary.tables)
+        return (start, *self.rotary.rows(start, rows, prompt_length))
 
     def _batch(
-        self,
-        tokens: Tokens,
-        sequences: abc.Sequence[NativeSequence],
-        rotation: Rotation,
-        logits: torch.Tensor | None,
-        vocabulary: int | None = None,
+        self, parts: abc.Sequence[Part], vocabulary: int | None, further: abc.Sequence[int] = ()
     ) -> tuple[Batch, object]:
-        """The core's description of a pass, and what must live as long as it."""
-        rows = len(tokens)
+        """The core's description of a pass, and what must live as long as it. further: tokens drafted behind a part."""
+        tokens = [token for part in parts for token in part.tokens]
         # ctypes would take a larger number for its lowest 32 bits; the core checks what is left.
-        if rows and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
+        if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        ids = (ctypes.c_int32 * rows)(*tokens)
-        at = (ctypes.c_int32 * rows)(*_positions(sequences))
-        caches = (ctypes.c_void_p * rows)(*(sequence.handle for sequence in sequences))
-        cosine, sine = (table.contiguous() if table is not None else None for table in (rotation.cosine, rotation.sine))
+        stretches, keep = (Stretch * len(parts))(), []
+        wanted: list[int] = []
+        row = 0
+        for index, part in enumerate(parts):
+            rows, own, stretch = len(part.tokens), part.sequence, stretches[index]
+            stretch.blocks, stretch.block_count = ctypes.addressof(own.table), own.count
+            stretch.start, stretch.rows = part.start, rows
+            if self.rotary is not None:
+                first, cosine, sine = self._rotation(own, part.start, rows + (further[index] if further else 0))
+                stretch.table_start, stretch.table_rows = first, len(cosine)
+                stretch.cosine, stretch.sine = cosine.data_ptr(), sine.data_ptr()
+                keep.append((cosine, sine))
+            row += rows
+            wanted += range(row - part.last, row)
+        assert self._memory is not None
         batch = Batch(
-            rows=rows,
-            tokens=ids,
-            positions=at,
-            caches=caches,
-            cosine=cosine.data_ptr() if cosine is not None else None,
-            sine=sine.data_ptr() if sine is not None else None,
-            table_start=rotation.start,
-            table_rows=0 if cosine is None else len(cosine),
-            last=0 if logits is None else logits.shape[0],
-            logits=None if logits is None else logits.data_ptr(),
-            stride=self._width,
+            stretch_count=len(parts),
+            rows=row,
+            stretches=stretches,
+            tokens=(ctypes.c_int32 * row)(*tokens),
+            blocks=self._memory.handle,
+            wanted=(ctypes.c_int32 * len(wanted))(*wanted),
+            wanted_count=len(wanted),
             vocabulary=min(vocabulary or 0, self.spec.vocab_size),
+            stride=self._width,
         )
-        return batch, (ids, at, caches, cosine, sine, logits)
+        return batch, keep
+
+    # ---- passes
+
+    def _forward(self, parts: abc.Sequence[Part], logits: torch.Tensor, vocabulary: int | None) -> None:
+        packed = self.packed
+        batch, _keep = self._batch(parts, vocabulary)
+        batch.logits = logits.data_ptr()
+        with turn:
+            packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
+        _lengthen(parts)
+
+    def _choose(self, parts: abc.Sequence[Part], top: int, vocabulary: int | None) -> list[Choice]:
+        packed = self.packed
+        batch, _keep = self._batch(parts, vocabulary)
+        rows = batch.wanted_count
+        tokens, top_tokens = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * (rows * top))()
+        logs, log_sums = (ctypes.c_float * rows)(), (ctypes.c_float * rows)()
+        top_logs = (ctypes.c_float * (rows * top))()
+        choices = Choices(top, tokens, logs, log_sums, top_tokens, top_logs)
+        with turn:
+            status = packed.library.ia_choose(
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(choices)
+            )
+            packed.check(status)
+        _lengthen(parts)
+        ranked = [
+            list(zip(top_tokens[at : at + top], top_logs[at : at + top], strict=True))
+            for at in range(0, rows * top, top or 1)
+        ] or [[] for _ in range(rows)]
+        return [Choice(*each) for each in zip(tokens, logs, ranked, strict=True)]
+
+    def _draft(
+        self, requests: abc.Sequence[DraftRequest], vocabulary: int | None
+    ) -> list[tuple[list[int], list[float]]]:
+        """`draft_many` of as many as a pass holds; tokens that do not fit beside those of the others go before."""
+        parts, before = [], []
+        for each in requests:
+            own, count = self._own(each.sequence), len(each.tokens)
+            own.begin(count)
+            keep = min(count, PASS_ROWS // len(requests))
+            if keep < count:
+                before.append(Part(own, each.tokens[:-keep], own.length, 0))
+            parts.append(Part(own, each.tokens[-keep:], own.length + count - keep, 1))
+        for group in self._passes(before):
+            self._forward(group, torch.empty(0, self._width), None)
+        counts = [each.count for each in requests]
+        batch, _keep = self._batch(parts, self._choices(vocabulary), counts)
+        number, stride = len(parts), max(counts)
+        tokens, drafted = (ctypes.c_int32 * (number * stride))(), (ctypes.c_int32 * number)()
+        probabilities = (ctypes.c_float * (number * stride))()
+        drafts = Drafts(
+            (ctypes.c_int32 * number)(*counts),
+            (ctypes.c_float * number)(*(each.min_confidence for each in requests)),
+            stride,
+            tokens,
+            probabilities,
+            drafted,
+        )
+        packed = self.packed
+        with turn:
+            status = packed.library.ia_draft(
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts)
+            )
+            packed.check(status)
+        found = []
+        for index, part in enumerate(parts):
+            first, last = index * stride, index * stride + drafted[index]
+            # The last token is not fed; nor are blocks kept that were for tokens which did not come.
+            part.sequence.length = part.start + len(part.tokens) + drafted[index] - 1
+            part.sequence.truncate(part.sequence.length)
+            found.append((tokens[first:last], probabilities[first:last]))
+        return found
 
 
-def _positions(sequences: abc.Sequence[NativeSequence]) -> Iterator[int]:
-    """The position of each row: behind its sequence's rows so far, and behind those of this pass."""
-    new: dict[int, int] = {}
-    for sequence in sequences:
-        key = id(sequence)
-        yield sequence.length + new.get(key, 0)
-        new[key] = new.get(key, 0) + 1
+def _lengthen(parts: abc.Sequence[Part]) -> None:
+    for part in parts:
+        part.sequence.length = part.start + len(part.tokens)

@@ -12,6 +12,7 @@ from ipex_assist.quantization.precision import INT4_GROUP
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors.interface import Model
+    from ipex_assist.executors.kv_memory import KvMemory
     from ipex_assist.models import Source
     from ipex_assist.models.spec import DecoderSpec
 
@@ -29,6 +30,7 @@ class LoadRequest:
     cache_packed: bool = False
     table_of: Model | None = None
     group: int = INT4_GROUP
+    kv_memory: KvMemory | None = None
 
 
 @dataclass(frozen=True)

@@ -51,18 +51,25 @@ class RotaryTable:
             angles[-len(beyond) :] = beyond[:, None] * self._dynamic(beyond + 1)
         return self._tables(angles)
 
+    def stretches(self, prompt_length: int) -> bool:
+        """Whether rows of a prompt of this length turn otherwise than those of decode steps."""
+        return self.rope.kind == "dynamic" and prompt_length > self.trained_length
+
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of positions start…start+count-1, each (count, 1, head_dim), for `rotate`.
 
-        `prompt_length` is the length of the prompt these rows belong to, None for decode steps: under the dynamic rule
-        every row of a prompt longer than the trained length turns by the frequencies of the whole prompt.
+        `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule every row of
+        a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows behind it do not.
         """
-        if self.rope.kind == "dynamic" and prompt_length is not None and prompt_length > self.trained_length:
-            inv_freq = self._dynamic(torch.tensor([float(prompt_length)]))
-            positions = torch.arange(start, start + count, dtype=torch.float32)
-            return self._tables(positions[:, None] * inv_freq)
         cos, sin = self.tables
-        return cos[start : start + count], sin[start : start + count]
+        if prompt_length is None or start >= prompt_length or not self.stretches(prompt_length):
+            return cos[start : start + count], sin[start : start + count]
+        end = min(start + count, prompt_length)
+        positions = torch.arange(start, end, dtype=torch.float32)
+        inv_freq = self._dynamic(torch.tensor([float(prompt_length)]))
+        prompt_cos, prompt_sin = self._tables(positions[:, None] * inv_freq)
+        behind = slice(end, start + count)
+        return torch.cat((prompt_cos, cos[behind])), torch.cat((prompt_sin, sin[behind]))
 
     def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor

@@ -43,8 +43,10 @@ class Stretch:
 class TorchSequence:
     """A Sequence (see executors/interface.py) in tensors, with room for the padding rows behind its tokens."""
 
-    def __init__(self, model: TorchModel, capacity: int) -> None:
+    def __init__(self, model: TorchModel, capacity: int, prompt_length: int | None = None) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
+        self.prompt_length = prompt_length
+        self.turned_as = prompt_length or 0  # the prompt's length by which its positions turn (rope.py, "dynamic")
         self.cache = KVCache(model.spec, model.rows_of(capacity), model.kernels.dtype)
 
     def truncate(self, length: int) -> None:
@@ -53,6 +55,15 @@ class TorchSequence:
         self.length = length
         if length == 0:
             self.cache.clear()
+
+    def fork(self, length: int | None = None) -> TorchSequence:
+        """A copy of the first `length` tokens, all where None, in a sequence of the same capacity."""
+        length = self.length if length is None else length
+        check_length(self, length)
+        made = self.model.new_sequence(self.capacity, self.prompt_length)
+        made.cache.copy_from(self.cache)
+        made.length, made.turned_as = length, self.turned_as
+        return made
 
 
 class TorchModel(Model):
@@ -73,12 +84,15 @@ class TorchModel(Model):
         """Rows of the longest single pass of a decode step."""
         return self.plan.sizes[-1]
 
-    def new_sequence(self, capacity: int) -> TorchSequence:
+    def new_sequence(
+        self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()
+    ) -> TorchSequence:
         """Return an empty sequence with room for `capacity` tokens. Raises IpexAssistError where memory lacks it."""
+        assert not blocks, "this executor has no blocks"
         if self.rotary is not None:
             self.rotary.reach(self.rows_of(capacity))
         try:
-            return TorchSequence(self, capacity)
+            return TorchSequence(self, capacity, prompt_length)
         except RuntimeError as error:
             raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
 
@@ -101,7 +115,8 @@ class TorchModel(Model):
         assert sequence.model is self, "a sequence of another model"
         start, count = sequence.length, len(tokens)
         check_rows(sequence, count, last)
-        prompt_length = count if start == 0 else None
+        if start == 0 and sequence.prompt_length is None:
+            sequence.turned_as = count
         prompt = start == 0 and count > self.exact_rows
         steps = self._chunks(count) if prompt else self.plan.split(count)
         done = 0
@@ -109,7 +124,7 @@ class TorchModel(Model):
             chunk = list(tokens[done : done + rows])
             wanted = min(rows, max(0, last - (count - done - rows)))
             with turn:
-                hidden = self._pass(sequence, chunk, padded, prompt_length)
+                hidden = self._pass(sequence, chunk, padded, sequence.turned_as)
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
                 logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None
             sequence.length += rows

@@ -16,6 +16,14 @@ class Turn:
     def _renew(self) -> None:
         self._lock = threading.Lock()
 
+    def take_at_once(self) -> bool:
+        """Whether it could be had without waiting, and is now the caller's, who must give it back."""
+        return self._lock.acquire(blocking=False)
+
+    def give_back(self) -> None:
+        """Of what `take_at_once` gave."""
+        self._lock.release()
+
     def __enter__(self) -> None:
         self._lock.acquire()
 

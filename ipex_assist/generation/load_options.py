@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.options import Choice, Number, Options, Switch, Text, documented, option
+from ipex_assist.env.options import Choice, Number, Options, Size, Switch, Text, documented, option
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, NONE, parse_assistant
@@ -46,6 +46,9 @@ class LoadOptions(Options):
         "native, ipex or torch (default: the first that works here)",
         Choice(("auto", *EXECUTORS)),
         "NAME",
+    )
+    kv_memory: int | None = option(
+        None, "memory for keys and values of all texts, as 8G (default: what the weights leave)", Size(), "SIZE"
     )
     cache_packed: bool = option(False, "keep the native core's packed weights on disk (XDG cache folder)", Switch())
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "checks.h"
 #include "cpu.h"
 #include "forward.h"
 #include "linears.h"
@@ -24,7 +25,7 @@ void remember(const char* message) { std::snprintf(last_error, sizeof last_error
 // What passes of one model share beside its weights.
 struct Buffers {
     Workspace workspace;
-    Memory logits;  // of drafting
+    Memory logits;  // of choosing and drafting
     Timing timing;
 };
 
@@ -80,6 +81,15 @@ int32_t guarded_numbers(int32_t not_finite, F&& f) {
     });
 }
 
+// The batch with logits in memory of our own.
+Batch with_logits(const Turn& turn, Batch batch) {
+    const int64_t rows = std::clamp(batch.wanted_count, 0, 1 << 24);
+    batch.stride = turn.model().head.blocks * LANES;
+    turn.buffers().logits.grow(size_t(rows * batch.stride) * 4);
+    batch.logits = turn.buffers().logits.as<float>();
+    return batch;
+}
+
 void count(Timing& sum, const Timing& part) {
     sum.linear += part.linear;
     sum.attention += part.attention;
@@ -95,7 +105,7 @@ void count(Timing& sum, const Timing& part) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 1;
+    return 2;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -114,7 +124,7 @@ IPEX_ASSIST_API const void* ia_kernels(const char* limit) {
 IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) { return static_cast<const Kernels*>(kernels)->name; }
 
 IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
-    return guarded<void*>(nullptr, [&] { return new Pool(threads, cpus); });
+    return guarded<void*>(nullptr, [&] { return new Pool(threads, cpus, cpus && on_several_nodes(cpus, threads)); });
 }
 
 IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
@@ -182,11 +192,24 @@ IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t l
     });
 }
 
-IPEX_ASSIST_API void* ia_cache_new(void* handle, int64_t positions) {
-    return guarded<void*>(nullptr, [&] { return new Cache(static_cast<Handle*>(handle)->model, positions); });
+// Bytes of a block of keys and values of this model.
+IPEX_ASSIST_API int64_t ia_block_bytes(void* handle) { return Blocks::bytes_each(static_cast<Handle*>(handle)->model); }
+
+// A pool of `count` blocks, whose memory is taken when it is written.
+IPEX_ASSIST_API void* ia_blocks_new(void* handle, int64_t count) {
+    return guarded<void*>(nullptr, [&] { return new Blocks(static_cast<Handle*>(handle)->model, count); });
 }
 
-IPEX_ASSIST_API void ia_cache_delete(void* cache) { delete static_cast<Cache*>(cache); }
+IPEX_ASSIST_API void ia_blocks_delete(void* blocks) { delete static_cast<Blocks*>(blocks); }
+
+IPEX_ASSIST_API int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to) {
+    return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->copy(*static_cast<Pool*>(pool), from, to), 0; });
+}
+
+// Gives the memory of blocks back that no sequence has.
+IPEX_ASSIST_API int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number) {
+    return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->discard(ids, number), 0; });
+}
 
 IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch) {
     return guarded(-1, [&] {
@@ -198,23 +221,32 @@ IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch)
     });
 }
 
-// The number of drafted tokens, -1, or -2 where logits hold NaN or infinity. The batch's logits are not used.
-IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, int32_t number, int32_t vocabulary,
-                                 float least, int32_t* tokens, float* probabilities) {
-    return guarded_numbers(-2, [&] {
-        if (number < 1 || vocabulary < 1) throw std::invalid_argument("drafting takes one token and one choice at least");
+// What is likeliest behind the wanted rows: see Choices. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_choose(void* handle, void* pool, const Batch* batch, const Choices* choices) {
+    return guarded(-1, [&] {
         const Turn turn(handle);
-        Buffers& buffers = turn.buffers();
-        Batch own = *batch;
-        own.last = 1;
-        own.vocabulary = vocabulary;
-        own.stride = turn.model().head.blocks * LANES;
-        buffers.logits.grow(size_t(own.stride) * 4);
-        own.logits = buffers.logits.as<float>();
-        Forward forward(turn.model(), *static_cast<Pool*>(pool), buffers.workspace, own, number);
-        const int32_t drafted = forward.draft(number, vocabulary, least, tokens, probabilities);
-        count(buffers.timing, forward.timing);
-        return drafted;
+        const Batch own = with_logits(turn, *batch);
+        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : turn.model().spec.vocab_size;
+        if (choices->top < 0 || choices->top > columns) refuse("the likeliest %d of %d tokens", choices->top, columns);
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own);
+        forward.choose(*choices);
+        count(turn.buffers().timing, forward.timing);
+        return 0;
+    });
+}
+
+// Greedy tokens behind each stretch: see Drafts. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const Drafts* drafts) {
+    return guarded(-1, [&] {
+        const Turn turn(handle);
+        const Batch own = with_logits(turn, *batch);
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own, drafts->counts);
+        for (int32_t i = 0; i < own.stretch_count; i++) {
+            if (drafts->counts[i] > drafts->stride) refuse("%d drafted tokens where there is room for %lld", drafts->counts[i], (long long)drafts->stride);
+        }
+        forward.draft(*drafts);
+        count(turn.buffers().timing, forward.timing);
+        return 0;
     });
 }
 

@@ -1,8 +1,8 @@
-// Attention of a pass: appending keys and values, the blocks of the cache, and their combination.
+// Attention of a pass: appending keys and values, the blocks of the sequences, and their combination.
 //
-// Up to 16 rows: a block of the cache belongs to the thread that wrote it (Model::owner). Each thread computes its
-// blocks' parts of every row, and a barrier later the parts of a head are merged in the order of the blocks. More rows:
-// threads take tiles of rows in turn, each going through all blocks that its rows see.
+// Up to 16 rows: threads share the blocks that rows see evenly, or, on several memory nodes, each takes what it wrote
+// (Blocks::owner). It appends the rows that lie in its blocks, which needs no barrier as it is who reads them, and computes
+// its blocks' parts of every row; a barrier later the parts of a head are merged in the order of the blocks. More rows: threads take tiles of rows in turn, each going through all blocks that its rows see.
 #include <algorithm>
 #include <cstring>
 
@@ -26,12 +26,12 @@ void keep_partial(const Partial& partial, float* row, int64_t width) {
 
 void Forward::attention(int thread, int32_t index) {
     const uint64_t started = __rdtsc();
-    append(thread, index);
     if (few()) {
         attend_few(thread, index);
         wait(thread);
         combine_few(thread, index);
     } else {
+        append(thread, index);
         if (thread == 0) next_.store(0);
         wait(thread);
         attend_many(thread, index);
@@ -44,38 +44,55 @@ void Forward::attention(int thread, int32_t index) {
 }
 
 // Norm and rotation of one head of queries or keys.
-void Forward::rotate_head(float* head, const float* norm, int32_t row) const {
+void Forward::rotate_head(float* head, const float* norm, const Stretch& s, int32_t position) const {
     if (norm) k_.normalise(true, head, norm, nullptr, spec_.norm_eps, spec_.head_dim, head);
-    if (!batch_.cosine) return;
-    const int64_t at = int64_t(batch_.positions[row] - batch_.table_start) * spec_.head_dim;
-    k_.rotate(head, spec_.head_dim, batch_.cosine + at, batch_.sine + at);
+    if (!s.cosine || spec_.positions) return;
+    const int64_t at = int64_t(position - s.table_start) * spec_.head_dim;
+    k_.rotate(head, spec_.head_dim, s.cosine + at, s.sine + at);
 }
 
 void Forward::append(int thread, int32_t index) {
+    const int64_t units = int64_t(pieces_.size()) * spec_.kv_heads;
+    const bool owned = pool_.several_nodes();
+    const int64_t first = owned ? 0 : share(units, thread, pool_.threads()), end = owned ? units : share(units, thread + 1, pool_.threads());
+    for (int64_t u = first; u < end; u++) {
+        const Tile& piece = pieces_[size_t(u / spec_.kv_heads)];
+        const int32_t kv_head = int32_t(u % spec_.kv_heads);
+        const int32_t id = stretches_[size_t(piece.stretch)].blocks[last_block(piece.first)];
+        if (!owned || batch_.blocks->owner(id, kv_head, pool_.threads()) == thread) append_rows(thread, index, piece, kv_head);
+    }
+}
+
+void Forward::append_rows(int thread, int32_t index, const Tile& piece, int32_t kv_head) {
     const Layer& layer = model_.layers[size_t(index)];
     const Precision precision = model_.attention_precision();
+    const KeyValueBlock block = block_of(piece, index, kv_head, last_block(piece.first));
     float* head = scratch(thread).head;
-    for (int32_t r = 0; r < batch_.rows; r++) {
+    for (int32_t r = piece.first; r < piece.end; r++) {
+        const int32_t position = positions_[size_t(r)], within = position % KEYS;
         const float* qkv = w_.qkv.as<float>() + r * qkv_width_;
-        for (int32_t h = 0; h < spec_.kv_heads; h++) {
-            if (model_.owner(h, last_block(r), pool_.threads()) != thread) continue;
-            const KeyValueBlock block = batch_.caches[r]->block(index, h, last_block(r));
-            const int32_t within = batch_.positions[r] % KEYS;
-            std::memcpy(head, qkv + model_.key_column() + int64_t(h) * spec_.head_dim, size_t(spec_.head_dim) * 4);
-            rotate_head(head, layer.k_norm, r);
-            k_.store_key(precision, head, spec_.head_dim, model_.key_depth(), within, block.keys);
-            k_.store_value(precision, qkv + model_.value_column() + int64_t(h) * spec_.head_dim, spec_.head_dim, within,
-                           block.values);
-        }
+        std::memcpy(head, qkv + model_.key_column() + int64_t(kv_head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
+        rotate_head(head, layer.k_norm, stretches_[size_t(piece.stretch)], position);
+        k_.store_key(precision, head, spec_.head_dim, model_.key_depth(), within, block.keys);
+        k_.store_value(precision, qkv + model_.value_column() + int64_t(kv_head) * spec_.head_dim, spec_.head_dim, within,
+                       block.values);
     }
 }
 
 int64_t Forward::first_block(int32_t row, int32_t window) const {
-    const int32_t position = batch_.positions[row];
+    const int32_t position = positions_[size_t(row)];
     return window > 0 && position >= window ? (position - window + 1) / KEYS : 0;
 }
 
-AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, Segment tile) const {
+int64_t Forward::base_block(int32_t row, int32_t window) const {
+    return first_block(first_row_[size_t(stretch_of_[size_t(row)])], window);
+}
+
+KeyValueBlock Forward::block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const {
+    return batch_.blocks->at(stretches_[size_t(tile.stretch)].blocks[block], index, kv_head);
+}
+
+AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, const Tile& tile) const {
     const Layer& layer = model_.layers[size_t(index)];
     AttentionTile t{};
     t.precision = model_.attention_precision();
@@ -92,57 +109,77 @@ AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         std::memcpy(s.head, w_.qkv.as<float>() + row * qkv_width_ + int64_t(head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
-        rotate_head(s.head, layer.q_norm, row);
+        rotate_head(s.head, layer.q_norm, stretches_[size_t(tile.stretch)], positions_[size_t(row)]);
         k_.convert(t.precision, s.head, spec_.head_dim, t.key_depth, s.query + q * t.key_depth * bytes);
     }
     return t;
 }
 
 // What each query of a tile sees of a block.
-void Forward::limit_tile(const Scratch& s, Segment tile, int64_t block, int32_t window) const {
+void Forward::limit_tile(const Scratch& s, const Tile& tile, int64_t block, int32_t window) const {
     for (int32_t q = 0; q < (tile.end - tile.first) * group(); q++) {
-        const int64_t position = batch_.positions[tile.first + q / group()], start = block * KEYS;
+        const int64_t position = positions_[size_t(tile.first + q / group())], start = block * KEYS;
         const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
         s.first[q] = int32_t(std::clamp<int64_t>(first - start, 0, KEYS));
         s.end[q] = int32_t(std::clamp<int64_t>(position + 1 - start, 0, KEYS));
     }
 }
 
-const Forward::Segment& Forward::segment_of(int32_t row) const {
-    return *std::find_if(segments_.begin(), segments_.end(), [&](const Segment& s) { return row < s.end; });
-}
-
 // Where the part of a block, counted from the first one its sequence's rows see, lies for the queries of a row.
 float* Forward::partial(int64_t block, int32_t kv_head, int64_t row) const {
     return w_.partials.as<float>() +
-           ((block * spec_.kv_heads + kv_head) * batch_.rows + row) * group() * partial_width_;
+           ((block * spec_.kv_heads + kv_head) * rows() + row) * group() * partial_width_;
+}
+
+// Blocks [first, end) of a stretch's sequence, for one KV head, or those of them that this thread owns.
+void Forward::attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end) {
+    const int32_t window = model_.layers[size_t(index)].window;
+    const int32_t* table = stretches_[stretch].blocks;
+    const Scratch s = scratch(thread);
+    const auto mine = [&](int64_t block) {
+        return block >= first && block < end &&
+               (!pool_.several_nodes() || batch_.blocks->owner(table[block], kv_head, pool_.threads()) == thread);
+    };
+    for (size_t i = first_piece_[stretch]; i < first_piece_[stretch + 1]; i++) {
+        if (mine(last_block(pieces_[i].first))) append_rows(thread, index, pieces_[i], kv_head);
+    }
+    for (size_t i = first_tile_[stretch]; i < first_tile_[stretch + 1]; i++) {
+        const Tile& tile = tiles_[i];
+        const int64_t base = base_block(tile.first, window);
+        AttentionTile t{};
+        for (int64_t b = std::max(first, first_block(tile.first, window)); b < std::min(end, last_block(tile.end - 1) + 1); b++) {
+            if (!mine(b)) continue;
+            if (!t.queries) t = prepare_tile(s, index, kv_head, tile);
+            limit_tile(s, tile, b, window);
+            float* to = partial(b - base, kv_head, tile.first);
+            for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, to + q * partial_width_};
+            k_.attend(t, block_of(tile, index, kv_head, b), s.partials);
+            for (int32_t q = 0; q < t.queries; q++) keep_partial(s.partials[q], s.partials[q].output, partial_width_);
+        }
+    }
 }
 
 void Forward::attend_few(int thread, int32_t index) {
     const int32_t window = model_.layers[size_t(index)].window;
-    const Scratch s = scratch(thread);
+    const auto first = [&](size_t i) { return first_block(first_row_[i], window); };
+    const auto seen = [&](size_t i) { return (stretches_[i].start + stretches_[i].rows - 1) / KEYS + 1 - first(i); };
+    int64_t units = 0;
+    for (size_t i = 0; i < stretches_.size(); i++) units += seen(i) * spec_.kv_heads;
+    const bool owned = pool_.several_nodes();
+    const int64_t from = owned ? 0 : share(units, thread, pool_.threads()), to = owned ? units : share(units, thread + 1, pool_.threads());
+    int64_t unit = 0;
     for (int32_t h = 0; h < spec_.kv_heads; h++) {
-        for (const Segment& tile : tiles_) {
-            const int64_t base = first_block(segment_of(tile.first).first, window);
-            AttentionTile t{};
-            for (int64_t b = first_block(tile.first, window); b <= last_block(tile.end - 1); b++) {
-                if (model_.owner(h, b, pool_.threads()) != thread) continue;
-                if (!t.queries) t = prepare_tile(s, index, h, tile);
-                limit_tile(s, tile, b, window);
-                float* to = partial(b - base, h, tile.first);
-                for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, to + q * partial_width_};
-                k_.attend(t, batch_.caches[tile.first]->block(index, h, b), s.partials);
-                for (int32_t q = 0; q < t.queries; q++) {
-                    keep_partial(s.partials[q], s.partials[q].output, partial_width_);
-                }
-            }
+        for (size_t i = 0; i < stretches_.size(); i++) {
+            const int64_t begin = std::max(unit, from), end = std::min(unit + seen(i), to), offset = first(i) - unit;
+            if (begin < end) attend_blocks(thread, index, h, i, offset + begin, offset + end);
+            unit += seen(i);
         }
     }
 }
 
 void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     const int32_t window = model_.layers[size_t(index)].window, kv_head = head / group();
-    const int64_t base = first_block(segment_of(int32_t(row)).first, window);
+    const int64_t base = base_block(int32_t(row), window);
     const auto at = [&](int64_t block) { return partial(block - base, kv_head, row) + head % group() * partial_width_; };
     const int64_t first = first_block(int32_t(row), window);
     Partial sum = partial_at(at(first), partial_width_);
@@ -160,7 +197,7 @@ void Forward::combine_few(int thread, int32_t index) {
     const int64_t dim = spec_.head_dim, columns = int64_t(spec_.heads) * dim;
     const bool aligned = (SPAN % dim == 0 || dim % SPAN == 0) && !next.order;
     const int64_t unit = aligned ? std::max<int64_t>(SPAN, dim) : next.depth;
-    const int64_t each = (next.depth + unit - 1) / unit, units = batch_.rows * each;
+    const int64_t each = (next.depth + unit - 1) / unit, units = rows() * each;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / each, first = u % each * unit, last = std::min(first + unit, next.depth);
         for (int64_t h = first / dim; h < std::min(last, columns) / dim; h++) combine_head(index, row, int32_t(h));
@@ -171,13 +208,12 @@ void Forward::combine_few(int thread, int32_t index) {
 void Forward::attend_many(int thread, int32_t index) {
     const int64_t units = int64_t(tiles_.size()) * spec_.kv_heads;
     for (int64_t u = next_.fetch_add(1); u < units; u = next_.fetch_add(1)) {
-        // The last rows see most: they come first, so that none of them is left over at the end.
-        const Segment& tile = tiles_[tiles_.size() - 1 - size_t(u / spec_.kv_heads)];
+        const Tile& tile = tiles_[tiles_.size() - 1 - size_t(u / spec_.kv_heads)];
         attend_tile(thread, index, int32_t(u % spec_.kv_heads), tile);
     }
 }
 
-void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, Segment tile) {
+void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, const Tile& tile) {
     const int32_t window = model_.layers[size_t(index)].window;
     const Scratch s = scratch(thread);
     const AttentionTile t = prepare_tile(s, index, kv_head, tile);
@@ -185,7 +221,7 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, Segment ti
     for (int64_t b = first_block(tile.first, window); b <= last_block(tile.end - 1); b++) {
         limit_tile(s, tile, b, window);
         for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, s.results + q * partial_width_};
-        k_.attend(t, batch_.caches[tile.first]->block(index, kv_head, b), s.partials);
+        k_.attend(t, block_of(tile, index, kv_head, b), s.partials);
         for (int32_t q = 0; q < t.queries; q++) {
             if (s.first[q] >= s.end[q]) continue;
             Partial &sum = s.merged[q], &next = s.partials[q];

@@ -19,10 +19,11 @@ COMMON = (
     "cpu.cpp",
     "checks.cpp",
     "weights.cpp",
-    "cache.cpp",
+    "blocks.cpp",
     "model.cpp",
     "forward.cpp",
     "attention.cpp",
+    "choose.cpp",
     "linears.cpp",
     "api.cpp",
 )

@@ -74,14 +74,18 @@ const Spec& checked(const Spec& s, const int32_t* windows) {
 
 namespace {
 
-void check_sizes(const Model& model, const Batch& b, int32_t further) {
+void check_sizes(const Model& model, const Batch& b) {
     const int32_t vocabulary = model.spec.vocab_size;
     check_range("rows of a pass", b.rows, 1, LARGEST);
-    check_range("rows whose logits are wanted", b.last, 0, b.rows);
-    check_range("tokens drafted behind a pass", further, 0, LARGEST);
+    check_range("stretches of a pass", b.stretch_count, 1, b.rows);
+    check_range("rows whose logits are wanted", b.wanted_count, 0, b.rows);
     check_range("the vocabulary that is wanted", b.vocabulary, 0, vocabulary);
-    if (!b.tokens || !b.positions || !b.caches) refuse("a pass needs tokens, positions and caches");
-    if (b.last == 0) return;
+    if (!b.tokens || !b.stretches || !b.blocks || (b.wanted_count && !b.wanted)) refuse("a pass needs tokens, stretches and blocks");
+    if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
+    for (int32_t i = 0; i < b.wanted_count; i++) {
+        check_range("a row whose logits are wanted", b.wanted[i], i ? int64_t(b.wanted[i - 1]) + 1 : 0, int64_t(b.rows) - 1);
+    }
+    if (b.wanted_count == 0) return;
     const int64_t columns = (int64_t(b.vocabulary > 0 ? b.vocabulary : vocabulary) + LANES - 1) / LANES * LANES;
     if (!b.logits || b.stride < columns) {
         refuse("logits of %lld columns for a vocabulary that takes %lld", static_cast<long long>(b.logits ? b.stride : 0),
@@ -89,51 +93,79 @@ void check_sizes(const Model& model, const Batch& b, int32_t further) {
     }
 }
 
-// The position of `row` up to the last that is drafted behind it is in its cache and in the position tables.
-void check_position(const Model& model, const Batch& b, int32_t row, int64_t last) {
+// The positions of a stretch up to `last`, of what is drafted behind it, are in its table, the position tables and the pool.
+void check_stretch(const Model& model, const Batch& b, int32_t index, int64_t last) {
     const Spec& s = model.spec;
-    const int32_t position = b.positions[row];
-    if (position < 0 || last >= b.caches[row]->positions()) {
-        refuse("row %d is at position %lld of a sequence with room for %lld", row, static_cast<long long>(position < 0 ? position : last),
-               static_cast<long long>(b.caches[row]->positions()));
+    const Stretch& stretch = b.stretches[index];
+    if (stretch.start < 0 || last >= INT32_MAX) refuse("stretch %d is at position %lld", index, static_cast<long long>(stretch.start < 0 ? stretch.start : last));
+    if (!stretch.blocks || last / KEYS >= stretch.block_count) {
+        refuse("stretch %d goes up to position %lld, and its table has %d blocks of %d", index, static_cast<long long>(last),
+               stretch.blocks ? stretch.block_count : 0, KEYS);
     }
-    if (s.positions && last + s.position_offset >= s.positions) {
-        refuse("row %d is at position %lld, and the model has %d", row, static_cast<long long>(last), s.positions - s.position_offset);
+    for (int64_t i = 0; i <= last / KEYS; i++) {
+        if (stretch.blocks[i] < 0 || stretch.blocks[i] >= b.blocks->count()) {
+            refuse("stretch %d has block %d of a pool of %lld", index, stretch.blocks[i], static_cast<long long>(b.blocks->count()));
+        }
     }
-    if (!s.positions && (position < b.table_start || last - b.table_start >= b.table_rows)) {
-        refuse("row %d is at position %lld, and the rotation table holds %d from %d on", row, static_cast<long long>(last),
-               b.table_rows, b.table_start);
+    if (s.positions) {
+        if (last + s.position_offset >= s.positions) {
+            refuse("stretch %d is at position %lld, and the model has %d", index, static_cast<long long>(last), s.positions - s.position_offset);
+        }
+        return;
+    }
+    if (!(stretch.cosine && stretch.sine)) refuse("rotary positions need their tables");
+    if (stretch.start < stretch.table_start || last - stretch.table_start >= stretch.table_rows) {
+        refuse("stretch %d is at positions %d to %lld, and its rotation table holds %d from %d on", index, stretch.start,
+               static_cast<long long>(last), stretch.table_rows, stretch.table_start);
+    }
+}
+
+// What a stretch writes, nobody else may read or write in this pass, nor may it be in its own table twice.
+void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
+    std::vector<int32_t> written;
+    for (int32_t i = 0; i < b.stretch_count; i++) {
+        const Stretch& s = b.stretches[i];
+        for (int64_t at = s.start / KEYS; at <= lasts[size_t(i)] / KEYS; at++) written.push_back(s.blocks[at]);
+    }
+    std::sort(written.begin(), written.end());
+    const auto twice = std::adjacent_find(written.begin(), written.end());
+    if (twice != written.end()) refuse("block %d is written by two stretches", *twice);
+    for (int32_t i = 0; i < b.stretch_count; i++) {
+        const Stretch& s = b.stretches[i];
+        for (int64_t at = 0; at < s.start / KEYS; at++) {
+            if (std::binary_search(written.begin(), written.end(), s.blocks[at])) {
+                refuse("block %d is written while stretch %d reads it", s.blocks[at], i);
+            }
+        }
     }
 }
 
 }  // namespace
 
-const Batch& checked(const Model& model, const Batch& b, int32_t further) {
+const Batch& checked(const Model& model, const Batch& b, const int32_t* counts) {
     if (!model.ready()) {
         if (!model.image()) refuse("the model has no weights yet");
         refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
     }
-    check_sizes(model, b, further);
-    if (!model.spec.positions && !(b.cosine && b.sine)) refuse("rotary positions need their tables");
-    std::vector<const Cache*> sequences;
+    check_sizes(model, b);
+    int64_t rows = 0;
+    std::vector<int64_t> lasts;
+    for (int32_t i = 0; i < b.stretch_count; i++) {
+        check_range("rows of a stretch", b.stretches[i].rows, 1, b.rows);
+        if (counts) check_range("tokens drafted behind a stretch", counts[i], 1, LARGEST);
+        rows += b.stretches[i].rows;
+        // The last drafted token is not fed.
+        lasts.push_back(int64_t(b.stretches[i].start) + b.stretches[i].rows - 1 + (counts ? counts[i] - 1 : 0));
+        check_stretch(model, b, i, lasts.back());
+        if (counts && (b.wanted_count != b.stretch_count || b.wanted[i] != rows - 1)) refuse("drafting takes the last row of each stretch");
+    }
+    if (rows != b.rows) refuse("%d rows of a pass, and %lld of its stretches", b.rows, static_cast<long long>(rows));
     for (int32_t r = 0; r < b.rows; r++) {
         if (b.tokens[r] < 0 || b.tokens[r] >= model.spec.vocab_size) {
             refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);
         }
-        if (!b.caches[r]) refuse("row %d has no sequence", r);
-        const bool first = r == 0 || b.caches[r] != b.caches[r - 1];
-        if (first) {
-            if (!b.caches[r]->fits(model)) refuse("row %d has the sequence of another model", r);
-            sequences.push_back(b.caches[r]);
-        } else if (b.positions[r] != int64_t(b.positions[r - 1]) + 1) {
-            refuse("rows %d and %d of one sequence are at positions %d and %d", r - 1, r, b.positions[r - 1], b.positions[r]);
-        }
-        check_position(model, b, r, int64_t(b.positions[r]) + (r + 1 == b.rows ? std::max(0, further - 1) : 0));
     }
-    std::sort(sequences.begin(), sequences.end());
-    if (std::adjacent_find(sequences.begin(), sequences.end()) != sequences.end()) {
-        refuse("rows of one sequence are not side by side");
-    }
+    check_written(b, lasts);
     return b;
 }
 

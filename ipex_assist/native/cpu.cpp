@@ -100,4 +100,19 @@ const Kernels* choose_kernels(const char* limit, std::string& remark) {
     return chosen;
 }
 
+bool on_several_nodes(const int32_t* cpus, int count, const std::string& folder) {
+    constexpr int MOST_NODES = 1024;
+    const auto has = [&](int node, const std::string& what) {
+        return access((folder + "/node" + std::to_string(node) + what).c_str(), F_OK) == 0;
+    };
+    for (int node = 0; count > 1 && node < MOST_NODES; node++) {  // of the first processor
+        if (!has(node, "/cpu" + std::to_string(cpus[0]))) continue;
+        for (int i = 1; i < count; i++) {
+            if (!has(node, "/cpu" + std::to_string(cpus[i]))) return true;
+        }
+        return false;
+    }
+    return false;
+}
+
 }  // namespace ipex_assist

@@ -12,4 +12,7 @@ namespace ipex_assist {
 // use AMX's tiles.
 const Kernels* choose_kernels(const char* limit, std::string& remark);
 
+// Whether some processors lie on several memory nodes; false where the system does not tell. folder: of the nodes.
+bool on_several_nodes(const int32_t* cpus, int count, const std::string& folder = "/sys/devices/system/node");
+
 }  // namespace ipex_assist

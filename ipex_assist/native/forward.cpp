@@ -4,8 +4,6 @@
 #include <x86intrin.h>
 
 #include <algorithm>
-#include <cmath>
-#include <string>
 
 #include "checks.h"
 
@@ -19,32 +17,51 @@ int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit;
 
 }  // namespace
 
-Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, int32_t further)
+Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, const int32_t* counts)
     : model_(model),
       k_(*model.kernels),
       spec_(model.spec),
       pool_(pool),
       w_(workspace),
-      batch_(checked(model, batch, further)),
+      batch_(checked(model, batch, counts)),
       head_(model.head),
       width_(round_up(std::max(spec_.hidden_size, spec_.embedding_size), LANES)),
       qkv_width_(model.layers[0].qkv.blocks * LANES),
       inner_(round_up(spec_.intermediate_size, LANES)),
       attended_width_(round_up(int64_t(spec_.heads) * spec_.head_dim, LANES)),
       partial_width_(model.value_width() + LANES),
-      maxima_(size_t(pool.threads())) {
-    for (int32_t r = 0; r < batch.rows; r++) {
-        if (r == 0 || batch.caches[r] != batch.caches[r - 1]) segments_.push_back({r, r});
-        segments_.back().end = r + 1;
-    }
-    for (const Segment& s : segments_) {
-        for (int32_t r = s.first; r < s.end; r += tile_rows()) tiles_.push_back({r, std::min(r + tile_rows(), s.end)});
-    }
+      stretches_(batch.stretches, batch.stretches + batch.stretch_count),
+      tokens_(batch.tokens, batch.tokens + batch.rows),
+      wanted_(batch.wanted, batch.wanted + batch.wanted_count) {
+    place_rows();
     if (batch.vocabulary > 0) head_.blocks = std::min(head_.blocks, (int64_t(batch.vocabulary) + LANES - 1) / LANES);
-    reserve(further);
+    reserve(counts);
 }
 
-void Forward::reserve(int32_t further) {
+// Positions, tiles and pieces of the rows that `stretches_` has.
+void Forward::place_rows() {
+    positions_.clear(), stretch_of_.clear(), first_row_.clear(), tiles_.clear(), pieces_.clear();
+    first_tile_.clear(), first_piece_.clear();
+    for (size_t i = 0; i < stretches_.size(); i++) {
+        const Stretch& s = stretches_[i];
+        const int32_t first = int32_t(positions_.size()), end = first + s.rows;
+        first_row_.push_back(first), first_tile_.push_back(tiles_.size()), first_piece_.push_back(pieces_.size());
+        for (int32_t r = 0; r < s.rows; r++) positions_.push_back(s.start + r), stretch_of_.push_back(int32_t(i));
+        for (int32_t r = first; r < end; r += tile_rows()) tiles_.push_back({r, std::min(r + tile_rows(), end), int32_t(i)});
+        for (int32_t r = first; r < end;) {
+            const int32_t next = std::min(end, r + LANES - positions_[size_t(r)] % LANES);
+            pieces_.push_back({r, next, int32_t(i)});
+            r = next;
+        }
+    }
+    first_tile_.push_back(tiles_.size()), first_piece_.push_back(pieces_.size());
+    if (few()) return;
+    // Those that see most come last, and are taken first: none of them is left over at the end.
+    std::sort(tiles_.begin(), tiles_.end(),
+              [this](const Tile& a, const Tile& b) { return last_block(a.end - 1) < last_block(b.end - 1); });
+}
+
+void Forward::reserve(const int32_t* counts) {
     const int64_t rows = batch_.rows, padded = round_up(rows, 32);  // AMX reads whole tiles of rows
     const int64_t depth = round_up(std::max({width_, inner_, attended_width_}), SPAN);
     w_.x.grow(size_t(rows * width_ * 4));
@@ -56,15 +73,16 @@ void Forward::reserve(int32_t further) {
     w_.row_scales.grow(size_t(padded * depth / SPAN * 4));
     w_.row_sums.grow(size_t(padded * depth / 32 * 4));
     w_.scratch.grow(size_t(scratch_bytes() * pool_.threads()));
-    const int64_t attended_rows = few() ? rows : further > 0 ? 1 : 0;
-    if (attended_rows) {
-        int64_t blocks = 0;
-        for (const Segment& s : segments_) {
-            blocks = std::max(blocks, (batch_.positions[s.end - 1] + further) / KEYS + 1 - first_block(s.first, 0));
-        }
-        w_.partials.grow(size_t(blocks * spec_.heads * attended_rows * partial_width_ * 4));
+    inputs_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
+    const int64_t attended_rows = few() ? rows : counts ? std::min<int64_t>(FEW, batch_.stretch_count) : 0;
+    if (!attended_rows) return;
+    int64_t blocks = 0;
+    for (size_t i = 0; i < stretches_.size(); i++) {
+        const Stretch& s = stretches_[i];
+        const int64_t last = int64_t(s.start) + s.rows - 1 + (counts ? counts[i] : 0);
+        blocks = std::max(blocks, last / KEYS + 1 - first_block(first_row_[i], 0));
     }
-    rows_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
+    w_.partials.grow(size_t(blocks * spec_.heads * attended_rows * partial_width_ * 4));
 }
 
 int64_t Forward::ordered_width() const {
@@ -75,7 +93,7 @@ int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QU
 
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
-    const int64_t floats = width_ + ordered_width() + int64_t(batch_.rows) * UP_BLOCKS * LANES + model_.value_width() +
+    const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
                            queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 2 + 2 * int64_t(sizeof(Partial) / 4));
     return round_up(floats * 4 + 16 * 64, 4096);
 }
@@ -92,7 +110,7 @@ Forward::Scratch Forward::scratch(int thread) const {
     Scratch s;
     s.row = take_floats(width_);
     s.ordered = take_floats(ordered_width());
-    s.up = take_floats(batch_.rows * UP_BLOCKS * LANES);
+    s.up = take_floats(rows() * UP_BLOCKS * LANES);
     s.head = take_floats(model_.value_width());
     s.scores = take_floats(queries * KEYS);
     s.results = take_floats(queries * partial_width_);
@@ -113,52 +131,55 @@ void Forward::run() {
 }
 
 void Forward::pass(int thread) {
-    const int64_t rows = batch_.rows;
+    const int64_t rows = this->rows();
     embed_rows(thread);
     for (size_t i = 0; i < model_.layers.size(); i++) {
         const Layer& layer = model_.layers[i];
         const Norm* before = spec_.post_norm && i > 0 ? &model_.layers[i - 1].mlp_norm : nullptr;
-        prepare_rows(thread, i > 0, before, spec_.post_norm ? nullptr : &layer.attention_norm, 0, layer.qkv);
+        prepare_rows(thread, i > 0, before, spec_.post_norm ? nullptr : &layer.attention_norm, nullptr, layer.qkv);
         wait(thread);
         linear(thread, layer.qkv, rows, w_.qkv.as<float>(), qkv_width_);
         attention(thread, int32_t(i));
         linear(thread, layer.output, rows, w_.delta.as<float>(), width_);
         prepare_rows(thread, true, spec_.post_norm ? &layer.attention_norm : nullptr,
-                     spec_.post_norm ? nullptr : &layer.mlp_norm, 0, layer.up);
+                     spec_.post_norm ? nullptr : &layer.mlp_norm, nullptr, layer.up);
         wait(thread);
         up_linear(thread, layer);
         quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, layer.down);
         wait(thread);
         linear(thread, layer.down, rows, w_.delta.as<float>(), width_);
     }
-    if (batch_.last > 0) head(thread);
+    if (!wanted_.empty()) head(thread);
 }
 
 void Forward::embed_rows(int thread) {
-    const int64_t first = share(batch_.rows, thread, pool_.threads()), end = share(batch_.rows, thread + 1, pool_.threads());
+    const int64_t first = share(rows(), thread, pool_.threads()), end = share(rows(), thread + 1, pool_.threads());
     float *x = w_.x.as<float>(), *delta = w_.delta.as<float>();
     if (spec_.projected_embedding) {
         for (int64_t r = first; r < end; r++) {
-            model_.embed(batch_.tokens[r], delta + r * width_);
+            model_.embed(tokens_[size_t(r)], delta + r * width_);
             quantize(thread, delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in);
         }
         wait(thread);
-        linear(thread, model_.project_in, batch_.rows, x, width_);
+        linear(thread, model_.project_in, rows(), x, width_);
     }
     for (int64_t r = first; r < end; r++) {
-        if (!spec_.projected_embedding) model_.embed(batch_.tokens[r], x + r * width_);
-        const float* position = model_.position_row(batch_.positions[r]);
+        if (!spec_.projected_embedding) model_.embed(tokens_[size_t(r)], x + r * width_);
+        const float* position = model_.position_row(positions_[size_t(r)]);
         if (position) k_.add(x + r * width_, position, spec_.hidden_size);
     }
 }
 
-// x += delta, then the norm behind the sum, then the norm before `next`, then the form that `next` multiplies.
-void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, int64_t first_row, const Linear& next) {
-    const int64_t count = batch_.rows - first_row, threads = pool_.threads();
+// x += delta, then the norm behind the sum, then the norm before `next`, then the form that `next` multiplies. Of all
+// rows, or of those that `some` names, which `next` gets side by side.
+void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, const std::vector<int32_t>* some,
+                           const Linear& next) {
+    const int64_t count = some ? int64_t(some->size()) : rows(), threads = pool_.threads();
     float* scratch_row = scratch(thread).row;
     for (int64_t i = share(count, thread, int(threads)); i < share(count, thread + 1, int(threads)); i++) {
-        float* x = w_.x.as<float>() + (first_row + i) * width_;
-        if (add) k_.add(x, w_.delta.as<float>() + (first_row + i) * width_, spec_.hidden_size);
+        const int64_t row = some ? (*some)[size_t(i)] : i;
+        float* x = w_.x.as<float>() + row * width_;
+        if (add) k_.add(x, w_.delta.as<float>() + row * width_, spec_.hidden_size);
         if (post) k_.normalise(spec_.rms_norm, x, post->weight, post->bias, spec_.norm_eps, spec_.hidden_size, x);
         if (pre) k_.normalise(spec_.rms_norm, x, pre->weight, pre->bias, spec_.norm_eps, spec_.hidden_size, scratch_row);
         quantize(thread, pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
@@ -167,14 +188,14 @@ void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* p
 
 void Forward::quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                        const Linear& next) {
-    Rows rows = rows_;
+    Rows rows = inputs_;
     rows.depth = next.depth;
     if (next.order) from = Model::arrange(next, from, width, first, last, scratch(thread).ordered);
     k_.quantize(next.precision, next.group, from, width, first, last, row, rows);
 }
 
 void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next) {
-    const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = batch_.rows * spans;
+    const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = rows() * spans;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / spans, first = u % spans * SPAN;
         quantize(thread, from + row * stride, width, first, std::min(first + SPAN, next.depth), row, next);
@@ -183,7 +204,7 @@ void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_
 
 void Forward::linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride) {
     const uint64_t started = __rdtsc();
-    Rows in = rows_;
+    Rows in = inputs_;
     in.depth = linear.depth;
     const auto [first, last] = model_.slice(linear, thread, pool_.threads());
     if (first < last) k_.linear(linear, in, rows, first, last, out + first * LANES, stride);
@@ -193,15 +214,15 @@ void Forward::linear(int thread, const Linear& linear, int64_t rows, float* out,
 
 void Forward::up_linear(int thread, const Layer& layer) {
     const uint64_t started = __rdtsc();
-    Rows in = rows_;
+    Rows in = inputs_;
     in.depth = layer.up.depth;
     float* temporary = scratch(thread).up;
     const int64_t parts = spec_.gated ? 2 : 1;
     const auto [first, last] = model_.slice(layer.up, thread, pool_.threads());
     for (int64_t b = first; b < last; b += UP_BLOCKS) {
         const int64_t end = std::min(b + UP_BLOCKS, last);
-        k_.linear(layer.up, in, batch_.rows, b, end, temporary, UP_BLOCKS * LANES);
-        for (int64_t r = 0; r < batch_.rows; r++) {
+        k_.linear(layer.up, in, rows(), b, end, temporary, UP_BLOCKS * LANES);
+        for (int64_t r = 0; r < rows(); r++) {
             k_.activate(spec_.activation, spec_.gated, temporary + r * UP_BLOCKS * LANES, (end - b) / parts,
                         w_.active.as<float>() + r * inner_ + b / parts * LANES);
         }
@@ -214,78 +235,18 @@ void Forward::head(int thread) {
     const Layer& layer = model_.layers.back();
     const Norm* pre = spec_.final_norm ? &model_.final_norm : nullptr;
     const Linear& next = spec_.projected_embedding ? model_.project_out : model_.head;
-    prepare_rows(thread, true, spec_.post_norm ? &layer.mlp_norm : nullptr, pre, batch_.rows - batch_.last, next);
+    const int64_t count = int64_t(wanted_.size());
+    prepare_rows(thread, true, spec_.post_norm ? &layer.mlp_norm : nullptr, pre, &wanted_, next);
     wait(thread);
     if (spec_.projected_embedding) {
-        linear(thread, model_.project_out, batch_.last, w_.delta.as<float>(), width_);
-        for (int64_t r = share(batch_.last, thread, pool_.threads()); r < share(batch_.last, thread + 1, pool_.threads()); r++) {
+        linear(thread, model_.project_out, count, w_.delta.as<float>(), width_);
+        for (int64_t r = share(count, thread, pool_.threads()); r < share(count, thread + 1, pool_.threads()); r++) {
             quantize(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
                      model_.head);
         }
         wait(thread);
     }
-    linear(thread, head_, batch_.last, batch_.logits, batch_.stride);
-}
-
-// The arg-max of one row of logits, each thread taking the slice it computed.
-Maximum Forward::best_of(int thread, int32_t vocabulary) {
-    const auto [first, last] = model_.slice(head_, thread, pool_.threads());
-    const int64_t size = std::min<int64_t>(last * LANES, vocabulary) - first * LANES;
-    Maximum mine{-INFINITY, 0, 0};
-    if (size > 0) {
-        mine = k_.maximum(batch_.logits + first * LANES, size);
-        mine.index += int32_t(first * LANES);
-    }
-    maxima_[size_t(thread)] = mine;
-    wait(thread);
-    Maximum best = maxima_[0];
-    for (const Maximum& other : maxima_) {
-        if (other.value > best.value) best.value = other.value, best.index = other.index;
-    }
-    best.sum = 0;
-    for (const Maximum& other : maxima_) {
-        if (other.sum != 0) best.sum += other.sum * std::exp(other.value - best.value);  // 0: no columns of its own
-    }
-    return best;
-}
-
-int32_t Forward::draft(int32_t count, int32_t vocabulary, float least, int32_t* tokens, float* probabilities) {
-    const uint64_t started = __rdtsc();
-    const Segment all{0, 1};
-    int32_t position = 0, drafted = 0;
-    bool lost = false;
-    pool_.run([&](int thread) {
-        for (int32_t i = 0;; i++) {
-            pass(thread);
-            const Maximum best = best_of(thread, vocabulary);
-            const float probability = 1.0f / best.sum;
-            if (!std::isfinite(probability)) {  // the same in every thread
-                if (thread == 0) lost = true;
-                return;
-            }
-            if (thread == 0) {
-                tokens[i] = best.index;
-                probabilities[i] = probability;
-                drafted = i + 1;
-                // The next pass is one row: the token just found, in the same cache.
-                position = batch_.positions[batch_.rows - 1] + 1;
-                batch_.caches += batch_.rows - 1;
-                batch_.rows = 1;
-                batch_.tokens = tokens + i;
-                batch_.positions = &position;
-                segments_.assign(1, all);
-                tiles_.assign(1, all);
-            }
-            if (i + 1 == count || !(probability >= least)) return;  // the same in every thread
-            wait(thread);
-        }
-    });
-    timing.total += __rdtsc() - started;
-    if (lost) {
-        throw NotFinite("the logits of position " + std::to_string(batch_.positions[batch_.rows - 1]) +
-                        " hold NaN or infinity");
-    }
-    return drafted;
+    linear(thread, head_, count, batch_.logits, batch_.stride);
 }
 
 }  // namespace ipex_assist

@@ -3,29 +3,59 @@
 #include <atomic>
 #include <vector>
 
-#include "model.h"
+#include "blocks.h"
 
 namespace ipex_assist {
 
-// Rows of a pass. Rows of one sequence are consecutive and at consecutive positions.
-struct Batch {
-    int32_t rows;
-    const int32_t* tokens;
-    const int32_t* positions;
-    const Cache* const* caches;  // one a row
-    // Rotation tables (…, head_dim) of positions from `table_start` on; null with learned positions.
+// The rows of one sequence in a pass, at consecutive positions.
+struct Stretch {
+    const int32_t* blocks;  // the sequence's table: the block of positions 256 · i to 256 · i + 255 is blocks[i]
+    int32_t block_count;
+    int32_t start, rows;  // its rows are at positions start, start + 1, …
+    // Rotation tables (table_rows, head_dim) of positions from `table_start` on; null with learned positions.
+    int32_t table_start, table_rows;
     const float* cosine;
     const float* sine;
-    int32_t table_start, table_rows;  // position table_start is their first row
-    int32_t last;    // logits are wanted of the last so many rows
-    float* logits;   // (last, stride)
-    int64_t stride;  // at least the vocabulary, rounded up to 16
+};
+
+// Rows of any sequences; tokens in the order of the stretches. What a stretch writes is its own: no other stretch has
+// these blocks in its table.
+struct Batch {
+    int32_t stretch_count, rows;
+    const Stretch* stretches;
+    const int32_t* tokens;  // (rows)
+    const Blocks* blocks;
+    const int32_t* wanted;  // ascending numbers of the rows whose logits are wanted
+    int32_t wanted_count;
     int32_t vocabulary;  // logits are wanted of the first so many tokens, 0: of all
+    float* logits;       // (wanted_count, stride)
+    int64_t stride;      // at least the vocabulary, rounded up to 16
+};
+
+// What drafting behind a pass may do, and what it did; arrays have an element, or a row of `stride`, for each stretch.
+struct Drafts {
+    const int32_t* counts;  // tokens at most, from 1 to `stride`
+    const float* least;     // a token with a smaller probability is the last
+    int64_t stride;
+    int32_t* tokens;       // -1 where logits hold NaN or infinity, which ends the draft, too
+    float* probabilities;  // NaN there
+    int32_t* drafted;      // how many tokens there are, that -1 included
+};
+
+// What is likeliest behind each of the wanted rows, and the logarithms of its probability; a row whose logits hold NaN or
+// infinity gets -1 and NaN.
+struct Choices {
+    int32_t top;            // how many of the likeliest, besides
+    int32_t* tokens;        // (wanted_count)
+    float* logs;            // (wanted_count)
+    float* log_sums;        // (wanted_count), log of the sum of exp(logit)
+    int32_t* top_tokens;    // (wanted_count, top), the likeliest first, lower ids before higher ones of the same logit
+    float* top_logs;        // (wanted_count, top)
 };
 
 // Buffers of passes; they grow with the largest one.
 struct Workspace {
-    Memory x, delta, qkv, attended, active, partials, row_values, row_scales, row_sums, scratch;
+    Memory x, delta, qkv, attended, active, partials, row_values, row_scales, row_sums, scratch, maxima;
 };
 
 // Cycles of thread 0, waiting for the others included.
@@ -35,20 +65,22 @@ struct Timing {
 
 class Forward {
 public:
-    // `further`: tokens that will be drafted behind the batch. Throws std::invalid_argument for a batch that does not fit
-    // the model or its caches, before anything is touched.
-    Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, int32_t further = 0);
+    // `counts`: tokens that will be drafted behind each stretch, or null. Throws std::invalid_argument for a batch that
+    // does not fit the model or its blocks, before anything is touched.
+    Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, const int32_t* counts = nullptr);
     void run();
-    // Feeds the batch, then its arg-max among the first `vocabulary` tokens, and so on, until there are `count` of them
-    // or one whose probability is below `least`; that one is the last. Returns how many. `last` must be 1. Throws
-    // NotFinite where the logits hold NaN or infinity.
-    int32_t draft(int32_t count, int32_t vocabulary, float least, int32_t* tokens, float* probabilities);
+    // The pass, and what is likeliest by its logits.
+    void choose(const Choices& choices);
+    // Feeds the batch, then each stretch's arg-max among the first `vocabulary` tokens, and so on, until a stretch has
+    // its count of them or one whose probability is below its `least`; that one is its last. The others go on. The last
+    // row of each stretch must be wanted, and no other.
+    void draft(const Drafts& drafts);
 
     Timing timing;
 
 private:
-    struct Segment {  // the rows of one sequence: [first, end)
-        int32_t first, end;
+    struct Tile {  // some rows of one stretch: [first, end)
+        int32_t first, end, stretch;
     };
     struct Scratch {  // one thread's own buffers
         float *row, *ordered, *up, *head, *scores, *results, *running;
@@ -57,39 +89,53 @@ private:
         Partial *partials, *merged;
     };
 
-    void reserve(int32_t further);
+    void place_rows();
+    void reserve(const int32_t* counts);
     int64_t scratch_bytes() const;
     Scratch scratch(int thread) const;
     void wait(int thread) { pool_.wait(thread); }
-    bool few() const { return batch_.rows <= FEW; }
+    bool few() const { return rows() <= FEW; }
+    int32_t rows() const { return int32_t(tokens_.size()); }
 
     void pass(int thread);
     void embed_rows(int thread);
-    void prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, int64_t first_row, const Linear& next);
+    void prepare_rows(int thread, bool add, const Norm* post, const Norm* pre,
+                      const std::vector<int32_t>* some, const Linear& next);
     void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                   const Linear& next);
     void quantize_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next);
     void linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride);
     void up_linear(int thread, const Layer& layer);
     void head(int thread);
-    Maximum best_of(int thread, int32_t vocabulary);
 
+    // choose.cpp
+    int32_t choice_columns() const;
+    int64_t choice_chunks() const;
+    void find_maxima(int thread);
+    Maximum likeliest(int64_t row) const;
+    void find_top(int64_t row, const Maximum& best, const Choices& choices) const;
+    void go_on(const Drafts& drafts, std::vector<int32_t>& order);
+
+    // attention.cpp
     void attention(int thread, int32_t index);
     void append(int thread, int32_t index);
+    void append_rows(int thread, int32_t index, const Tile& piece, int32_t kv_head);
+    void attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end);
     void attend_few(int thread, int32_t index);
     void combine_few(int thread, int32_t index);
     void combine_head(int32_t index, int64_t row, int32_t head);
     void attend_many(int thread, int32_t index);
-    void attend_tile(int thread, int32_t index, int32_t kv_head, Segment tile);
-    AttentionTile prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, Segment tile) const;
-    void limit_tile(const Scratch& s, Segment tile, int64_t block, int32_t window) const;
-    void rotate_head(float* head, const float* norm, int32_t row) const;
+    void attend_tile(int thread, int32_t index, int32_t kv_head, const Tile& tile);
+    AttentionTile prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, const Tile& tile) const;
+    void limit_tile(const Scratch& s, const Tile& tile, int64_t block, int32_t window) const;
+    void rotate_head(float* head, const float* norm, const Stretch& stretch, int32_t position) const;
+    KeyValueBlock block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const;
     int64_t first_block(int32_t row, int32_t window) const;
-    int64_t last_block(int32_t row) const { return batch_.positions[row] / KEYS; }
+    int64_t last_block(int32_t row) const { return positions_[size_t(row)] / KEYS; }
+    int64_t base_block(int32_t row, int32_t window) const;  // the first that its stretch sees
     int32_t group() const { return spec_.heads / spec_.kv_heads; }
     int32_t tile_rows() const;
     int64_t ordered_width() const;
-    const Segment& segment_of(int32_t row) const;
     float* partial(int64_t block, int32_t kv_head, int64_t row) const;
 
     const Model& model_;
@@ -98,12 +144,17 @@ private:
     Pool& pool_;
     Workspace& w_;
     Batch batch_;
-    Rows rows_{};
+    Rows inputs_{};  // of the next linear
     Linear head_;  // of the vocabulary that is wanted: its threads share these columns evenly
     const int64_t width_, qkv_width_, inner_, attended_width_;  // of a row in the buffers
     const int64_t partial_width_;                               // a head's values, then maximum and sum
-    std::vector<Segment> segments_, tiles_;
-    std::vector<Maximum> maxima_;
+    std::vector<Stretch> stretches_;
+    std::vector<int32_t> tokens_, positions_, stretch_of_, wanted_;  // of each row; of wanted logits
+    std::vector<int32_t> first_row_;                                 // of each stretch
+    std::vector<Tile> tiles_;   // whose queries are attended to together
+    std::vector<Tile> pieces_;  // whose keys are appended together: of one block, at most 16 positions
+    std::vector<size_t> first_tile_, first_piece_;  // of each stretch, and how many there are behind them
+    bool done_ = false;  // of drafting
     std::atomic<int64_t> next_{0};  // unit of attend_many
 };
 

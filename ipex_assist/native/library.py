@@ -15,7 +15,7 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.build import INSTRUCTION_SETS
-from ipex_assist.native.structures import ABI_VERSION, Batch, Spec
+from ipex_assist.native.structures import ABI_VERSION, Batch, Choices, Drafts, Spec
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -42,22 +42,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_model_pack": (_i32, (_p, _p, _i32, _i32, _i32, _i32, _p, _i64, _i64)),
     "ia_model_pack_int4": (_i32, (_p, _p, _i32, _i32, _p, _p, _p, _i64, _i64)),
     "ia_model_set_order": (_i32, (_p, _i32, _i32, _p, _i64)),
-    "ia_cache_new": (_p, (_p, _i64)),
-    "ia_cache_delete": (None, (_p,)),
+    "ia_block_bytes": (_i64, (_p,)),
+    "ia_blocks_new": (_p, (_p, _i64)),
+    "ia_blocks_delete": (None, (_p,)),
+    "ia_blocks_copy": (_i32, (_p, _p, _i32, _i32)),
+    "ia_blocks_discard": (_i32, (_p, ctypes.POINTER(_i32), _i64)),
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
-    "ia_draft": (
-        _i32,
-        (
-            _p,
-            _p,
-            ctypes.POINTER(Batch),
-            _i32,
-            _i32,
-            ctypes.c_float,
-            ctypes.POINTER(_i32),
-            ctypes.POINTER(ctypes.c_float),
-        ),
-    ),
+    "ia_choose": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(Choices))),
+    "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(Drafts))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),

@@ -146,12 +146,6 @@ std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int t
     return {share(units, thread, threads) * unit, share(units, thread + 1, threads) * unit};
 }
 
-int Model::owner(int32_t kv_head, int64_t block, int threads) const {
-    const int first = int(share(threads, kv_head, spec.kv_heads));
-    // Where every thread has whole heads it keeps them; else the blocks of a head go round.
-    return spec.kv_heads % threads == 0 ? first : int((first + block) % threads);
-}
-
 Part Model::part(Slot slot, int32_t index) const {
     if (slot >= Q_PROJ && size_t(index) >= layers.size()) return {};
     const Layer* layer = slot >= Q_PROJ ? &layers[size_t(index)] : nullptr;

@@ -1,4 +1,4 @@
-// A model's packed weights: where each of them lies in one image, how they get there, and its KV caches.
+// A model's packed weights: where each of them lies in one image, and how they get there.
 #pragma once
 #include <stdexcept>
 #include <utility>
@@ -90,8 +90,6 @@ public:
 
     // The blocks of a linear that `thread` computes, and packed: [first, second).
     std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) const;
-    // The thread that writes a block of a KV head, and so has it in its memory.
-    int owner(int32_t kv_head, int64_t block, int threads) const;
 
     void embed(int32_t token, float* out) const;
     const float* position_row(int32_t position) const;
@@ -140,19 +138,6 @@ private:
     const Model* table_of_ = nullptr;
     const uint8_t* table_ = nullptr;      // (vocab, embedding) bf16 or fp32, unless the head serves
     const float* positions_ = nullptr;    // (positions, hidden)
-};
-
-// The keys and values of one sequence: blocks of 256 positions for each layer and KV head.
-class Cache {
-public:
-    Cache(const Model& model, int64_t positions);
-    bool fits(const Model& model) const;  // whether it was made for a model of this shape
-    KeyValueBlock block(int32_t layer, int32_t kv_head, int64_t block) const;
-    int64_t positions() const { return blocks_ * KEYS; }
-
-private:
-    int64_t blocks_, layers_, kv_heads_, key_bytes_, value_bytes_;
-    Memory data_;
 };
 
 // Of an image in memory, by all threads at the speed of reading it.

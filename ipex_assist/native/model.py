@@ -49,6 +49,11 @@ class PackedModel:
         """Bytes of the packed image."""
         return int(self.library.ia_model_bytes(self.handle))
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the keys and values of 256 positions."""
+        return int(self.library.ia_block_bytes(self.handle))
+
     def image(self) -> ctypes.Array[ctypes.c_char]:
         """The packed image, as it lies in memory."""
         return (ctypes.c_char * self.nbytes).from_address(self.library.ia_model_image(self.handle))

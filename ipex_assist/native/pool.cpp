@@ -87,7 +87,8 @@ void Barrier::reset() {
     abandoned_.store(false, std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), barrier_(threads), end_(threads) {
+Pool::Pool(int threads, const int32_t* cpus, bool several_nodes)
+    : threads_(threads), several_nodes_(several_nodes), barrier_(threads), end_(threads) {
     if (cpus) cpus_.assign(cpus, cpus + threads);
     start();
 }

@@ -38,13 +38,14 @@ private:
 class Pool {
 public:
     // cpus: one for each thread, or null to leave placement to the kernel. The calling thread is thread 0; it is bound
-    // for the duration of a run only.
-    Pool(int threads, const int32_t* cpus);
+    // for the duration of a run only. several_nodes: whether they lie on several memory nodes.
+    Pool(int threads, const int32_t* cpus, bool several_nodes = false);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     int threads() const { return threads_; }
+    bool several_nodes() const { return several_nodes_; }
     // Within a run: until all threads are here. Throws where one of them has failed.
     void wait(int thread) { barrier_.wait(thread); }
 
@@ -65,6 +66,7 @@ private:
     void end();
 
     int threads_;
+    bool several_nodes_;
     std::vector<int32_t> cpus_;
     Lock turn_;
     Barrier barrier_, end_;  // within a run, and at its end, where all threads come whatever happened

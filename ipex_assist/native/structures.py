@@ -6,7 +6,7 @@ import ctypes
 
 from ipex_assist.models.spec import DecoderSpec
 
-ABI_VERSION = 1  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 2  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -55,22 +55,61 @@ class Spec(ctypes.Structure):
     ]
 
 
+class Stretch(ctypes.Structure):
+    """Mirrors `Stretch` of forward.h: the rows of one sequence in a pass."""
+
+    _fields_ = [
+        ("blocks", ctypes.c_void_p),
+        ("block_count", ctypes.c_int32),
+        ("start", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("table_start", ctypes.c_int32),
+        ("table_rows", ctypes.c_int32),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+    ]
+
+
 class Batch(ctypes.Structure):
     """Mirrors `Batch` of forward.h."""
 
     _fields_ = [
+        ("stretch_count", ctypes.c_int32),
         ("rows", ctypes.c_int32),
+        ("stretches", ctypes.POINTER(Stretch)),
         ("tokens", ctypes.POINTER(ctypes.c_int32)),
-        ("positions", ctypes.POINTER(ctypes.c_int32)),
-        ("caches", ctypes.POINTER(ctypes.c_void_p)),
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
-        ("table_start", ctypes.c_int32),
-        ("table_rows", ctypes.c_int32),
-        ("last", ctypes.c_int32),
+        ("blocks", ctypes.c_void_p),
+        ("wanted", ctypes.POINTER(ctypes.c_int32)),
+        ("wanted_count", ctypes.c_int32),
+        ("vocabulary", ctypes.c_int32),
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
-        ("vocabulary", ctypes.c_int32),
+    ]
+
+
+class Drafts(ctypes.Structure):
+    """Mirrors `Drafts` of forward.h."""
+
+    _fields_ = [
+        ("counts", ctypes.POINTER(ctypes.c_int32)),
+        ("least", ctypes.POINTER(ctypes.c_float)),
+        ("stride", ctypes.c_int64),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("probabilities", ctypes.POINTER(ctypes.c_float)),
+        ("drafted", ctypes.POINTER(ctypes.c_int32)),
+    ]
+
+
+class Choices(ctypes.Structure):
+    """Mirrors `Choices` of forward.h."""
+
+    _fields_ = [
+        ("top", ctypes.c_int32),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("logs", ctypes.POINTER(ctypes.c_float)),
+        ("log_sums", ctypes.POINTER(ctypes.c_float)),
+        ("top_tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("top_logs", ctypes.POINTER(ctypes.c_float)),
     ]
 
 

@@ -146,6 +146,33 @@ def test_what_is_loaded_is_checked_the_same_way(given: dict[str, object], wrong:
         assert told(arguments.parse, [one, value]) == message.replace(f"{name} {value!r}", f"{one} {value}")
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8G", 8 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("500m", 500 << 20),
+        ("64KB", 64 << 10),
+        ("2t", 2 << 40),
+        ("77", 77),
+        ("9 b", 9),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    """On the command line, in Python and in JSON; a G is 2**30, as for containers."""
+    assert LoadOptions(kv_memory=text).kv_memory == size  # type: ignore[arg-type]
+    assert LoadOptions(kv_memory=size).kv_memory == size
+    args = arguments.parse(["--kv-memory", text])
+    assert LoadOptions.from_flags(args).kv_memory == size
+
+
+@pytest.mark.parametrize("wrong", ["", "G", "-1G", "8X", "1e9", "0", 0, -5, True, 1.5, "1/2G", "999999999T", "9" * 400])
+def test_sizes_that_are_none(wrong: object) -> None:
+    """An infinite one, or one of 0 bytes, would end far from here."""
+    with pytest.raises(UsageError, match=r"kv_memory .*must be a number of bytes"):
+        LoadOptions(kv_memory=wrong)  # type: ignore[arg-type]
+
+
 def test_help_and_docstring_say_every_option() -> None:
     """Made of the table, so that one that is added is there."""
     text = arguments.build_parser().format_help()

@@ -123,38 +123,44 @@ def test_a_new_sequence_has_the_memory_of_the_last_one() -> None:
     assert isinstance(model, NativeModel)
     first = model.new_sequence(300)
     expected = model.extend(first, prompt)
-    model.extend(first, tokens(200, 3))
-    handle = first.handle
+    model.extend(first, tokens(230, 3))
+    blocks = first.blocks
+    assert len(set(blocks)) == 2
     del first
     second, third = model.new_sequence(200), model.new_sequence(200)
-    assert second.handle == handle != third.handle
+    assert second.blocks == [], "a sequence takes blocks when it needs them"
     assert torch.equal(model.extend(second, prompt), expected)
     assert torch.equal(model.extend(third, prompt), expected)
-    del second
-    assert model.new_sequence(301).handle is not None, "more than there was"
-    larger = model.new_sequence(301)
+    assert [second.blocks, third.blocks] == [[block] for block in blocks]
+    larger = model.new_sequence(600)
     assert torch.equal(model.extend(larger, prompt), expected)
-    assert larger.capacity == 301
+    assert larger.blocks[0] not in blocks
+    assert larger.capacity == 600
 
 
 def test_memory_of_many_sequences_is_not_kept() -> None:
     """Of those that are freed one at most: a burst of texts must not hold its memory for ever."""
-    model = loaded("llama", "fp32")
-    wide = [model.new_sequence(200_000)]
-    before = mapped()
-    wide.append(model.new_sequence(200_000))
-    each = mapped() - before
-    assert each > 100e6
-    wide += [model.new_sequence(200_000) for _ in range(6)]
-    before = mapped()
-    wide.clear()
-    assert before - mapped() > 6.5 * each
-    assert len(model.spare._kept) == 1
+    model = tiny_models.model(folder("llama"), "native", "fp32")
+    assert isinstance(model, NativeModel)
+    before = resident()
+    texts = [model.new_sequence(1024) for _ in range(60)]
+    model.forward([Rows(each, [3] * 1000, 0) for each in texts])
+    each = (resident() - before) / len(texts)
+    assert each > 0.9 * 4 * model.packed.block_bytes
+    peak, kept = resident(), texts.pop()
+    texts.clear()
+    assert peak - resident() < 2 * each, "a text is there: its neighbours' memory is for the next one"
+    del kept
+    assert peak - resident() > 50 * each
+    assert model.blocks.free == model.blocks.count
+    for _ in range(3):
+        model.extend(model.new_sequence(1024), [3] * 1000)
+    assert resident() - before < 5 * each
 
 
-def mapped() -> int:
-    """Bytes of address space of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 # ---- drafting

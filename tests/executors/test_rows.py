@@ -182,7 +182,5 @@ def test_a_row_is_a_row(precision: str, pools: list[Pool], data: st.DataObject) 
     expected = [alone(random_model(spec, precision, pools[0], group), text) for text in texts]
     with pytest.MonkeyPatch.context() as patch:
         # What the executor puts into one pass, where it does not take what it is given.
-        for name in ("FEW_ROWS", "PROMPT_ROWS"):
-            most = data.draw(st.sampled_from([1, 16, 17, 33, 300]), label=name)
-            patch.setattr(native, name, most, raising=False)
+        patch.setattr(native, "PASS_ROWS", data.draw(st.sampled_from([1, 16, 17, 33, 300]), label="rows of a pass"))
         check_schedule(data, random_model(spec, precision, pools[threads - 1], group), texts, expected)

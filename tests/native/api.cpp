@@ -29,11 +29,14 @@ const void* ia_model_image(void* handle);
 int32_t ia_model_allocate(void* handle);
 int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type, const void* data,
                       int64_t rows, int64_t columns);
-void* ia_cache_new(void* handle, int64_t positions);
-void ia_cache_delete(void* cache);
+void* ia_blocks_new(void* handle, int64_t count);
+void ia_blocks_delete(void* blocks);
+int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to);
+int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number);
+int64_t ia_block_bytes(void* handle);
 int32_t ia_forward(void* handle, void* pool, const ipex_assist::Batch* batch);
-int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, int32_t number, int32_t vocabulary, float least,
-                 int32_t* tokens, float* probabilities);
+int32_t ia_choose(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Choices* choices);
+int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Drafts* drafts);
 int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out, int64_t stride);
 double ia_read_bandwidth(const void* kernels, void* pool, int64_t size, int32_t repeats);
 }
@@ -121,9 +124,9 @@ struct Loaded {
 // What a text of `rows` tokens and four drafted behind it gave; empty where a call failed.
 struct Text {
     std::vector<float> logits, probabilities;
-    std::vector<int32_t> drafted;
+    std::vector<int32_t> drafted, chosen;
     bool operator==(const Text& other) const {
-        return logits.size() == other.logits.size() && drafted == other.drafted &&
+        return logits.size() == other.logits.size() && drafted == other.drafted && chosen == other.chosen &&
                same_bits(logits.data(), other.logits.data(), logits.size()) &&
                same_bits(probabilities.data(), other.probabilities.data(), probabilities.size());
     }
@@ -132,46 +135,56 @@ struct Text {
 // A sequence of the model, with memory of its own for what calls read and write.
 struct Sequence {
     Sequence(Loaded& x, int32_t rows, uint32_t seed)
-        : model(x), cache(ia_cache_new(x.handle, ROOM)), tokens(some_tokens(rows, seed)) {
-        CHECK(cache, "%s", ia_last_error());
-        for (int32_t i = 0; i < rows; i++) positions.push_back(i);
-        caches.assign(size_t(rows), static_cast<const Cache*>(cache));
+        : model(x), blocks(ia_blocks_new(x.handle, 1)), tokens(some_tokens(rows, seed)) {
+        CHECK(blocks, "%s", ia_last_error());
+        for (int32_t i = 0; i < rows; i++) wanted.push_back(i);
+        stretch.blocks = &block, stretch.block_count = 1, stretch.rows = rows;
         logits.resize(size_t(rows) * STRIDE);
     }
-    ~Sequence() { ia_cache_delete(cache); }
+    ~Sequence() { ia_blocks_delete(blocks); }
     Sequence(const Sequence&) = delete;
     Sequence& operator=(const Sequence&) = delete;
 
-    Batch batch() const {
+    Batch batch(int32_t last) const {
         Batch batch{};
-        batch.rows = int32_t(tokens.size());
-        batch.tokens = tokens.data(), batch.positions = positions.data(), batch.caches = caches.data();
+        batch.stretch_count = 1, batch.rows = int32_t(tokens.size());
+        batch.stretches = &stretch, batch.tokens = tokens.data(), batch.blocks = static_cast<const Blocks*>(blocks);
+        batch.wanted = wanted.data() + batch.rows - last, batch.wanted_count = last;
         batch.stride = STRIDE;
         return batch;
     }
     bool forward() {
-        Batch all = batch();
-        all.last = all.rows, all.logits = logits.data();
+        Batch all = batch(stretch.rows);
+        all.logits = logits.data();
         const Loaded::Calling calling(model);
         return ia_forward(model.handle, model.pool, &all) == 0;
     }
-    bool draft() {
-        const Batch all = batch();
+    bool choose() {
+        const Batch all = batch(1);
         const Loaded::Calling calling(model);
-        return ia_draft(model.handle, model.pool, &all, 4, 50, 0, drafted, probabilities) == 4;
+        return ia_choose(model.handle, model.pool, &all, &choices) == 0;
+    }
+    bool draft() {
+        const Batch all = batch(1);
+        const Loaded::Calling calling(model);
+        return ia_draft(model.handle, model.pool, &all, &drafts) == 0 && number == 4;
     }
     Text text() {
-        if (!forward() || !draft()) return {};
-        return {logits, {probabilities, probabilities + 4}, {drafted, drafted + 4}};
+        if (!forward() || !draft() || !choose()) return {};
+        return {logits, {probabilities, probabilities + 4}, {drafted, drafted + 4}, {chosen, chosen + 4}};
     }
 
     Loaded& model;
-    void* cache;
-    std::vector<int32_t> tokens, positions;
-    std::vector<const Cache*> caches;
+    void* blocks;
+    const int32_t block = 0, count = 4;
+    const float least = 0;
+    Stretch stretch{};
+    std::vector<int32_t> tokens, wanted;
     std::vector<float> logits;
-    int32_t drafted[4];
-    float probabilities[4];
+    int32_t drafted[4], chosen[4], number;
+    float probabilities[4], logs[5];
+    const Drafts drafts{&count, &least, 4, drafted, probabilities, &number};
+    const Choices choices{3, chosen, logs, logs + 1, chosen + 1, logs + 2};
 };
 
 // `call` with its first allocation failing, then its second, and so on until it needs no more; each time it must say so.
@@ -207,6 +220,7 @@ void test_memory(const Kernels& k) {
             CHECK(!whole.logits.empty(), "%s", ia_last_error());
             starve("ia_forward", [&] { return fed.forward(); });
             starve("ia_draft", [&] { return fed.draft(); });
+            starve("ia_choose", [&] { return fed.choose(); });
             CHECK(fed.text() == whole, "other bits behind failed calls");
         }
         uint64_t sum = 0, again = 0;
@@ -225,7 +239,11 @@ void test_memory(const Kernels& k) {
             return thing != nullptr;
         };
         const std::vector<int32_t> windows(size_t(x.spec.layers));
-        starve("ia_cache_new", [&] { return made(ia_cache_new(x.handle, 20), ia_cache_delete); });
+        starve("ia_blocks_new", [&] { return made(ia_blocks_new(x.handle, 20), ia_blocks_delete); });
+        Sequence pair(x, 3, 5);
+        const int32_t none = 0;
+        starve("ia_blocks_copy", [&] { return ia_blocks_copy(pair.blocks, x.pool, 0, 0) == 0; });
+        starve("ia_blocks_discard", [&] { return ia_blocks_discard(pair.blocks, &none, 1) == 0; });
         starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, windows.data()), ia_model_delete); });
         starve("ia_pool_new", [&] { return made(ia_pool_new(threads, nullptr), ia_pool_delete); });
     }

@@ -16,48 +16,49 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
     std::vector<float> first_prompt, one_by_one;
     std::vector<uint8_t> first_image;
     const std::vector<int32_t> prompt = some_tokens(70, 1), steps = some_tokens(16, 2), other = some_tokens(5, 3);
-    for (int threads = 1; threads <= (more_threads ? 4 : 2); threads++) {
-        Fixture x(k, f, kind, threads);
+    for (int run = 1; run <= (more_threads ? 5 : 3); run++) {
+        const int threads = run < 3 ? run : run - 1;
+        Fixture x(k, f, kind, threads, run == 3 || run == 4);
         const std::vector<uint8_t> image(x.model->image(), x.model->image() + x.model->image_bytes());
         if (threads == 1) first_image = image;
         CHECK(image == first_image, "%s, %s: packed by %d threads", f.name, kind.name, threads);
 
-        const Cache cache(*x.model, 300), second(*x.model, 20);
+        const Table table(x, 300), second(x, 20);
         if (threads == 1) {
             for (size_t i = 0; i < prompt.size(); i++) {
-                const std::vector<float> row = x.append(cache, 249 - 70 + int32_t(i), {prompt[i]});
+                const std::vector<float> row = x.append(table, 249 - 70 + int32_t(i), {prompt[i]});
                 first_prompt.insert(first_prompt.end(), row.begin(), row.end());
             }
         }
-        const std::vector<float> read = x.append(cache, 249 - 70, prompt);
+        const std::vector<float> read = x.append(table, 249 - 70, prompt);
         if (threads == 1) {
             for (size_t i = 0; i < steps.size(); i++) {
-                const std::vector<float> row = x.append(cache, 249 + int32_t(i), {steps[i]});
+                const std::vector<float> row = x.append(table, 249 + int32_t(i), {steps[i]});
                 one_by_one.insert(one_by_one.end(), row.begin(), row.end());
             }
         }
         CHECK(same_bits(read.data(), first_prompt.data(), read.size()), "%s, %s: a prompt is its rows, by %d threads",
               f.name, kind.name, threads);
         CHECK(std::all_of(read.begin(), read.end(), [](float v) { return std::isfinite(v); }), "%s: finite", f.name);
-        const std::vector<float> together = x.append(cache, 249, steps);
+        const std::vector<float> together = x.append(table, 249, steps);
         CHECK(same_bits(together.data(), one_by_one.data(), together.size()), "%s, %s: 16 rows in one pass by %d threads",
               f.name, kind.name, threads);
 
         // The same rows behind five of another sequence, the first eleven and the last five in two passes.
         std::vector<int32_t> tokens(other), positions = {0, 1, 2, 3, 4};
-        std::vector<const Cache*> caches(5, &second);
-        for (int32_t i = 0; i < 11; i++) tokens.push_back(steps[size_t(i)]), positions.push_back(249 + i), caches.push_back(&cache);
-        const std::vector<float> beside = x.run(tokens, positions, caches);
+        std::vector<const Table*> tables(5, &second);
+        for (int32_t i = 0; i < 11; i++) tokens.push_back(steps[size_t(i)]), positions.push_back(249 + i), tables.push_back(&table);
+        const std::vector<float> beside = x.run(tokens, positions, tables);
         CHECK(same_bits(beside.data() + 5 * VOCAB, one_by_one.data(), 11 * VOCAB), "%s, %s: beside another sequence", f.name, kind.name);
         // A chunk of 40 rows across the block's end, behind the other sequence's.
         std::vector<int32_t> chunk(other), places = {0, 1, 2, 3, 4};
-        caches.assign(5, &second);
+        tables.assign(5, &second);
         for (int32_t i = 0; i < 40; i++) {
             const size_t at = size_t(i + 46);
             chunk.push_back(at < prompt.size() ? prompt[at] : steps[at - prompt.size()]);
-            places.push_back(249 - 70 + int32_t(at)), caches.push_back(&cache);
+            places.push_back(249 - 70 + int32_t(at)), tables.push_back(&table);
         }
-        const std::vector<float> chunked = x.run(chunk, places, caches);
+        const std::vector<float> chunked = x.run(chunk, places, tables);
         CHECK(same_bits(chunked.data() + 5 * VOCAB, first_prompt.data() + 46 * VOCAB, 24 * VOCAB) &&
                   same_bits(chunked.data() + 29 * VOCAB, one_by_one.data(), 16 * VOCAB),
               "%s, %s: a chunk by %d threads", f.name, kind.name, threads);
@@ -69,26 +70,127 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
 // Drafting in one call gives the tokens of single greedy passes, across a block's end, and their probabilities.
 void check_draft(const Kernels& k, const Format& f, const Kind& kind) {
     Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1);
-    const Cache cache(*x.model, 300);
-    x.append(cache, 245 - 40, some_tokens(40, 4));
-    std::vector<int32_t> feed = some_tokens(3, 5), expected, at = {245, 246, 247};
+    const Table table(x, 300);
+    x.append(table, 245 - 40, some_tokens(40, 4));
+    std::vector<int32_t> feed = some_tokens(3, 5), expected;
     for (int32_t i = 0, length = 245; i < 20; i++) {
-        const std::vector<float> logits = x.append(cache, length, feed);
+        const std::vector<float> logits = x.append(table, length, feed);
         length += int32_t(feed.size());
         const auto row = logits.end() - VOCAB;
         expected.push_back(int32_t(std::max_element(row, row + 45) - row));
         feed = {expected.back()};
     }
-    const std::vector<int32_t> start = some_tokens(3, 5);
-    const std::vector<const Cache*> caches(3, &cache);
-    Buffer<float> logits((VOCAB + LANES - 1) / LANES * LANES);
-    Batch batch = x.make_batch(start, at, caches, logits.data());
-    batch.last = 1;
-    Buffer<int32_t> drafted(20);
-    Buffer<float> probabilities(20);
-    const int32_t count = Forward(*x.model, x.pool, x.workspace, batch, 20).draft(20, 45, 0, drafted.data(), probabilities.data());
-    CHECK(count == 20 && std::equal(expected.begin(), expected.end(), drafted.data()), "%s, %s", f.name, kind.name);
-    for (size_t i = 0; i < 20; i++) CHECK(probabilities[i] > 0 && probabilities[i] <= 1.0001f, "%g", double(probabilities[i]));
+    std::vector<float> probabilities;
+    const std::vector<int32_t> drafted = x.draft(table, 245, some_tokens(3, 5), 20, 45, &probabilities);
+    CHECK(drafted == expected, "%s, %s", f.name, kind.name);
+    for (const float p : probabilities) CHECK(p > 0 && p <= 1.0001f, "%g", double(p));
+}
+
+// Three drafts in one call are what each is alone, though they end at different places: one by its count, one behind an
+// unsure token, one where its logits hold no number; and they begin with different numbers of rows.
+void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
+    Fixture x(k, f, kind, 2);
+    constexpr int32_t MOST = 12;
+    const std::vector<std::vector<int32_t>> starts = {some_tokens(1, 7), some_tokens(4, 8), some_tokens(2, 9)};
+    const int32_t counts[] = {MOST, MOST - 5, MOST}, at[] = {0, 252, 30};
+    std::vector<Table> tables;
+    std::vector<std::vector<int32_t>> alone;
+    std::vector<std::vector<float>> likely(3);
+    for (size_t i = 0; i < 3; i++) {
+        tables.emplace_back(x, 280);
+        if (at[i]) x.append(tables[i], 0, some_tokens(at[i], 10 + uint32_t(i)));
+        alone.push_back(x.draft(tables[i], at[i], starts[i], counts[i], VOCAB, &likely[i]));
+    }
+    const size_t unsure = size_t(std::min_element(likely[2].begin(), likely[2].end()) - likely[2].begin());
+    float least[] = {0, 0, likely[2][unsure] * 1.0001f};
+    for (const bool broken : {false, true}) {
+        if (broken && x.model->spec.positions) break;
+        std::vector<int32_t> tokens, positions;
+        std::vector<const Table*> rows;
+        for (size_t i = 0; i < 3; i++) {
+            for (const int32_t token : starts[i]) tokens.push_back(token), positions.push_back(at[i]), rows.push_back(&tables[i]);
+        }
+        std::vector<float> logits(3 * ((VOCAB + LANES - 1) / LANES * LANES));
+        Pass pass = x.make_pass(tokens, positions, rows, logits.data());
+        pass.wanted = {0, 4, 6}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 3;
+        int32_t drafted[3 * MOST], numbers[3];
+        float probabilities[3 * MOST];
+        const Drafts drafts{counts, least, MOST, drafted, probabilities, numbers};
+        // The first text's third row is at position 2; those of the others are not.
+        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.head_dim)], x.poison);
+        Forward(*x.model, x.pool, x.workspace, pass.batch, counts).draft(drafts);
+        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.head_dim)], x.poison);
+        const size_t lengths[] = {broken ? 3u : size_t(MOST), size_t(MOST - 5), unsure + 1};
+        for (size_t i = 0; i < 3; i++) {
+            CHECK(size_t(numbers[i]) == lengths[i], "%s, %s: draft %zu has %d tokens", f.name, kind.name, i, numbers[i]);
+            for (size_t j = 0; j < lengths[i]; j++) {
+                const bool lost = broken && i == 0 && j == 2;
+                CHECK(drafted[i * MOST + j] == (lost ? -1 : alone[i][j]), "%s, %s: draft %zu, token %zu", f.name, kind.name, i, j);
+                CHECK(lost ? std::isnan(probabilities[i * MOST + j]) : same_bits(&probabilities[i * MOST + j], &likely[i][j], 1),
+                      "%s, %s: draft %zu, probability %zu", f.name, kind.name, i, j);
+            }
+        }
+    }
+}
+
+// What is chosen is what the logits of the same pass say, in whatever rows; NaN is told of its row alone.
+void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
+    for (int threads = 1; threads <= 3; threads++) {
+        Fixture x(k, f, kind, threads);
+        const Table table(x, 300), second(x, 20);
+        const std::vector<int32_t> tokens = some_tokens(24, 11);
+        std::vector<int32_t> positions;
+        std::vector<const Table*> tables;
+        for (int32_t i = 0; i < 24; i++) positions.push_back(i < 20 ? 240 + i : i - 20), tables.push_back(i < 20 ? &table : &second);
+        x.append(table, 0, some_tokens(240, 12));
+        const std::vector<float> all = x.run(tokens, positions, tables);
+        std::vector<float> logits(24 * ((VOCAB + LANES - 1) / LANES * LANES));
+        Pass pass = x.make_pass(tokens, positions, tables, logits.data());
+        pass.wanted = {0, 7, 19, 23}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 4;
+        int32_t chosen[4], top[4 * 5];
+        float logs[4], sums[4], top_logs[4 * 5];
+        Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
+        for (size_t i = 0; i < 4; i++) {
+            const float* row = all.data() + size_t(pass.wanted[i]) * VOCAB;
+            std::vector<int32_t> order(VOCAB);
+            for (int32_t t = 0; t < VOCAB; t++) order[size_t(t)] = t;
+            std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
+            double sum = 0;
+            for (int32_t t = 0; t < VOCAB; t++) sum += std::exp(double(row[t]));
+            CHECK(chosen[i] == order[0], "%s, %s: row %zu: %d, not %d", f.name, kind.name, i, chosen[i], order[0]);
+            CHECK(std::abs(sums[i] - std::log(sum)) < 1e-4, "%g, not %g", double(sums[i]), std::log(sum));
+            for (size_t t = 0; t < 5; t++) {
+                CHECK(top[i * 5 + t] == order[t], "%s, %s: row %zu, likeliest %zu", f.name, kind.name, i, t);
+                CHECK(std::abs(top_logs[i * 5 + t] - (row[order[t]] - std::log(sum))) < 1e-4, "%g", double(top_logs[i * 5 + t]));
+            }
+            CHECK(logs[i] == top_logs[i * 5], "%g and %g", double(logs[i]), double(top_logs[i * 5]));
+        }
+        if (x.model->spec.positions) continue;
+        std::swap(x.cosine[size_t(3 * x.model->spec.head_dim)], x.poison);
+        Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
+        std::swap(x.cosine[size_t(3 * x.model->spec.head_dim)], x.poison);
+        CHECK(chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]), "%d", chosen[3]);
+        CHECK(chosen[2] >= 0 && std::isfinite(logs[2]), "another row is lost, too");
+    }
+}
+
+// A row of several sequences that share blocks has the bits of sequences of their own; and a copied block is the same.
+void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes) {
+    Fixture x(k, f, kind, 3, several_nodes);
+    const std::vector<int32_t> text = some_tokens(290, 13), steps = some_tokens(2, 14);
+    const Table table(x, 300);
+    x.append(table, 0, text);
+    Table fork(x, 300);
+    const int32_t own = fork.ids[1];
+    fork.ids = {table.ids[0], own};
+    x.blocks->copy(x.pool, table.ids[1], own);
+    const std::vector<float> both = x.run(steps, {290, 290}, {&table, &fork});
+    for (size_t i = 0; i < 2; i++) {
+        Table fresh(x, 300);
+        x.append(fresh, 0, text);
+        const std::vector<float> alone = x.append(fresh, 290, {steps[i]});
+        CHECK(same_bits(both.data() + i * VOCAB, alone.data(), VOCAB), "%s, %s: text %zu of shared blocks", f.name, kind.name, i);
+    }
 }
 
 // Slices and owners: every block of every linear has one thread, gate and up stay together.
@@ -107,8 +209,8 @@ void check_division(const Kernels& k) {
                 CHECK(reached == linear->blocks, "%ld of %ld blocks", long(reached), long(linear->blocks));
             }
             for (int32_t h = 0; h < x.model->spec.kv_heads; h++) {
-                for (int64_t b = 0; b < 20; b++) {
-                    const int owner = x.model->owner(h, b, threads);
+                for (int32_t b = 0; b < 20; b++) {
+                    const int owner = x.blocks->owner(b, h, threads);
                     CHECK(owner >= 0 && owner < threads, "block %ld of head %d belongs to %d of %d", long(b), h, owner, threads);
                 }
             }
@@ -116,28 +218,46 @@ void check_division(const Kernels& k) {
     }
 }
 
-// Blocks of a cache are zero at first, lie side by side, and hold what is written to their ends.
-void check_cache(const Kernels& k) {
+// Blocks are zero at first, lie side by side, hold what is written to their ends, are copied whole, and are zero again
+// when they were discarded, while their neighbours are not.
+void check_blocks(const Kernels& k) {
     for (const Format& f : FORMATS) {
-        const Fixture x(k, f, KINDS[0], 1);
-        const Cache cache(*x.model, 257);
-        CHECK(cache.positions() == 512, "%ld", long(cache.positions()));
+        const Fixture x(k, f, KINDS[0], 2);
+        const Blocks blocks(*x.model, 3);
+        CHECK(blocks.count() == 3 && blocks.fits(*x.model), "%ld", long(blocks.count()));
         const int64_t element = f.precision == FP32 ? 4 : 2;
         const int64_t key_bytes = KEYS * x.model->key_depth() * element, value_bytes = KEYS * x.model->value_width() * element;
+        CHECK(Blocks::bytes_each(*x.model) == 4 * (key_bytes + value_bytes), "%ld bytes a block", long(Blocks::bytes_each(*x.model)));
         std::set<uint8_t*> seen;
-        for (int32_t layer = 0; layer < 2; layer++) {
-            for (int32_t h = 0; h < 2; h++) {
-                for (int64_t b = 0; b < 2; b++) {
-                    const KeyValueBlock block = cache.block(layer, h, b);
-                    for (uint8_t* start : {block.keys, block.values}) {
-                        const int64_t size = start == block.keys ? key_bytes : value_bytes;
-                        CHECK(std::all_of(start, start + size, [](uint8_t v) { return v == 0; }), "%s: block is not empty", f.name);
-                        std::memset(start, 7, size_t(size));
-                        CHECK(seen.insert(start).second, "%s: given twice", f.name);
-                    }
+        const auto parts = [&](int32_t id, auto&& use) {
+            for (int32_t layer = 0; layer < 2; layer++) {
+                for (int32_t h = 0; h < 2; h++) {
+                    const KeyValueBlock block = blocks.at(id, layer, h);
+                    use(block.keys, size_t(key_bytes)), use(block.values, size_t(value_bytes));
                 }
             }
+        };
+        const auto holds = [&](int32_t id, uint8_t value) {
+            bool all = true;
+            parts(id, [&](uint8_t* start, size_t size) { all &= std::all_of(start, start + size, [=](uint8_t v) { return v == value; }); });
+            return all;
+        };
+        for (int32_t id = 0; id < 3; id++) {
+            CHECK(holds(id, 0), "%s: block %d is not empty", f.name, id);
+            parts(id, [&](uint8_t* start, size_t size) {
+                std::memset(start, 7 + id, size);
+                CHECK(seen.insert(start).second, "%s: given twice", f.name);
+            });
         }
+        Pool pool(3, nullptr);
+        blocks.copy(pool, 0, 2);
+        CHECK(holds(0, 7) && holds(1, 8) && holds(2, 7), "%s: a copy", f.name);
+        const int32_t ids[] = {2, 0};
+        blocks.discard(ids, 2);
+        CHECK(holds(1, 8), "%s: a neighbour of discarded blocks", f.name);
+        const int32_t whole[] = {1, 0, 2};
+        blocks.discard(whole, 3);
+        CHECK(holds(0, 0) && holds(1, 0) , "%s: discarded", f.name);
     }
 }
 
@@ -190,10 +310,13 @@ void test_model(const Kernels& k) {
             // Threads that outnumber processors are slow; a few formats show what there is to see.
             check_passes(k, f, kind, std::string(k.name) == "avx512" && f.precision != BF16 && f.group == SPAN);
             check_draft(k, f, kind);
+            check_drafts(k, f, kind);
+            check_choices(k, f, kind);
+            check_sharing(k, f, kind, &kind == KINDS);
         }
     }
     check_division(k);
-    check_cache(k);
+    check_blocks(k);
     check_embedding(k);
     check_checksum();
 }

@@ -78,14 +78,32 @@ std::vector<Shape> shapes(const Spec& s) {
     return all;
 }
 
+struct Fixture;
+
+// A sequence: a table of blocks out of its model's pool, which has them in another order.
+struct Table {
+    Table(Fixture& x, int64_t positions);
+    std::vector<int32_t> ids;
+};
+
+// A pass and what its batch points to.
+struct Pass {
+    std::vector<Stretch> stretches;
+    std::vector<int32_t> tokens, wanted;
+    Batch batch{};
+};
+
 struct Fixture {
-    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads)
-        : pool(threads, nullptr), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
+    static constexpr int32_t BLOCKS = 23;
+
+    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, bool several_nodes = false)
+        : pool(threads, nullptr, several_nodes), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
         Spec spec = base_spec(f);
         kind.change(spec);
         const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
         model = std::make_unique<Model>(spec, windows.data(), &k);
         model->allocate();
+        blocks = std::make_unique<Blocks>(*model, BLOCKS);
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
@@ -106,13 +124,13 @@ struct Fixture {
         }
     }
 
-    // Logits (rows, VOCAB) of `tokens` appended at `start`, each row in the cache given for it.
+    // Logits (rows, VOCAB) of `tokens`, each row in the sequence given for it; rows of one sequence are side by side.
     std::vector<float> run(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
-                           const std::vector<const Cache*>& caches) {
+                           const std::vector<const Table*>& tables) {
         const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
         Buffer<float> logits(tokens.size() * stride, NAN);
-        const Batch batch = make_batch(tokens, positions, caches, logits.data());
-        Forward(*model, pool, workspace, batch).run();
+        const Pass pass = make_pass(tokens, positions, tables, logits.data());
+        Forward(*model, this->pool, workspace, pass.batch).run();
         std::vector<float> result;
         for (size_t r = 0; r < tokens.size(); r++) {
             result.insert(result.end(), logits.data() + r * stride, logits.data() + r * stride + VOCAB);
@@ -120,31 +138,68 @@ struct Fixture {
         return result;
     }
 
-    Batch make_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
-                     const std::vector<const Cache*>& caches, float* logits) {
-        Batch batch{};
-        batch.rows = batch.last = int32_t(tokens.size());
-        batch.tokens = tokens.data(), batch.positions = positions.data(), batch.caches = caches.data();
-        batch.cosine = model->spec.positions ? nullptr : cosine.data();
-        batch.sine = model->spec.positions ? nullptr : sine.data();
-        batch.table_rows = model->spec.positions ? 0 : POSITIONS;
-        batch.logits = logits, batch.stride = (VOCAB + LANES - 1) / LANES * LANES;
-        return batch;
+    Stretch make_stretch(const Table& table, int32_t start, int32_t rows) const {
+        Stretch s{};
+        s.blocks = table.ids.data(), s.block_count = int32_t(table.ids.size());
+        s.start = start, s.rows = rows;
+        s.cosine = model->spec.positions ? nullptr : cosine.data();
+        s.sine = model->spec.positions ? nullptr : sine.data();
+        s.table_rows = model->spec.positions ? 0 : POSITIONS;
+        return s;
     }
 
-    std::vector<float> append(const Cache& cache, int32_t start, const std::vector<int32_t>& tokens) {
+    Pass make_pass(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                   const std::vector<const Table*>& tables, float* logits) const {
+        Pass pass;
+        pass.tokens = tokens;
+        for (size_t r = 0; r < tokens.size(); r++) {
+            if (r == 0 || tables[r] != tables[r - 1]) pass.stretches.push_back(make_stretch(*tables[r], positions[r], 0));
+            pass.stretches.back().rows++;
+            pass.wanted.push_back(int32_t(r));
+        }
+        Batch& batch = pass.batch;
+        batch.rows = batch.wanted_count = int32_t(tokens.size()), batch.stretch_count = int32_t(pass.stretches.size());
+        batch.stretches = pass.stretches.data(), batch.tokens = pass.tokens.data(), batch.wanted = pass.wanted.data();
+        batch.blocks = blocks.get();
+        batch.logits = logits, batch.stride = (VOCAB + LANES - 1) / LANES * LANES;
+        return pass;
+    }
+
+    std::vector<float> append(const Table& table, int32_t start, const std::vector<int32_t>& tokens) {
         std::vector<int32_t> positions;
         for (size_t i = 0; i < tokens.size(); i++) positions.push_back(start + int32_t(i));
-        return run(tokens, positions, std::vector<const Cache*>(tokens.size(), &cache));
+        return run(tokens, positions, std::vector<const Table*>(tokens.size(), &table));
+    }
+
+    // Up to `count` tokens drafted behind `tokens` at `start`, out of the first `vocabulary`.
+    std::vector<int32_t> draft(const Table& table, int32_t start, const std::vector<int32_t>& tokens, int32_t count,
+                               int32_t vocabulary, std::vector<float>* likely = nullptr) {
+        std::vector<float> logits((VOCAB + LANES - 1) / LANES * LANES);
+        Pass pass = make_pass(tokens, std::vector<int32_t>(tokens.size(), start), std::vector<const Table*>(tokens.size(), &table), logits.data());
+        pass.wanted = {int32_t(tokens.size()) - 1}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 1;
+        pass.batch.vocabulary = vocabulary;
+        Buffer<int32_t> drafted(static_cast<size_t>(count));
+        Buffer<float> probabilities(static_cast<size_t>(count));
+        const float least = 0;
+        int32_t number = 0;
+        Forward(*model, pool, workspace, pass.batch, &count).draft({&count, &least, count, drafted.data(), probabilities.data(), &number});
+        if (likely) likely->assign(probabilities.data(), probabilities.data() + number);
+        return {drafted.data(), drafted.data() + number};
     }
 
     Pool pool;
     Workspace workspace;
     std::unique_ptr<Model> model;
+    std::unique_ptr<Blocks> blocks;
+    int32_t taken = 0;  // of them
     std::vector<float> table;
     Buffer<float> cosine, sine;
     float poison = NAN;  // for a place in a rotation table: rows at that position become NaN
 };
+
+inline Table::Table(Fixture& x, int64_t positions) {
+    for (int64_t i = 0; i < (positions + KEYS - 1) / KEYS; i++) ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
+}
 
 std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {
     Random random(seed);

@@ -2,12 +2,14 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -92,6 +94,20 @@ void test_lifetimes() {
         rounds(used, 1);
         if (i % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
     }
+}
+
+// Processors of one node and of two, as the system's folders tell it; a node without processors is nobody's.
+void test_nodes() {
+    char made[] = "/tmp/nodes-XXXXXX";
+    const std::string folder = mkdtemp(made);
+    for (const char* name : {"/node0", "/node1", "/node3"}) std::filesystem::create_directory(folder + name);
+    for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12"}) std::filesystem::create_directory(folder + name);
+    const int32_t near[] = {2, 7}, far[] = {7, 12}, unknown[] = {5, 6};
+    CHECK(!on_several_nodes(near, 2, folder), "one node");
+    CHECK(on_several_nodes(far, 2, folder), "two nodes");
+    CHECK(!on_several_nodes(far, 1, folder), "one processor");
+    CHECK(!on_several_nodes(unknown, 2, folder), "nodes that the system does not tell");
+    std::filesystem::remove_all(folder);
 }
 
 // A run binds the caller to its processor and gives the old mask back; a processor that is not there changes nothing.
@@ -290,6 +306,7 @@ void test_threads() {
     test_pauses();
     test_callers();
     test_lifetimes();
+    test_nodes();
     test_binding();
     test_failures();
     test_float_control();

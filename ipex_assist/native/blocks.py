@@ -1,0 +1,47 @@
+"""The core's memory of a model's blocks of keys and values."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.native.model import PackedModel
+
+
+class BlockMemory:
+    """Memory of `count` blocks, of which pages are taken as they are written. Freed with the object."""
+
+    def __init__(self, packed: PackedModel, count: int) -> None:
+        self.packed, self.count = packed, count
+        self.handle = packed.library.ia_blocks_new(packed.handle, count)
+        packed.check(0 if self.handle else -1)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.packed.library.ia_blocks_delete(self.handle)
+
+    def copy(self, source: int, target: int) -> None:
+        """Fill one block with what another holds."""
+        packed = self.packed
+        packed.check(packed.library.ia_blocks_copy(self.handle, packed.pool.handle, source, target))
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Give the memory of blocks back that no sequence has; they may be used again."""
+        ids = (ctypes.c_int32 * len(blocks))(*blocks)
+        packed = self.packed
+        packed.check(packed.library.ia_blocks_discard(self.handle, ids, len(blocks)))
+
+
+def reserve_blocks(packed: PackedModel, count: int) -> BlockMemory:
+    """Memory of `count` blocks, or of half, a quarter, … of them where the system gives no more address space.
+
+    Raises IpexAssistError where there is none for one block.
+    """
+    while True:
+        try:
+            return BlockMemory(packed, count)
+        except IpexAssistError:
+            if count == 1:
+                raise
+            count //= 2
