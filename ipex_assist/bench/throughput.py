@@ -252,7 +252,8 @@ def serve(
     while waiting or flying:
         while waiting and len(flying) < concurrency:
             number, (prompt, asked) = waiting.pop()
-            flying[number] = _Flight(engine.submit(prompt, asked), len(prompt), clock() - started)
+            submitted = clock() - started
+            flying[number] = _Flight(engine.submit(prompt, asked), len(prompt), submitted)
         worked, now = engine.step(), clock() - started
         over = [number for number, flight in flying.items() if flight.fetch(now)]
         landed.update({number: flying.pop(number) for number in over})
