@@ -54,7 +54,7 @@ class InstanceNeed:
         """By the headers and configs of the models. texts: tokens of each; none: one of usual length."""
         need = memory_need(load, max_new_tokens, offline=load.offline, texts=texts)
         base = None if need.total is None else need.total - need.kv
-        return cls(base, need.texts, getattr(load, "kv_memory", None))
+        return cls(base, need.texts, load.kv_memory)
 
     @property
     def total(self) -> int | None:

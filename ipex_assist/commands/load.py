@@ -84,14 +84,15 @@ def memory_need(
 ) -> MemoryNeed:
     """What loading and a text, or `texts` of so many tokens each, will take.
 
-    offline: read only what is on this machine. checkpoints: those that are open already.
+    offline: read only what is on this machine. checkpoints: those that are open already. Keys and values take no more
+    than options.kv_memory, however many texts there are.
     """
     assert options.target is not None
     # Only the native core keeps a quantized checkpoint's 4 bits.
     precision = options.precision or (None if options.executor in ("auto", "native") else "bf16")
     assistant = options.assistant if options.assists else None
     draft = options.assistant_precision
-    return estimate_need(
+    need = estimate_need(
         options.target,
         assistant,
         precision,
@@ -102,3 +103,4 @@ def memory_need(
         checkpoints=checkpoints,
         texts=texts,
     )
+    return need if options.kv_memory is None else replace(need, kv=min(need.kv, options.kv_memory))

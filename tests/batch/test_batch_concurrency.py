@@ -19,6 +19,7 @@ from ipex_assist.batch import command, concurrency, progress
 from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all, concurrency_of, fitting, longest_texts
 from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
 from ipex_assist.batch.worker import Desk, WorkerSettings
+from ipex_assist.commands.load import memory_need
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import Memory
 from ipex_assist.generation.load_options import LoadOptions
@@ -223,6 +224,18 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
         command.main([*arguments, "--concurrency", "4", "--resume"])
     (_, settings), *_ = started
     assert settings["texts"] == (256,) * 4
+
+
+def test_keys_and_values_are_no_more_than_kv_memory(tiny: str) -> None:
+    """An instance with a pool of blocks does not refuse to begin for texts that would wait for each other in it."""
+    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="torch", offline=True)
+    limited = replace(load, kv_memory=1 << 20)
+    texts = (256,) * 4000
+    whole = memory_need(load, 20, texts=texts)
+    assert whole.kv == 4000 * memory_need(load, 20, texts=(256,)).kv > 1 << 20
+    assert memory_need(limited, 20, texts=texts).kv == 1 << 20
+    assert InstanceNeed.of(load, 20, texts).total == whole.total
+    assert InstanceNeed.of(limited, 20, texts).total == InstanceNeed.of(load, 20, ()).base + (1 << 20)
 
 
 @pytest.mark.parametrize(
