@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
+from ipex_assist.engine.engine import Engine
 from ipex_assist.executors.interface import Model
-from ipex_assist.speculative.decode import Round, decode
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Constant, Schedule
 
@@ -28,17 +34,16 @@ def run(
     sampling: Sampling = GREEDY,
     schedule: Schedule | None = None,
     each: Callable[[Round], None] = lambda round_: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Round]:
     """Return all rounds of one generation; `each` hears of them as they come."""
+    engine = Engine(target, Drafting(target.spec.vocab_size, lambda: Costs((1.0,))), clock=clock)
+    names = {field.name for field in dataclasses.fields(SamplingOptions)}
+    options = GenerationOptions.of(
+        max_new_tokens=new, **{name: getattr(sampling, name) for name in names}, assisted=draft is not None
+    )
     rounds = []
-    for round_ in decode(
-        target,
-        prompt,
-        max_new_tokens=new,
-        sampling=sampling,
-        draft=draft,
-        schedule=schedule or Constant(k),
-    ):
+    for round_ in engine.submit(prompt, options, draft=draft, schedule=schedule or Constant(k)):
         rounds.append(round_)
         each(round_)
     return rounds

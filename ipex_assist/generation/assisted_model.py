@@ -6,12 +6,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ipex_assist.engine.engine import Engine
+from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.decode import Round, decode
+from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
@@ -27,7 +29,8 @@ log = logging.getLogger("ipex_assist")
 class AssistedModel(TextModel):
     """Generates with our own models and decode loop.
 
-    Each stream has sequences of its own, so that any number of them may be under way, in one thread or in several.
+    Any number of streams may be under way, in one thread or in several: they share passes, and have the text that each
+    has alone.
     """
 
     def __init__(
@@ -46,6 +49,19 @@ class AssistedModel(TextModel):
         self.drafting = drafting or Drafting(
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
+        self._engine = self.engine()
+
+    def engine(self, limits: EngineLimits | None = None) -> Engine:
+        """Make an engine of this model that has served nobody yet: `submit` takes tokens and options."""
+        return Engine(self.target, self.drafting, self.eos, limits or EngineLimits())
+
+    def start(self) -> None:
+        """Run the passes of this model's streams in a thread of their own, so that they can be awaited."""
+        self._engine.start()
+
+    def close(self) -> None:
+        """End that thread, and all streams that are under way."""
+        self._engine.close()
 
     @property
     def context_length(self) -> int:
@@ -79,28 +95,10 @@ class AssistedModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
     ) -> tuple[Iterator[Round], bool]:
-        sampling = Sampling.part_of(options, prompt_length=len(tokens))
-        length = len(tokens) + limit
-        experiment = draft is not None or schedule is not None
-        if not options.wanted:
-            draft = None
-        elif draft is not None or self.drafting.possible:
-            schedule = schedule or self.drafting.schedule(options, limit)
-            draft = draft or self.drafting.source(sampling, length)
-        if draft is not None and self.target.exact_rows == 1:
+        if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"
             )
-        rounds = decode(
-            self.target,
-            tokens,
-            max_new_tokens=limit,
-            sampling=sampling,
-            draft=draft,
-            schedule=schedule,
-            logprobs=options.logprobs,
-        )
-        if draft is not None and options.adapts and not experiment:
-            rounds = self.drafting.learning(rounds, schedule)
-        return rounds, draft is not None
+        handle = self._engine.submit(tokens, options, limit=limit, draft=draft, schedule=schedule)
+        return handle, handle.assisted

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
 
+from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import Choice
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
@@ -59,6 +60,25 @@ class Generation(Iterator[Chunk]):
         if self._stop_reason is not None:  # interrupted while the round ran
             self._close()
             raise StopIteration
+        return self._chunk(round_)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The next chunk, where rounds can be awaited: of a model whose engine has a thread (`AssistedModel.start`)."""
+        if self._stop_reason is not None:
+            self._close()
+            raise StopAsyncIteration
+        if not isinstance(self._rounds, AsyncIterator):
+            raise UsageError("this model's rounds cannot be awaited: iterate without async, in a thread")
+        round_ = await self._rounds.__anext__()
+        if self._stop_reason is not None:
+            self._close()
+            raise StopAsyncIteration
+        return self._chunk(round_)
+
+    def _chunk(self, round_: Round) -> Chunk:
         before, pieces = len(self._text.tokens), []
         for index, token in enumerate(round_.tokens):
             text = self._text.push(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.traffic import Traffic
@@ -59,21 +59,34 @@ class TextModel(ABC):
         draft, schedule: in place of the model's own.
         """
 
+    @overload
+    def generate(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **experiment: Any
+    ) -> Result: ...
+
+    @overload
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Sequence[str] | Sequence[Sequence[int]],
         options: GenerationOptions | None = None,
-        *,
-        chat: bool = False,
-        draft: DraftSource | None = None,
-        schedule: Schedule | None = None,
-        **changes: Any,
-    ) -> Result:
-        """`stream` to its end; the same options."""
-        generation = self.stream(prompt, options, chat=chat, draft=draft, schedule=schedule, **changes)
-        for _ in generation:
-            pass
-        return generation.result()
+        **experiment: Any,
+    ) -> list[Result]: ...
+
+    def generate(self, prompt: Any, options: GenerationOptions | None = None, **more: Any) -> Any:
+        """`stream` to its end; the same options. Several prompts give their results in the same order.
+
+        On our own models several prompts share passes, which takes little longer than one of them would.
+        """
+        if _is_one(prompt):
+            return self._finish([self.stream(prompt, options, **more)])[0]
+        return self._finish([self.stream(each, options, **more) for each in prompt])
+
+    @staticmethod
+    def _finish(generations: Sequence[Generation]) -> list[Result]:
+        for generation in generations:
+            for _ in generation:
+                pass
+        return [generation.result() for generation in generations]
 
     def stream(
         self,
@@ -134,3 +147,8 @@ class TextModel(ABC):
                 f"{context}: shorten the prompt by at least {1 - room}"
             )
         return min(options.max_new_tokens, room)
+
+
+def _is_one(prompt: Any) -> bool:
+    """Whether this is a text or token ids, and not several of these."""
+    return isinstance(prompt, str) or len(prompt) == 0 or not isinstance(prompt[0], (str, Sequence))

@@ -133,12 +133,14 @@ class Acceptance:
             classes.drafted[index] += 1
             classes.accepted[index] += i < accepted
 
-    def next_text(self) -> None:
-        """Begin another text: what was learnt still counts, but little, and the draft gets its chance again."""
-        seen = self.seen
-        for classes in (self.first, self.later):
-            classes.scale(min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0)
-            classes.prior = max(classes.prior, _PRIOR_TOKENS / 2)
+    def for_next_text(self) -> Acceptance:
+        """Return a copy for another text: what was learnt still counts, but little; drafts get their chance again."""
+        known, seen = Acceptance(), self.seen
+        for mine, theirs in ((self.first, known.first), (self.later, known.later)):
+            factor = min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0
+            theirs.drafted, theirs.accepted = mine.drafted * factor, mine.accepted * factor
+            theirs.prior = max(mine.prior, _PRIOR_TOKENS / 2)
+        return known
 
     def splits(self) -> tuple[Splits, Splits]:
         """Return how first tokens fare by their confidence, and how later ones do.

@@ -9,7 +9,7 @@ import numpy as np
 from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
 from ipex_assist.speculative.budget import EXPECTED_TOKENS, Budget
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.live_costs import CostFindings, LiveCosts
+from ipex_assist.speculative.live_costs import CostFindings, CostsNow, LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult, RoundState
 
 TRUSTED_TOKENS = 16  # seen before a pair is trusted
@@ -71,7 +71,8 @@ class Adaptive:
     tried now and then, by which a text that has become easier is noticed.
 
     `model_acceptance` and `lookup_acceptance` are what is known of sources that read the text at a cost, and of those
-    that do not.
+    that do not. shared: what passes cost at every moment, where others take part in them; a text alone finds that out
+    by itself.
     """
 
     costs: Costs
@@ -79,6 +80,7 @@ class Adaptive:
     longest: int = LONGEST_DRAFT
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
+    shared: CostsNow | None = None
     budget: Budget = field(init=False)
     drafts: int = 0  # rounds with one
     skipped: int = 0  # tokens at the text's beginning that the source has not read
@@ -91,10 +93,11 @@ class Adaptive:
     _plan: Plan = field(default_factory=lambda: Plan(0))
 
     def __post_init__(self) -> None:
-        self._live = LiveCosts(self.costs)
+        self._live = LiveCosts(self.costs) if self.shared is None else self.shared
         known = self.model_acceptance.seen >= TRUSTED_TOKENS
-        choice = best_choice(self.model_acceptance, self.costs, self.longest) if known else Choice(0, 0.0, 0.0)
-        self.budget = Budget(self.limit, trusted=choice.rate * self.costs.verifying(1) > 1.1)
+        costs = self._live.costs
+        choice = best_choice(self.model_acceptance, costs, self.longest) if known else Choice(0, 0.0, 0.0)
+        self.budget = Budget(self.limit, trusted=choice.rate * costs.verifying(1) > 1.1)
 
     @property
     def credit(self) -> float:
@@ -136,9 +139,14 @@ class Adaptive:
             self.skipped = now.length - context
         self._known.observe(outcome.confidence, drafted, outcome.accepted)
 
+    @property
+    def untried(self) -> bool:
+        """Whether a source was there to draft that was never let."""
+        return self._asked > self._let
+
     def findings(self) -> CostFindings:
         """Return what the text so far taught about the costs that it began with."""
-        return self._live.findings(untried=self._asked > self._let)
+        return self._live.findings(self.untried)
 
     @property
     def _known(self) -> Acceptance:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from ipex_assist.executors.interface import DraftsInOneCall, LogitsError, Model
+from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
 from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.propose import DraftCall, RowsCall, Steps, propose_alone
 from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose_for_draft
 
 
@@ -54,7 +55,19 @@ class AssistantModel:
         context: int | None = None,
         left_out: tuple[int, int] = (0, 0),
     ) -> Proposal:
-        """Decode up to `k` tokens as the target does: greedily, or by `sampling` with the same noise.
+        """Decode up to `k` tokens as the target does: greedily, or by `sampling` with the same noise."""
+        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context, left_out=left_out))
+
+    def steps(
+        self,
+        tokens: Sequence[int],
+        k: int,
+        *,
+        min_confidence: float = 0.0,
+        context: int | None = None,
+        left_out: tuple[int, int] = (0, 0),
+    ) -> Steps:
+        """`propose` by calls of the model (see propose.py).
 
         left_out: how many tokens of the prompt, and of what was generated, are not among `tokens`.
         """
@@ -65,15 +78,18 @@ class AssistantModel:
         k = min(k, self._sequence.capacity - self._base)
         if k <= 0:
             return Proposal([])
+        # A pass needs a row. Only a round that was interrupted leaves none: then the last token is read again.
+        self._sequence.truncate(min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
         if plain and isinstance(self.model, DraftsInOneCall):
+            request = DraftRequest(self._sequence, pending, k, min_confidence)
             try:
-                drafted, confidence = self.model.draft(self._sequence, pending, k, self._choices, min_confidence)
+                drafted, confidence = yield DraftCall(self.model, request, self._choices)
             except LogitsError:
                 raise LogitsError("the assistant", len(tokens)) from None
             return Proposal(drafted, confidence)
-        return self._decode(tokens, pending, k, min_confidence, left_out)
+        return (yield from self._decode(tokens, pending, k, min_confidence, left_out))
 
     def accept(self, count: int) -> None:
         """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""
@@ -87,7 +103,7 @@ class AssistantModel:
 
     def _decode(
         self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float, left_out: tuple[int, int]
-    ) -> Proposal:
+    ) -> Steps:
         """Draft by one pass a token, and end behind the first unsure one."""
         sampling = self.sampling
         if left_out[0]:
@@ -96,7 +112,8 @@ class AssistantModel:
         drafted: list[int] = []
         confidence: list[float] = []
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
-            logits = sampling.penalise(self._logits(pending), [*tokens, *drafted])
+            logits = yield RowsCall(self.model, Rows(self._sequence, pending), self._choices)
+            logits = sampling.penalise(self._unmasked(logits), [*tokens, *drafted])
             token, sure = choose_for_draft(logits[0].float().numpy(), sampling, generated + len(drafted))
             if token == NO_NUMBERS:
                 raise LogitsError("the assistant", len(tokens) + len(drafted))
@@ -105,8 +122,7 @@ class AssistantModel:
             pending = [token]
         return Proposal(drafted, confidence)
 
-    def _logits(self, tokens: list[int]) -> torch.Tensor:
-        logits = self.model.extend(self._sequence, tokens, vocabulary=self._choices)
+    def _unmasked(self, logits: torch.Tensor) -> torch.Tensor:
         if self._masked:
             logits = logits.clone()
             logits[:, self._masked] = -torch.inf

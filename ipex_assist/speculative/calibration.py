@@ -14,6 +14,8 @@ TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 0.9, 0.25, 0.06
 # The first are the most telling, for models of which there is time for few passes.
 TARGET_ROWS = (1, 5, 9, 3, 2, 4, 7, 6, 8, 16, 12)
 DRAFT_ROWS = (1, 2, 16, 8, 4)
+# Of passes that several texts share; each is timed where the pass before it lets it be expected within the seconds.
+WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (32, 64), 0.3, 2
 READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
 READ_SECONDS = 0.25  # … where it should take no longer than this
 FIRST_SIZES, FIRST_TURNS = 3, 3  # so many sizes have so many turns before the others begin
@@ -30,12 +32,12 @@ def calibrate(
     draft_vocabulary: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> Costs:
-    """Time the target's pass at 1 to 16 rows and the assistant's steps. Takes 1.5 s, or a few passes of large models.
+    """Time the target's pass at 1 to 64 rows and the assistant's steps. Takes 2 s, or a few passes of large models.
 
     Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
     slower, never faster. Sequences of other texts are not touched.
     """
-    verify = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock)
+    verify = _widened(target, time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock), clock)
     if assistant is None:
         return Costs(verify)
     rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock)
@@ -58,6 +60,22 @@ def time_passes(model: Model, sizes: abc.Sequence[int], seconds: float, clock: C
         fastest[size] = min(fastest.get(size, float("inf")), _time_pass(model, sequence, size, clock))
     known = sorted(fastest)
     return tuple(interpolate(known, rising([fastest[size] for size in known]), range(1, known[-1] + 1)))
+
+
+def _widened(model: Model, verify: tuple[float, ...], clock: Clock) -> tuple[float, ...]:
+    """Return the seconds of passes with more rows as well, as far as there is time to measure them."""
+    known = {len(verify): verify[-1]}
+    for size in WIDE_ROWS:
+        before, seconds = max(known.items())
+        if len(verify) < max(TARGET_ROWS) or size + _BEFORE > model.spec.context_length:
+            break
+        if seconds * size / before > WIDE_SECONDS:
+            break
+        sequence = _started(model, size + _BEFORE)
+        known[size] = min(_time_pass(model, sequence, size, clock) for _ in range(WIDE_TURNS))
+    sizes = sorted(known)
+    wider = interpolate(sizes, rising([known[size] for size in sizes]), range(len(verify) + 1, sizes[-1] + 1))
+    return (*verify, *(max(verify[-1], seconds) for seconds in wider))
 
 
 def _turns(sizes: abc.Sequence[int]) -> Iterator[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.live_costs import CostsNow
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.speculative.partly_shared import PartlyShared
@@ -119,24 +119,27 @@ class Drafting:
             self.draft_vocabulary,
         )
 
-    def schedule(self, options: DraftOptions, limit: int) -> Schedule:
-        """Return the schedule of one text of at most `limit` new tokens."""
+    def schedule(self, options: DraftOptions, limit: int, shared: Callable[[], CostsNow] | None = None) -> Schedule:
+        """Return the schedule of one text of at most `limit` new tokens.
+
+        shared: gives what passes cost at every moment, where other texts take part in them.
+        """
         number = options.num_assistant_tokens
         if options.kind == "constant":
             return Constant(CONSTANT_TOKENS if number is None else number)
         if options.kind == "heuristic":
             return Heuristic(HEURISTIC_TOKENS if number is None else number)
-        self.model_acceptance.next_text()
-        self.lookup_acceptance.next_text()
         longest = LONGEST_DRAFT if number is None else number
-        return Adaptive(self.costs, limit, longest, self.model_acceptance, self.lookup_acceptance)
+        known = self.model_acceptance.for_next_text(), self.lookup_acceptance.for_next_text()
+        return Adaptive(self.costs, limit, longest, *known, shared=None if shared is None else shared())
 
-    def learning(self, rounds: Iterator[Round], schedule: Schedule | None = None) -> Iterator[Round]:
-        """Yield the rounds of a text, and at its end, whatever ends it, hand on what it taught."""
-        try:
-            yield from rounds
-        finally:
-            if self.keep is not None:
-                self.keep(self.model_acceptance, self.lookup_acceptance)
-            if self.cache is not None and isinstance(schedule, Adaptive):
-                self.cache.correct_costs(schedule.findings())
+    def learn(self, schedule: Schedule) -> None:
+        """Take in what a text taught, when it has ended, whatever ended it."""
+        if not isinstance(schedule, Adaptive):
+            return
+        # Of texts at the same time the one that ends last is what the next one goes on from.
+        self.model_acceptance, self.lookup_acceptance = schedule.model_acceptance, schedule.lookup_acceptance
+        if self.keep is not None:
+            self.keep(self.model_acceptance, self.lookup_acceptance)
+        if self.cache is not None:
+            self.cache.correct_costs(schedule.findings())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -38,6 +39,24 @@ class CostFindings:
     contradicted: bool
 
 
+class CostsNow(Protocol):
+    """What passes cost at this moment. `copying` is for a source that costs nothing."""
+
+    @property
+    def costs(self) -> Costs: ...
+
+    @property
+    def copying(self) -> Costs: ...
+
+    def observe(self, outcome: RoundResult, read: int) -> None:
+        """Hear what a text's round took; `read` tokens were unread before."""
+        ...
+
+    def findings(self, untried: bool) -> CostFindings:
+        """Return what was taught about the calibrated costs. untried: no draft could be afforded at these costs."""
+        ...
+
+
 class LiveCosts:
     """A Kalman filter: the logarithm of seconds ÷ calibrated seconds is the machine's speed plus an error of its kind.
 
@@ -47,7 +66,7 @@ class LiveCosts:
     """
 
     def __init__(self, calibrated: Costs) -> None:
-        self._calibrated = calibrated
+        self.calibrated = calibrated
         self._verify = np.array(calibrated.verify)
         rows = np.arange(len(self._verify))
         self._state = np.zeros(len(rows) + 2)  # speed, errors by rows, the draft's error
@@ -60,14 +79,21 @@ class LiveCosts:
 
     def observe(self, outcome: RoundResult, read: int) -> None:
         """Compare the seconds that a round took with those that were expected; `read` tokens were unread before."""
-        rows = outcome.drafted + 1
-        self._seconds += outcome.draft_s + outcome.target_s
+        expected = 0.0
+        if outcome.drafted and read and self.calibrated.draft:
+            expected = outcome.drafted * self.calibrated.draft + self.calibrated.reading(read)
+        self.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s)
+
+    def observe_pass(self, rows: int, target_s: float, expected_draft_s: float, draft_s: float) -> None:
+        """Compare a pass of `rows` rows, and the drafting before it, with what was expected.
+
+        expected_draft_s: by the calibrated costs; 0 where no model drafted.
+        """
+        self._seconds += draft_s + target_s
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
-        self._compare(min(rows, len(self._verify)), outcome.target_s, self._calibrated.verifying(rows))
-        if outcome.drafted and read and self._calibrated.draft:
-            expected = outcome.drafted * self._calibrated.draft + self._calibrated.reading(read)
-            self._compare(-1, outcome.draft_s, expected)
+        self._compare(min(rows, len(self._verify)), target_s, self.calibrated.verifying(rows))
+        self._compare(-1, draft_s, expected_draft_s)
         self._price()
 
     def _compare(self, kind: int, seconds: float, expected: float) -> None:
@@ -88,16 +114,24 @@ class LiveCosts:
         plain = float(self._state[0]) + error
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
         corrected = self._priced(min(plain, 0.0) - error)
-        return CostFindings(self._calibrated, corrected, self._seconds, untried, contradicted)
+        return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
     def _price(self) -> None:
         self.costs = self._priced(float(self._state[0]))
         self.copying = Costs(self.costs.verify)
+
+    def costs_from(self, rows: int) -> Costs:
+        """Return the costs for passes of `rows` rows and more; what is believed of fewer does not touch them."""
+        factors = np.exp(self._state[0] + self._state[1:-1])
+        verify = self._verify * factors
+        first = min(rows, len(verify)) - 1
+        verify[:first] = verify[first]
+        return replace(self.costs, verify=tuple(np.maximum.accumulate(verify).tolist()))
 
     def _priced(self, speed: float) -> Costs:
         """Calibration's costs without its errors, on a machine of this speed (a logarithm; 0: as it was then)."""
         factors = np.exp(speed + self._state[1:])
         # A pass of more rows is never cheaper, whatever a disturbed measurement says.
         verify = tuple(np.maximum.accumulate(self._verify * factors[:-1]).tolist())
-        draft, old = float(factors[-1]), self._calibrated
+        draft, old = float(factors[-1]), self.calibrated
         return Costs(verify, old.draft * draft, tuple(row * draft for row in old.rows), old.read * draft)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.propose import Steps, propose_alone
 
 
 class PartlyShared:
@@ -33,11 +34,16 @@ class PartlyShared:
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
         """What the assistant says, and nothing right behind a token it does not know."""
+        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
+
+    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
+        """`propose` by calls of the model (see propose.py)."""
         self._follow(tokens)
         if not self._reads(tokens[-1]):
             return Proposal([])
         left_out = (self._left_out[0], self._left_out[1])
-        return self._model.propose(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
+        steps = self._model.steps(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
+        return (yield from steps)
 
     def accept(self, count: int) -> None:
         """Tell the assistant, which has read as many of its own tokens."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.propose import Asked, Steps, propose_alone
+from ipex_assist.speculative.schedule import Plan
 
 NGRAM = 2  # tokens that must agree; one alone is followed by too many others
 PLACES = 8  # latest places of an n-gram among which the longest match is sought
@@ -97,8 +99,13 @@ class LookupFirst:
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
         """A copy, or what the other source says."""
+        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
+
+    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
+        """`propose` by calls of the other source's model (see propose.py)."""
         self._last = self.lookup if self.copies(tokens) else self.other
-        return self._last.propose(tokens, k, min_confidence=min_confidence, context=context)
+        plan = Plan(k, min_confidence, context)
+        return (yield from Asked(self._last, tokens, k, plan).steps())
 
     def accept(self, count: int) -> None:
         """Passed on to the one that proposed."""

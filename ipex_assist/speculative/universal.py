@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.propose import Steps, propose_alone
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.tokenization.detokenizer import REPLACEMENT
 
@@ -56,9 +57,14 @@ class UniversalAssistant:
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
         """Draft at most `k` of the target's tokens; nothing while the text ends inside a character."""
+        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
+
+    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
+        """`propose` by calls of the model (see propose.py)."""
         if not self._follow(tokens) or not self._ids:
             return Proposal([])
-        self._drafted = self._model.propose(self._ids, k, min_confidence=min_confidence, context=context).tokens
+        proposal = yield from self._model.steps(self._ids, k, min_confidence=min_confidence, context=context)
+        self._drafted = proposal.tokens
         special = self._assistant.special
         end = next((i for i, token in enumerate(self._drafted) if token in special), len(self._drafted))
         text = self._assistant.text_behind(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)

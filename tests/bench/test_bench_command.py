@@ -8,6 +8,7 @@ from typing import Any
 
 import checkpoint_files
 import pytest
+from conftest import HAS_NATIVE
 from test_bench_random import TINY_LLAMA
 
 from ipex_assist import cli
@@ -101,6 +102,41 @@ def test_random_weights_with_simulated_acceptance(tiny_pair: list[str], capsys: 
     assert [row["equals_plain"] for row in content["rows"]] == [None, True, True] * 2
     assert content["target"] == "tiny/target (random weights)"
     assert content["simulated"] is content["random_weights"] is True
+
+
+TWO = ["--num-assistant-tokens", "2"]
+MANY = ["--task", "throughput", "--prompt-tokens", "8,60", "--max-new-tokens", "6"]
+
+
+@pytest.mark.parametrize(
+    "executor", [["torch", "fp32"], *([["native", "int8"]] if HAS_NATIVE else [])], ids=lambda each: each[0]
+)
+def test_throughput(pair: list[str], executor: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain and assisted at each concurrency: every text is the one that it has alone, and nothing is missing."""
+    flags = ["--no-launch", "--executor", executor[0], "--precision", executor[1], "--repeats", "2"]
+    content = bench(capsys, *pair, *flags, *MANY, "--concurrency", "1,3", "--requests", "5", *TWO)
+    found = [(row["concurrency"], row["label"]) for row in content["rows"]]
+    assert found == [(many, label) for many in (1, 3) for label in ("plain", "assisted, k = 2")]
+    assert [row["equals_plain"] for row in content["rows"]] == [True] * 4
+    for row in content["rows"]:
+        assert len(row["samples"]) == 2
+        for sample in row["samples"]:
+            assert [each["new_tokens"] for each in sample["requests"]] == [6] * 5
+            assert all(0 < each["first_s"] <= each["last_s"] <= sample["total_s"] for each in sample["requests"])
+            assert 0 < sample["passes"] <= 30
+    alone, company = content["rows"][0], content["rows"][2]
+    assert alone["tokens_per_pass"] == 1.0
+    assert company["tokens_per_pass"] > 1.5
+    assert all(content["rows"][at]["acceptance_rate"] is not None for at in (1, 3))
+
+
+def test_throughput_of_random_weights(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a tokenizer, prompts are random numbers of the lengths asked for."""
+    content = bench(capsys, *tiny_pair, *HERE, *MANY, "--no-assisted", "--concurrency", "2", "--repeats", "1")
+    (row,) = content["rows"]
+    lengths = [each["prompt_tokens"] for each in row["samples"][0]["requests"]]
+    assert (len(lengths), min(lengths)) == (16, 8)
+    assert 50 < max(lengths) <= 60
 
 
 def test_the_decode_task_of_random_weights_is_greedy_and_says_so(

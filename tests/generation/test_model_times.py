@@ -12,10 +12,10 @@ from decoding import GREEDY, PROMPT, run
 from test_speedup import Clock, Timed
 
 from ipex_assist import api
+from ipex_assist.engine import work as work_module
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.result import AssistantTimes, TargetTimes, Times
 from ipex_assist.generation.stats import Loading, Statistics
-from ipex_assist.speculative import decode as decode_module
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.decode import Round
 
@@ -25,15 +25,14 @@ CHOOSING = 0.003
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time passes in passes, and CHOOSING seconds of it where tokens are chosen."""
-    clock, verify = Clock(), decode_module.verify
+    clock, verify = Clock(), work_module.verify
 
     def slow(*arguments: Any) -> Any:
         clock.now += CHOOSING
         return verify(*arguments)
 
-    monkeypatch.setattr(decode_module, "time", clock)
     monkeypatch.setattr(stats_module, "time", clock)
-    monkeypatch.setattr(decode_module, "verify", slow)
+    monkeypatch.setattr(work_module, "verify", slow)
     return clock
 
 
@@ -44,7 +43,14 @@ def times(clock: Clock, folder: Path, assisted: bool, new: int) -> Times:
     draft = Timed(tiny_models.model(folder / "target"), clock, 0.002, 0.0001)
     source = AssistantModel(draft, GREEDY, tiny_models.VOCAB) if assisted else None
     counts = Statistics(len(PROMPT), _started=clock.now)
-    run(target, source, 3, new=new, each=lambda round_: counts.count(round_, len(round_.tokens)))
+    run(
+        target,
+        source,
+        3,
+        new=new,
+        each=lambda round_: counts.count(round_, len(round_.tokens)),
+        clock=clock.perf_counter,
+    )
     return Times.of(counts, Loading(2.0, 0.5 if assisted else None))
 
 

@@ -15,12 +15,12 @@ from ipex_assist.executors import interface
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.stats import Statistics
-from ipex_assist.speculative import decode as decode_module
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.calibration import calibrate
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.propose import Steps
 from ipex_assist.speculative.schedule import Constant, Schedule
 
 NEW = 100
@@ -60,7 +60,6 @@ class Timed(Model):
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Timed, Timed]:
     """A target, and a draft of the same weights whose passes take a fifth: all it drafts is right."""
     clock = Clock()
-    monkeypatch.setattr(decode_module, "time", clock)
     monkeypatch.setattr(stats_module, "time", clock)
     tiny_models.save(tmp_path / "target", "llama")
     target = Timed(tiny_models.model(tmp_path / "target"), clock, 0.010, 0.0002)
@@ -72,9 +71,9 @@ class Hesitant(AssistantModel):
 
     asked = 0
 
-    def propose(self, tokens: Sequence[int], k: int, **options: Any) -> Proposal:
+    def steps(self, tokens: Sequence[int], k: int, **options: Any) -> Steps:
         self.asked += 1
-        return super().propose(tokens, k, **options) if self.asked % 2 else Proposal([])
+        return (yield from super().steps(tokens, k, **options)) if self.asked % 2 else Proposal([])
 
 
 def statistics(
@@ -89,7 +88,9 @@ def statistics(
     if draft is not None:
         source = source_class(draft, GREEDY, tiny_models.VOCAB)
     counts = Statistics(len(PROMPT), _started=clock.now)
-    rounds: list[Round] = run(target, source, new=NEW, schedule=schedule, each=lambda round_: count(counts, round_))
+    rounds: list[Round] = run(
+        target, source, new=NEW, schedule=schedule, each=lambda round_: count(counts, round_), clock=clock.perf_counter
+    )
     assert len(rounds) > 5
     return counts
 

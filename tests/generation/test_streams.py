@@ -183,8 +183,8 @@ def test_a_stream_abandoned_half_way(folder: Path, executor: str, precision: str
     for each in (model.target, model.assistant):
         original = each.new_sequence
 
-        def new_sequence(capacity: int, original: Any = original) -> Any:
-            sequence = original(capacity)
+        def new_sequence(*arguments: Any, original: Any = original) -> Any:
+            sequence = original(*arguments)
             made.append(weakref.ref(sequence))
             return sequence
 

@@ -72,7 +72,7 @@ def test_costs_are_those_of_the_passes() -> None:
     target = TimedModel(clock, flat)
     assistant = TimedModel(clock, lambda rows: 0.002 + 0.0001 * rows)
     costs = calibration.calibrate(target, assistant, clock=clock)
-    assert costs.verify == pytest.approx([flat(rows) for rows in range(1, 17)])
+    assert costs.verify == pytest.approx([flat(rows) for rows in range(1, 65)])
     assert costs.draft == pytest.approx(0.0021)
     assert costs.rows == pytest.approx([0.002 + 0.0001 * rows for rows in range(1, 17)])
     assert costs.read == pytest.approx(0.0084 / 64)
@@ -87,7 +87,7 @@ def test_noise_makes_no_pass_look_cheaper_than_a_smaller_one() -> None:
 
     verify = calibration.calibrate(TimedModel(clock, noisy), None, clock=clock).verify
     assert list(verify) == sorted(verify)
-    assert verify == pytest.approx([flat(rows) for rows in range(1, 17)], rel=0.06)
+    assert verify[:16] == pytest.approx([flat(rows) for rows in range(1, 17)], rel=0.06)
 
 
 @pytest.mark.parametrize(("one", "most"), [(0.001, 1.5), (0.02, 1.5), (0.1, 1.5), (2.0, 20.0)])

@@ -15,7 +15,6 @@ from decoding import GREEDY, NEW, PROMPT, run, tokens_of
 from drafts import SCRIPTS, ScriptedDraft
 
 from ipex_assist.executors.interface import Model, Rows, Sequence
-from ipex_assist.speculative import decode as decode_module
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.calibration import calibrate
@@ -218,16 +217,13 @@ class Timed(Model):
 
 @pytest.mark.parametrize("step", [0.0005, 0.002, 0.006])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_an_assistant_that_is_always_wrong_costs_three_percent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, noise: float
-) -> None:
+def test_an_assistant_that_is_always_wrong_costs_three_percent(tmp_path: Path, step: float, noise: float) -> None:
     """Calibration, reading the prompt, and trials included: another random model, whose tokens the target never takes.
 
     noise: passes of the text take up to so much longer, one by one, which must not make the schedule bolder. What is
     compared are the same passes without it, as one text's luck is not the schedule's.
     """
     clock, generator = Clock(), random.Random(0)
-    monkeypatch.setattr(decode_module, "time", clock)
     tiny_models.save(tmp_path / "target", "llama")
     tiny_models.save(tmp_path / "assistant", "llama", seed=1)
     target = Timed(tiny_models.model(tmp_path / "target"), clock, 0.008, 0.0002)
@@ -239,7 +235,8 @@ def test_an_assistant_that_is_always_wrong_costs_three_percent(
     def seconds(assisted: bool) -> float:
         draft = AssistantModel(assistant, GREEDY, tiny_models.VOCAB) if assisted else None
         before = clock.undisturbed
-        rounds = run(target, draft, new=100, schedule=Adaptive(costs, 100) if assisted else None)
+        schedule = Adaptive(costs, 100) if assisted else None
+        rounds = run(target, draft, new=100, schedule=schedule, clock=clock.perf_counter)
         assert any(round_.drafted for round_ in rounds) == assisted
         assert sum(round_.accepted for round_ in rounds) <= 5
         return clock.undisturbed - before - (target.seconds + target.row * len(PROMPT))

@@ -60,7 +60,7 @@ class World:
         """Generate one text, at whose end `drafting` learns from it."""
         schedule = drafting.schedule(ADAPTIVE, tokens)
         run = simulate(schedule, draft, self.true, tokens=tokens, seed=seed)
-        list(drafting.learning(iter([]), schedule))
+        drafting.learn(schedule)
         self.now += run.seconds
         return run
 
@@ -155,10 +155,10 @@ def test_what_a_text_found_of_older_costs_is_dropped() -> None:
     schedules = [drafting.schedule(ADAPTIVE, 64) for _ in range(2)]
     for schedule, true in zip(schedules, (SLOW, QUIET), strict=True):
         simulate(schedule, steady(0.9), true, tokens=64)
-    list(drafting.learning(iter([]), schedules[0]))
+    drafting.learn(schedules[0])
     corrected = drafting.costs
     assert corrected != QUIET
-    list(drafting.learning(iter([]), schedules[1]))
+    drafting.learn(schedules[1])
     assert drafting.costs == corrected
 
 
@@ -167,7 +167,7 @@ def test_a_text_without_a_round_says_nothing() -> None:
     world = World(QUIET, disturbed=FLAT)
     drafting = world.process()
     world.text(drafting, steady(0.9))
-    list(drafting.learning(iter([]), drafting.schedule(ADAPTIVE, 64)))
+    drafting.learn(drafting.schedule(ADAPTIVE, 64))
     world.process()
     assert world.calibrations == 2
 

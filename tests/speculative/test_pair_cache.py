@@ -197,7 +197,7 @@ def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
     plans = {}
     for right in (0, 2):
         known = Acceptance.from_counts(learnt(right).as_counts())
-        known.next_text()
+        known = known.for_next_text()
         plans[right] = Adaptive(costs, 128, model_acceptance=known).plan(pair_situation())
     assert plans[2].context is None
     assert plans[2].k >= 3

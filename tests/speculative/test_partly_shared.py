@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
+from decoding import run
 from distributions import assert_follows, probabilities
 
 import ipex_assist
@@ -20,13 +21,11 @@ from ipex_assist import api
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.decode import decode
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.speculative.partly_shared import PartlyShared
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Constant
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 TOKENS = checkpoint_files.TOKENS
@@ -198,16 +197,7 @@ def test_sampled_tokens_follow_the_targets_distribution(
     for seed in range(1500):
         sampling = replace(SAMPLED, seed=seed, prompt_length=len(prompt))
         source = Recorded(drafting.source(sampling, 12))  # type: ignore[arg-type]
-        rounds = list(
-            decode(
-                target,
-                prompt,
-                max_new_tokens=4,
-                sampling=sampling,
-                draft=source,
-                schedule=Constant(2),
-            )
-        )
+        rounds = run(target, source, 2, prompt, 4, sampling)
         tokens = [token for round_ in rounds for token in round_.tokens]
         for count, token in zip(counts, tokens[1:3], strict=True):
             count[token] += 1
@@ -240,16 +230,7 @@ def test_acceptance_recovers_behind_an_unknown_token(prompt: list[int], tmp_path
     checkpoint_files.save(cut(model, 300), tmp_path / "assistant", tokenizer=False)
     target, assistant = (tiny_models.model(tmp_path / name) for name in ("target", "assistant"))
     drafting = Drafting(320, lambda: CHEAP, assistant)
-    rounds = list(
-        decode(
-            target,
-            prompt,
-            max_new_tokens=41,
-            sampling=GREEDY,
-            draft=drafting.source(GREEDY, 64),
-            schedule=Constant(4),
-        )
-    )
+    rounds = run(target, drafting.source(GREEDY, 64), 4, prompt, 41)
     assert [round_.accepted for round_ in rounds[1:]] == [4] * 8
 
 

@@ -79,7 +79,7 @@ def test_adaptive_beside_the_best_fixed_length_of_each_text(precision: str, warm
     lengths, speeds = fixed(true), {}
     for name, text in TEXTS.items():
         known = known if warm else Acceptance()
-        known.next_text()
+        known = known.for_next_text()
         speeds[name] = replay(Adaptive(true, 128, model_acceptance=known), text, true)[0]
     ratios = {name: round(speeds[name] / max(lengths[name]), 3) for name in TEXTS}
     assert min(ratios.values()) >= 0.9, ratios

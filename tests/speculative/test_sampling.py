@@ -27,7 +27,6 @@ from transformers import (
 
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.decode import decode
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.partly_shared import PartlyShared
@@ -142,6 +141,7 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     tiny_models.save(tmp_path / "assistant", "llama", seed=1, **small)
     target, assistant = (tiny_models.model(tmp_path / name) for name in ("target", "assistant"))
     prompt = [3, 7, 1]
+    sampling = replace(sampling, prompt_length=len(prompt))
     text = tiny_models.Text(target)
 
     # The second token's distribution, summed over all first tokens, from the target alone.
@@ -156,9 +156,7 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     for seed in range(3000):
         seeded = replace(sampling, seed=seed)
         draft = AssistantModel(assistant, seeded, 12)
-        rounds = decode(target, prompt, max_new_tokens=3, sampling=seeded, draft=draft, schedule=Constant(2))
-        next(rounds)
-        round_ = next(rounds)
+        round_ = run(target, draft, 2, prompt, 3, seeded)[1]
         counts[round_.tokens[0]] += 1
         accepted += round_.accepted
     assert 0 < accepted < 6000

@@ -127,7 +127,7 @@ def test_always_wrong_again_and_again() -> None:
     """One model object serves many texts: what was learnt of one must not cost the next one more."""
     true, known = costs(0.3), Acceptance()
     for seed in range(5):
-        known.next_text()
+        known = known.for_next_text()
         run = simulate(Adaptive(true, 128, model_acceptance=known), steady(0.0), true, seed=seed)
         assert run.seconds <= 1.03 * 128
 
@@ -136,7 +136,7 @@ def test_a_pair_that_was_good_and_is_wrong_now() -> None:
     """Trust lets it read the prompt and a few tokens more, and no further."""
     true, known = costs(0.2), Acceptance()
     simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
-    known.next_text()
+    known = known.for_next_text()
     run = simulate(Adaptive(true, 128, model_acceptance=known), steady(0.0), true)
     assert run.seconds <= 1.08 * 128
 
@@ -151,7 +151,7 @@ def test_what_trust_may_lose_is_bounded(prompt: int, tokens: int, reading: float
     """
     true, known = costs(0.2, reading=reading), Acceptance()
     simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
-    known.next_text()
+    known = known.for_next_text()
     wrong: Draft = lambda _: (False, 0.999)  # noqa: E731
     run = simulate(Adaptive(true, 1024, model_acceptance=known), wrong, true, prompt=prompt, tokens=tokens, limit=1024)
     lost = run.seconds / true.verifying(1) - tokens
@@ -227,7 +227,7 @@ def test_a_long_prompt_is_read_at_once_by_a_pair_that_did_well() -> None:
     """It does so on the second text of a process."""
     true, known = costs(0.2, reading=0.02), Acceptance()
     simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
-    known.next_text()
+    known = known.for_next_text()
     schedule = Adaptive(true, 128, model_acceptance=known)
     assert schedule.plan(RoundState(500, 128, 500)).context is None
 

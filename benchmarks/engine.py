@@ -1,0 +1,131 @@
+"""What the engine adds to the passes it runs, and what newcomers and conversations wait, on a real model.
+
+    ipex-launch -- python benchmarks/engine.py --target FOLDER [--assistant FOLDER] [--precision int4] [--requests 16]
+
+own share: the engine's own time and the choice of tokens ÷ the passes of the models, with so many requests in flight.
+newcomer: seconds to the first token of a request that arrives beside `--requests` others, ÷ (2 × that of the same
+request alone). conversation: seconds to the first token of a question behind 2,000 tokens that were read and written
+before, with and without the prefix cache. Every figure is repeated; the kinds take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import replace
+from typing import Any
+
+import measure
+
+import ipex_assist
+from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.engine.engine import Engine
+from ipex_assist.speculative.options import GenerationOptions
+
+
+class NoPrefixes:
+    """Remembers nothing."""
+
+    def find(self, tokens: Any) -> list[int]:
+        """Return no blocks."""
+        return []
+
+    def keep(self, tokens: Any, blocks: Any) -> None:
+        """Forget them."""
+
+    def give_up(self) -> bool:
+        """There is nothing to free."""
+        return False
+
+
+def tokens_of(model: Any, seed: int, count: int) -> list[int]:
+    """Random token ids, for which a model has to do as much as for any text."""
+    chance = random.Random(seed)
+    return [chance.randrange(100, model.vocab_size // 2) for _ in range(count)]
+
+
+def fill(engine: Engine, model: Any, args: argparse.Namespace, seed: int, tokens: int) -> list[Any]:
+    """Requests in flight, every one of which has its first token."""
+    options = GenerationOptions.of(max_new_tokens=tokens, ignore_eos=True, assisted=args.assistant is not None)
+    handles = [engine.submit(tokens_of(model, seed + i, 64), options) for i in range(args.requests)]
+    for handle in handles:
+        next(handle)
+    return handles
+
+
+def own_share(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, float]:
+    """The engine's own seconds ÷ the models', and the milliseconds of it a pass."""
+    engine = model.engine()
+    handles = fill(engine, model, args, seed, 48)
+    before = replace(engine.stats)
+    for handle in handles:
+        for _ in handle:
+            pass
+    stats = engine.stats
+    own = stats.own_s + stats.choose_s - before.own_s - before.choose_s
+    models = stats.target_s + stats.draft_s - before.target_s - before.draft_s
+    return own / models, 1e3 * own / (stats.passes - before.passes)
+
+
+def first_token(engine: Engine, tokens: list[int], seed: int) -> float:
+    """Seconds until a request has its first token."""
+    started = time.perf_counter()
+    handle = engine.submit(tokens, GenerationOptions.of(max_new_tokens=2, ignore_eos=True, assisted=False))
+    next(handle)
+    return time.perf_counter() - started
+
+
+def newcomer(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, float]:
+    """Seconds to the first token alone, and beside the others."""
+    prompt = tokens_of(model, seed + 1000, 128)
+    alone = first_token(model.engine(), prompt, seed)
+    engine = model.engine()
+    handles = fill(engine, model, args, seed, 96)
+    beside = first_token(engine, prompt, seed)
+    for handle in handles:
+        handle.cancel()
+    return alone, beside
+
+
+def conversation(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, float]:
+    """Seconds to the first token of a tenth turn of 40 tokens behind 2,000: with the prefix cache, and without."""
+    before, question = tokens_of(model, seed, 2000), tokens_of(model, seed + 1, 40)
+    seconds = []
+    for prefixes in (None, NoPrefixes()):
+        engine = Engine(model.target, model.drafting, model.eos, prefixes=prefixes)
+        first_token(engine, before, seed)
+        seconds.append(first_token(engine, before + question, seed))
+    return seconds[0], seconds[1]
+
+
+def main() -> None:
+    """Measure, print a table and JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--assistant")
+    parser.add_argument("--precision", default="int4")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    leave_cores_to_native()
+    model = ipex_assist.load(args.target, args.assistant, precision=args.precision, assistant_precision=None)
+    samples: dict[str, list[float]] = {}
+
+    def keep(**figures: float) -> None:
+        for name, figure in figures.items():
+            samples.setdefault(name, []).append(figure)
+
+    for turn in range(args.repeats):
+        share, own_ms = own_share(model, args, turn)
+        alone, beside = newcomer(model, args, turn)
+        known, unknown = conversation(model, args, turn)
+        keep(own_share=share, own_ms=own_ms, newcomer_alone_s=alone, newcomer_s=beside, newcomer=beside / (2 * alone))
+        keep(conversation_s=known, conversation_unknown_s=unknown, conversation=known / unknown)
+    rows = [{"what": name, **measure.summary(values)} for name, values in samples.items()]
+    shown = [{key: row[key] for key in ("what", "median", "min", "max")} for row in rows]
+    measure.report(shown, {"results": rows})
+
+
+if __name__ == "__main__":
+    main()

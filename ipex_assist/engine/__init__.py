@@ -1,0 +1,1 @@
+"""The engine: many texts in the same passes, each as if it were alone."""

@@ -1,0 +1,42 @@
+"""How much of a prompt goes into a pass that other texts wait for. No torch here."""
+
+from __future__ import annotations
+
+from ipex_assist.engine.limits import EngineLimits
+
+PASSES = 4.0  # a pass with a chunk may take so many times as long as one without
+FEWEST_ROWS = 16  # that a chunk has at least: it must come to an end
+FIRST_ROWS = 32  # of the first chunk, before anything is known
+_FORGET = 0.3  # weight of the latest pass in what is known
+
+
+class ChunkSizes:
+    """Learns what a pass takes without a chunk, and each row of one, and chooses the chunk by it."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self._plain_s: float | None = None
+        self._row_s: float | None = None
+
+    def rows(self, going: int, plain_s: float | None) -> int:
+        """Rows of prompts in the pass to come, beside `going` texts. plain_s: seconds without them, where known."""
+        most = max(FEWEST_ROWS, self._limits.rows - going)
+        if not going:
+            return most
+        plain = plain_s or self._plain_s
+        if plain is None or self._row_s is None:
+            return min(FIRST_ROWS, most)
+        limit = self._limits.max_pass_s or PASSES * plain
+        return int(min(most, max(FEWEST_ROWS, (limit - plain) / max(self._row_s, 1e-9))))
+
+    def observe(self, read: int, going: int, seconds: float, plain_s: float | None) -> None:
+        """Hear of a pass with `read` rows of prompts beside `going` texts."""
+        if not read:
+            self._plain_s = _mixed(self._plain_s, seconds)
+        elif read >= FEWEST_ROWS:
+            plain = (plain_s or self._plain_s or 0.0) if going else 0.0
+            self._row_s = _mixed(self._row_s, max(0.0, seconds - plain) / read)
+
+
+def _mixed(known: float | None, latest: float) -> float:
+    return latest if known is None else (1 - _FORGET) * known + _FORGET * latest

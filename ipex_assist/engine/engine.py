@@ -1,0 +1,200 @@
+"""The engine: one thread at a time runs passes, and between passes requests join, leave and are cancelled."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.prefix_cache import PrefixCache, Prefixes
+from ipex_assist.engine.request import Handle, Request
+from ipex_assist.engine.shared_costs import SharedCosts
+from ipex_assist.engine.stats import EngineStats
+from ipex_assist.engine.work import Work
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.interface import Model
+from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.speculative.schedule import Constant, Schedule
+
+
+class Engine:
+    """Serves any number of requests with one target, from any threads.
+
+    Without `start` there is no thread: whoever iterates a handle runs passes, for everybody. So a single request costs
+    what a loop of its own would.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafting: Drafting,
+        eos: frozenset[int] = frozenset(),
+        limits: EngineLimits | None = None,
+        *,
+        prefixes: Prefixes | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """prefixes: finds beginnings that were read before; the target's own cache of blocks where None."""
+        self.target, self.drafting, self.eos, self.limits = target, drafting, eos, limits or EngineLimits()
+        self.stats = EngineStats()
+        self._clock = clock
+        if prefixes is None and target.blocks is not None:
+            prefixes = PrefixCache(target.blocks)
+        self._work = Work(target, self.limits, prefixes, self.stats, clock)
+        self._numbers = itertools.count()
+        self._arrived: deque[Request] = deque()  # from any thread …
+        self._cancelled: deque[Request] = deque()
+        self._turn = threading.Lock()  # … taken over by the one that runs a pass
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        options: GenerationOptions,
+        *,
+        limit: int | None = None,
+        draft: DraftSource | None = None,
+        schedule: Schedule | None = None,
+    ) -> Handle:
+        """Begin a text of at most `limit` tokens (options.max_new_tokens where None) behind `tokens`.
+
+        draft, schedule: for experiments, in place of the model's own; what then happens teaches nothing about the pair.
+        Raises IpexAssistError where the text could never fit.
+        """
+        limit = options.max_new_tokens if limit is None else limit
+        self._check_fits(len(tokens) + limit)
+        request = self._request(list(tokens), options, limit, draft, schedule)
+        request.number = next(self._numbers)
+        self._arrived.append(request)
+        with self._news:
+            self._news.notify_all()
+        return Handle(self, request)
+
+    def advance(self, request: Request) -> None:
+        """Run a pass, or wait until the engine's thread has; see Driver."""
+        if self._thread is not None:
+            with self._news:
+                if not request.rounds and not request.over:
+                    self._news.wait(timeout=1.0)  # the thread may have been closed meanwhile
+            return
+        with self._turn:
+            if not request.rounds and not request.over:
+                self._step()
+
+    def cancel(self, request: Request) -> None:
+        """End a request before the next pass."""
+        self._cancelled.append(request)
+        # Nobody may ever run another pass: where none is running, what the request holds is given back now. It does not
+        # wait, as a handle may be collected at any moment, in the midst of a pass of this thread too.
+        if self._turn.acquire(blocking=False):
+            try:
+                self._take_over()
+            finally:
+                self._turn.release()
+        with self._news:
+            self._news.notify_all()
+
+    def step(self) -> bool:
+        """Run one pass. False where there is nothing to do."""
+        with self._turn:
+            done = self._step()
+        if self._thread is not None:
+            with self._news:
+                self._news.notify_all()
+        return done
+
+    def _step(self) -> bool:
+        started = self._clock()
+        self._take_over()
+        done = self._work.step()
+        self.stats.step_s += self._clock() - started
+        return done
+
+    def start(self) -> None:
+        """Run passes in a thread of their own, until `close`."""
+        if self._thread is None:
+            self._closing = False
+            self._thread = threading.Thread(target=self._run, name="ipex-assist engine", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and every request that is under way."""
+        thread, self._closing = self._thread, True
+        with self._news:
+            self._news.notify_all()
+        if thread is not None:
+            thread.join()
+            self._thread = None
+        with self._turn:
+            self._take_over()
+            self._work.end_all()
+
+    def _run(self) -> None:
+        while not self._closing:
+            if not self.step():
+                with self._news:
+                    if not (self._closing or self._arrived or self._cancelled):
+                        self._news.wait()
+
+    def _take_over(self) -> None:
+        while self._arrived:
+            self._work.add(self._arrived.popleft())
+        while self._cancelled:
+            self._work.cancel(self._cancelled.popleft())
+
+    def _check_fits(self, tokens: int) -> None:
+        blocks = self.target.blocks
+        if blocks is not None and -(-tokens // blocks.size) > blocks.count:
+            raise IpexAssistError(
+                f"the keys and values of {tokens} tokens, prompt and text, do not fit into the memory that is left for "
+                f"them, which holds {blocks.count * blocks.size}: shorten them, or give more by --kv-memory"
+            )
+
+    def _request(
+        self,
+        tokens: list[int],
+        options: GenerationOptions,
+        limit: int,
+        draft: DraftSource | None,
+        schedule: Schedule | None,
+    ) -> Request:
+        sampling = Sampling.part_of(options, prompt_length=len(tokens))
+        experiment = draft is not None or schedule is not None
+        assisted = options.wanted and (draft is not None or self.drafting.possible)
+        length = len(tokens) + limit
+
+        def new_draft() -> DraftSource | None:
+            return draft or self.drafting.source(sampling, length) if assisted else None
+
+        if assisted and schedule is None:
+            schedule = self.drafting.schedule(options, limit, self._shared_costs)
+        learns = options.adapts and not experiment and assisted
+        return Request(
+            tokens=tokens,
+            prompt_length=len(tokens),
+            limit=limit,
+            eos=frozenset() if options.ignore_eos else self.eos,
+            sampling=sampling,
+            logprobs=options.logprobs,
+            new_draft=new_draft,
+            schedule=schedule or Constant(),
+            ended=self._learn if learns else lambda request: None,
+            assisted=assisted,
+        )
+
+    def _shared_costs(self) -> SharedCosts:
+        """What passes cost: begun anew with the pair's costs whenever the engine was idle."""
+        if self._work.costs is None or not (self._work.busy or self._arrived):
+            self._work.costs = SharedCosts(self.drafting.costs)
+        return self._work.costs
+
+    def _learn(self, request: Request) -> None:
+        self.drafting.learn(request.schedule)

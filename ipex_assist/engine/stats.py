@@ -1,0 +1,55 @@
+"""What an engine has done so far, in counts and seconds. No torch here."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EngineStats:
+    """Counts since the engine was made.
+
+    passes: of the target. rows: summed over passes, drafted ones included. seconds_by_rows: of the target's passes by
+    their number of rows (seconds, passes). prompt_tokens: read, those found in the prefix cache not among them;
+    prefix_tokens: found there. new_tokens: given to requests.
+    """
+
+    passes: int = 0
+    rows: int = 0
+    prompt_tokens: int = 0
+    prefix_tokens: int = 0
+    new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    choose_s: float = 0.0
+    step_s: float = 0.0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    preempted: int = 0
+    running: int = 0
+    waiting: int = 0
+    most_running: int = 0
+    seconds_by_rows: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    passes_by_rows: Counter[int] = field(default_factory=Counter)
+
+    def count_pass(self, rows: int, seconds: float) -> None:
+        """Take in one pass of the target."""
+        self.passes += 1
+        self.rows += rows
+        self.target_s += seconds
+        self.seconds_by_rows[rows] += seconds
+        self.passes_by_rows[rows] += 1
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted ÷ drafted tokens; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of the engine's own: of its steps, outside models' passes and the choice of tokens."""
+        return max(0.0, self.step_s - self.draft_s - self.target_s - self.choose_s)

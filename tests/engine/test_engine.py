@@ -1,0 +1,293 @@
+"""Many requests in the same passes: each has the tokens it has alone, whatever comes, goes or fails beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+
+from ipex_assist.engine.engine import Engine
+from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.request import Handle
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.interface import LogitsError, Model
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions
+
+CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)  # drafting pays, whatever the machine does meanwhile
+EXECUTORS = [("torch", "fp32"), *((("native", "int8"), ("native", "bf16")) if HAS_NATIVE else ())]
+
+
+@dataclass
+class Pair:
+    """A target and its assistant, and the texts that requests have alone."""
+
+    target: Model
+    assistant: Model
+    known: dict[Any, list[int]] = field(default_factory=dict)
+
+    def engine(self, draft: str = "model", limits: EngineLimits | None = None) -> Engine:
+        """An engine whose texts are drafted by "model", "lookup", "both" or "none"."""
+        drafting = Drafting(
+            tiny_models.VOCAB,
+            lambda: CHEAP,
+            self.assistant if draft in ("model", "both") else None,
+            lookup=draft in ("lookup", "both"),
+        )
+        return Engine(self.target, drafting, limits=limits or EngineLimits())
+
+    def alone(self, prompt: tuple[int, ...], options: GenerationOptions) -> list[int]:
+        """The text of a request that nothing runs beside, decoded plainly."""
+        key = prompt, str(options)
+        if key not in self.known:
+            plain = GenerationOptions.of(options, assisted=False)
+            self.known[key] = tokens_of(self.engine("none").submit(prompt, plain))
+        return self.known[key]
+
+
+def tokens_of(rounds: Iterator[Round]) -> list[int]:
+    return [token for round_ in rounds for token in round_.tokens]
+
+
+@pytest.fixture(scope="module", params=EXECUTORS, ids="-".join)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Of one executor; the assistant has the target's weights, coarser, so that some of its drafts are right."""
+    folder = tmp_path_factory.mktemp("engine")
+    executor, precision = request.param
+    tiny_models.save(folder, "llama", max_position_embeddings=2048)
+    draft = "int4" if executor == "native" else "bf16"
+    return Pair(tiny_models.model(folder, executor, precision), tiny_models.model(folder, executor, draft))
+
+
+def prompt_of(chance: random.Random, most: int = 40) -> tuple[int, ...]:
+    """A prompt; about half of them begin alike."""
+    common = random.Random(7)
+    start = [common.randrange(3, tiny_models.VOCAB) for _ in range(chance.choice((0, 0, 8, most // 2)))]
+    return (*start, *(chance.randrange(3, tiny_models.VOCAB) for _ in range(chance.randrange(1, most))))
+
+
+@dataclass
+class Client:
+    """One request of a random schedule: it comes at a step, reads now and then, and may go before its end."""
+
+    prompt: tuple[int, ...]
+    options: GenerationOptions
+    comes: int
+    goes: int | None
+    handle: Handle | None = None
+    rounds: list[Round] = field(default_factory=list)
+
+
+def clients_of(chance: random.Random) -> list[Client]:
+    return [
+        Client(
+            prompt_of(chance),
+            GenerationOptions.of(max_new_tokens=chance.randrange(1, 24), ignore_eos=True),
+            chance.randrange(20),
+            chance.randrange(1, 20) if chance.random() < 0.2 else None,
+        )
+        for _ in range(chance.randrange(1, 9))
+    ]
+
+
+def play(engine: Engine, clients: list[Client]) -> None:
+    """Run a schedule to its end."""
+    step = 0
+    while step < 25 or not all(client.handle is not None and client.handle.ended for client in clients):
+        for client in clients:
+            if client.comes == step:
+                client.handle = engine.submit(client.prompt, client.options)
+            if client.goes is not None and client.handle is not None and step == client.comes + client.goes:
+                client.handle.cancel()
+        engine.step()
+        step += 1
+    for client in clients:
+        assert client.handle is not None
+        client.rounds = list(client.handle)
+
+
+@pytest.mark.parametrize("draft", ["none", "model", "lookup", "both"])
+def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
+    """Random requests that come and go; those that are cancelled have a beginning of their text."""
+    accepted = 0
+    for seed in range(6):
+        chance = random.Random(f"{seed} {draft}")
+        clients = clients_of(chance)
+        engine = pair.engine(draft, EngineLimits(requests=chance.randrange(1, 9), rows=chance.choice((17, 40, 512))))
+        play(engine, clients)
+        for client in clients:
+            expected, found = pair.alone(client.prompt, client.options), tokens_of(iter(client.rounds))
+            assert found == expected[: len(found)] if client.goes is not None else found == expected
+        accepted += engine.stats.accepted
+    assert accepted > 0 or draft == "none"
+
+
+def test_requests_pass_together(pair: Pair) -> None:
+    """Eight texts of 16 tokens take about as many passes as one, and drafts of all are verified in the same ones."""
+    prompts = [prompt_of(random.Random(seed)) for seed in range(8)]
+    options = GenerationOptions.of(max_new_tokens=16, ignore_eos=True)
+    engine = pair.engine("none")
+    handles = [engine.submit(prompt, options) for prompt in prompts]
+    assert [tokens_of(handle) for handle in handles] == [pair.alone(prompt, options) for prompt in prompts]
+    assert engine.stats.passes <= 18
+    assert engine.stats.most_running == 8
+    assert engine.stats.new_tokens == 8 * 16
+    assert engine.stats.prompt_tokens + engine.stats.prefix_tokens == sum(map(len, prompts))
+
+
+def test_whoever_asks_runs_the_passes_of_all(pair: Pair) -> None:
+    """Threads that iterate their own request only, without a thread of the engine."""
+    engine = pair.engine("model")
+    options = GenerationOptions.of(max_new_tokens=12, ignore_eos=True)
+    prompts = [prompt_of(random.Random(seed)) for seed in range(6)]
+    found: dict[int, list[int]] = {}
+
+    def read(number: int) -> None:
+        found[number] = tokens_of(engine.submit(prompts[number], options))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(6)] == [pair.alone(prompt, options) for prompt in prompts]
+
+
+def test_a_thread_of_its_own(pair: Pair) -> None:
+    """Handles are awaited or iterated; `close` ends what is under way."""
+    engine = pair.engine("model")
+    engine.start()
+    options = GenerationOptions.of(max_new_tokens=12, ignore_eos=True)
+    prompts = [prompt_of(random.Random(seed)) for seed in range(6)]
+
+    async def read(prompt: tuple[int, ...]) -> list[int]:
+        return [token async for round_ in engine.submit(prompt, options) for token in round_.tokens]
+
+    async def read_all() -> list[list[int]]:
+        return await asyncio.gather(*map(read, prompts))
+
+    assert asyncio.run(read_all()) == [pair.alone(prompt, options) for prompt in prompts]
+    assert tokens_of(engine.submit(prompts[0], options)) == pair.alone(prompts[0], options)
+    endless = engine.submit(prompts[0], GenerationOptions.of(max_new_tokens=1500, ignore_eos=True))
+    assert next(endless).tokens
+    engine.close()
+    assert endless.ended
+    assert not any(thread.name == "ipex-assist engine" for thread in threading.enumerate())
+
+
+def test_the_end_of_a_text(pair: Pair) -> None:
+    """The end-of-text token ends it within the round, unless it is to be ignored."""
+    options = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
+    prompt = next(
+        prompt for seed in range(50) if len(set(pair.alone(prompt := prompt_of(random.Random(seed)), options))) > 4
+    )
+    text = pair.alone(prompt, options)
+    eos = text[9]
+    engine = pair.engine("model")
+    engine.eos = frozenset([eos])
+    found = tokens_of(engine.submit(prompt, GenerationOptions.of(options, ignore_eos=False)))
+    assert eos in found
+    assert found == text[: len(found)]
+    assert len(found) - found.index(eos) <= 16  # no further pass
+    assert tokens_of(engine.submit(prompt, options)) == text
+
+
+class Failing:
+    """Computes no numbers for a text that holds the token 159, and cannot hold more than 30 tokens of another."""
+
+    def __init__(self, target: Model) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "choose":  # tokens are chosen by the logits that `forward` gives
+            raise AttributeError(name)
+        return getattr(self._target, name)
+
+    def forward(self, rows: Any, vocabulary: int | None = None) -> torch.Tensor:
+        if any(158 in each.tokens for each in rows):
+            raise IpexAssistError("out of something")
+        logits = self._target.forward(rows, vocabulary).clone()
+        place = 0
+        for each in rows:
+            if 159 in each.tokens:
+                logits[place : place + each.last] = torch.nan
+            place += each.last
+        return logits
+
+
+@pytest.mark.parametrize(("token", "error"), [(159, LogitsError), (158, IpexAssistError)])
+def test_a_request_that_fails_does_so_alone(pair: Pair, token: int, error: type[Exception]) -> None:
+    """Whether its logits are no numbers, or its part makes the whole pass fail."""
+    options = GenerationOptions.of(max_new_tokens=12, ignore_eos=True)
+    prompts = [prompt_of(random.Random(seed)) for seed in range(40)]
+    prompts = [each for each in prompts if not {158, 159} & {*each, *pair.alone(each, options)}][:4]
+    wanted = [pair.alone(prompt, options) for prompt in prompts]
+    engine = Engine(Failing(pair.target), Drafting(tiny_models.VOCAB, lambda: CHEAP))  # type: ignore[arg-type]
+    handles = [engine.submit(prompt, options) for prompt in prompts]
+    bad = engine.submit([5, token, 6], options)
+    assert [tokens_of(handle) for handle in handles] == wanted
+    with pytest.raises(error):
+        next(bad)
+    assert bad.ended
+    assert engine.stats.failed == 1
+
+
+def interrupting(original: Any, calls: Iterator[int], turn: int) -> Any:
+    """A method of a model that is interrupted at its end, the `turn`-th time that any such method runs."""
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        if next(calls) == turn:
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
+
+
+def run_until_interrupted(engine: Engine) -> None:
+    while engine.step():
+        pass
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_an_interrupted_pass_goes_on(pair: Pair, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C anywhere in a pass: whoever asks again gets the same text, of every request."""
+    options = GenerationOptions.of(max_new_tokens=16, ignore_eos=True)
+    prompts = [prompt_of(random.Random(seed)) for seed in range(3)]
+    wanted = [pair.alone(prompt, options) for prompt in prompts]
+    engine, calls = pair.engine("model"), iter(range(1000))
+    handles = [engine.submit(prompt, options) for prompt in prompts]
+    with monkeypatch.context() as patches:
+        for model in (pair.target, pair.assistant):
+            for name in ("forward", "choose", "draft", "draft_many"):
+                if hasattr(model, name):
+                    patches.setattr(model, name, interrupting(getattr(model, name), calls, turn))
+        with pytest.raises(KeyboardInterrupt):
+            run_until_interrupted(engine)
+    assert [tokens_of(handle) for handle in handles] == wanted
+
+
+def test_a_handle_nobody_keeps(pair: Pair) -> None:
+    """Its request ends, also where the handle is collected in the midst of a pass."""
+    engine = pair.engine("model")
+    options = GenerationOptions.of(max_new_tokens=40, ignore_eos=True)
+    prompt = prompt_of(random.Random(0))
+    handle = engine.submit(prompt, options)
+    next(handle)
+    other = engine.submit(prompt, options)
+    del handle
+    gc.collect()
+    assert engine.stats.cancelled == 1
+    assert tokens_of(other) == pair.alone(prompt, options)
+    assert not engine.step()
