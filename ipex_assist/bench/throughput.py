@@ -22,7 +22,7 @@ class Handle(Protocol):
     """What is used of a request under way."""
 
     @property
-    def ready(self) -> bool:
+    def has_round(self) -> bool:
         """Whether a round can be fetched without a pass."""
         ...
 
@@ -203,7 +203,7 @@ class _Flight:
     def fetch(self, now: float) -> bool:
         """Take what there is; whether the request is over. Raises what it failed by."""
         came = 0
-        while self.handle.ready:
+        while self.handle.has_round:
             self.rounds.append(next(self.handle))
             came += len(self.rounds[-1].tokens)
         if came:

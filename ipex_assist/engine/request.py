@@ -166,9 +166,15 @@ class Handle(Iterator[Round]):
         return self._request.assisted
 
     @property
-    def ready(self) -> bool:
+    def has_round(self) -> bool:
         """Whether a round can be fetched without a pass."""
         return bool(self._request.rounds)
+
+    def ready(self) -> bool:
+        """Whether a round, or the end, can be fetched without another pass. Where not at first, one pass is run."""
+        if not self._request.rounds and not self._request.over:
+            self._driver.advance(self._request)
+        return bool(self._request.rounds) or self._request.over
 
     @property
     def ended(self) -> bool:

@@ -37,7 +37,7 @@ class Handle:
         self.failure: Exception | None = None
 
     @property
-    def ready(self) -> bool:
+    def has_round(self) -> bool:
         return bool(self.rounds)
 
     @property
