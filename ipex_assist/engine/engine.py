@@ -126,7 +126,7 @@ class Engine:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and every request that is under way."""
+        """End the thread and every request that is under way, and give back the memory of prefixes."""
         thread, self._closing = self._thread, True
         with self._news:
             self._news.notify_all()
@@ -136,6 +136,7 @@ class Engine:
         with self._turn:
             self._take_over()
             self._work.end_all()
+            self._work.room.forget()
 
     def _run(self) -> None:
         while not self._closing:

@@ -68,3 +68,8 @@ class Room:
             if self._prefixes is None or not self._prefixes.give_up():
                 return False
         return True
+
+    def forget(self) -> None:
+        """Give up all prefixes that no request uses."""
+        while self._prefixes is not None and self._prefixes.give_up():
+            pass

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +17,15 @@ import tiny_models
 import torch
 from conftest import HAS_NATIVE
 
+from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.request import Handle
+from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import LogitsError, Model
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.load import load_model
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.drafting import Drafting
@@ -89,15 +95,30 @@ class Client:
     rounds: list[Round] = field(default_factory=list)
 
 
-def clients_of(chance: random.Random) -> list[Client]:
+SAMPLED: list[dict[str, Any]] = [
+    {},
+    {"do_sample": True, "temperature": 0.7, "top_p": 0.95},
+    {"do_sample": True, "top_k": 0},
+    {"do_sample": True, "presence_penalty": 0.5, "min_p": 0.02},
+]
+
+
+def options_of(chance: random.Random) -> GenerationOptions:
+    """Greedy, or sampled by a seed."""
+    how = chance.choice(SAMPLED)
+    seed = {"seed": chance.randrange(100)} if how else {}
+    return GenerationOptions.of(max_new_tokens=chance.randrange(1, 24), ignore_eos=True, **how, **seed)
+
+
+def clients_of(chance: random.Random, most: int = 8, longest: int = 40) -> list[Client]:
     return [
         Client(
-            prompt_of(chance),
-            GenerationOptions.of(max_new_tokens=chance.randrange(1, 24), ignore_eos=True),
+            prompt_of(chance, longest),
+            options_of(chance),
             chance.randrange(20),
             chance.randrange(1, 20) if chance.random() < 0.2 else None,
         )
-        for _ in range(chance.randrange(1, 9))
+        for _ in range(chance.randrange(1, most + 1))
     ]
 
 
@@ -117,20 +138,57 @@ def play(engine: Engine, clients: list[Client]) -> None:
         client.rounds = list(client.handle)
 
 
+# Random schedules of each kind in a run of the tests; SCHEDULES=250 makes them a thousand for each executor.
+SCHEDULES = int(os.environ.get("SCHEDULES", "6"))
+
+
+def check(pair: Pair, clients: list[Client]) -> None:
+    """Every text is the one it has alone; those that were cancelled have a beginning of it."""
+    for client in clients:
+        expected, found = pair.alone(client.prompt, client.options), tokens_of(iter(client.rounds))
+        assert found == expected[: len(found)] if client.goes is not None else found == expected
+
+
 @pytest.mark.parametrize("draft", ["none", "model", "lookup", "both"])
 def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
-    """Random requests that come and go; those that are cancelled have a beginning of their text."""
+    """Random requests, greedy and sampled, that come and go."""
     accepted = 0
-    for seed in range(6):
+    for seed in range(SCHEDULES):
         chance = random.Random(f"{seed} {draft}")
         clients = clients_of(chance)
         engine = pair.engine(draft, EngineLimits(requests=chance.randrange(1, 9), rows=chance.choice((17, 40, 512))))
         play(engine, clients)
-        for client in clients:
-            expected, found = pair.alone(client.prompt, client.options), tokens_of(iter(client.rounds))
-            assert found == expected[: len(found)] if client.goes is not None else found == expected
+        check(pair, clients)
         accepted += engine.stats.accepted
     assert accepted > 0 or draft == "none"
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("draft", ["none", "both"])
+def test_where_blocks_run_out(tmp_path: Path, precision: str, draft: str) -> None:
+    """Up to 24 requests in memory for five blocks: prefixes are found and given up, texts put back and read again."""
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    checkpoint = open_checkpoint(str(tmp_path))
+    large = Pair(tiny_models.model(tmp_path, "native", precision), tiny_models.model(tmp_path, "native", "int4"))
+    found = EngineStats()
+    for seed in range(max(5, SCHEDULES // 3)):
+        # Room for both models' blocks: how many bytes a block has is theirs to say.
+        bytes_of_five = 5 * sum(model.packed.block_bytes for model in (large.target, large.assistant))  # type: ignore[attr-defined]
+        memory = KvMemory(bytes_of_five)
+        target, assistant = (load_model(checkpoint, each, "native", kv_memory=memory) for each in (precision, "int4"))
+        assert target.blocks is not None
+        chance = random.Random(f"{seed} {precision} {draft}")
+        clients = clients_of(chance, 24, 640)
+        engine = Pair(target, assistant).engine(draft, EngineLimits(requests=12, rows=chance.choice((64, 512))))
+        play(engine, clients)
+        check(large, clients)
+        found.preempted += engine.stats.preempted
+        found.prefix_tokens += engine.stats.prefix_tokens
+        engine.close()
+        assert target.blocks.free == target.blocks.count
+    assert found.preempted > 0
+    assert found.prefix_tokens > 0
 
 
 def test_requests_pass_together(pair: Pair) -> None:
