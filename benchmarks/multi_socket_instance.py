@@ -19,7 +19,7 @@ from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     from ipex_assist.executors.traffic import Traffic
-    from ipex_assist.speculative.decode import Round
+    from ipex_assist.speculative.round import Round
 
 
 def bytes_of(round_: Round, length: int, target: Traffic, assistant: Traffic | None) -> int:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from ipex_assist.engine.engine import Engine
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Constant, Schedule
 

@@ -11,8 +11,8 @@ from ipex_assist.bench.measure import Contender, forget
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 
 Clock = Callable[[], float]
 WARM_UP_TOKENS = 8

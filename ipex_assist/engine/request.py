@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ipex_assist.executors.interface import Sequence
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Plan, RoundState, Schedule
 

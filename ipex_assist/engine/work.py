@@ -16,10 +16,10 @@ from ipex_assist.engine.shared_costs import SharedCosts
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, Choice, ChoosesInOneCall, Model, Rows
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.propose import Asked, propose_together
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import RoundResult
 from ipex_assist.speculative.verify import choices, verify
 

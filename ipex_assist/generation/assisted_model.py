@@ -13,10 +13,10 @@ from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Schedule
 
@@ -27,7 +27,7 @@ log = logging.getLogger("ipex_assist")
 
 
 class AssistedModel(TextModel):
-    """Generates with our own models and decode loop.
+    """Generates with our own models, on an engine.
 
     Any number of streams may be under way, in one thread or in several: they share passes, and have the text that each
     has alone.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ipex_assist.executors.interface import Choice
 from ipex_assist.generation.stats import Loading, Statistics
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 
 StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from ipex_assist.executors.traffic import Traffic
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 
 PLAIN_ROUNDS = 4  # whose mean is taken for the price of one, where the schedule knows none
 

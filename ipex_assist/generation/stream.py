@@ -11,7 +11,7 @@ from ipex_assist.executors.interface import Choice
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
 from ipex_assist.generation.stats import Loading, Statistics
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 from ipex_assist.tokenization.detokenizer import Detokenizer, TextStream
 
 

@@ -11,9 +11,9 @@ from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_prompt
 

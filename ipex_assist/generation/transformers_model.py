@@ -28,9 +28,9 @@ from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer

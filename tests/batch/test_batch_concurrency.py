@@ -24,7 +24,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import Memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 
 GIB = 1 << 30
 

@@ -21,8 +21,8 @@ from ipex_assist.bench.report import Report, render
 from ipex_assist.bench.throughput import LoadCase, LoadRow, LoadSample, Served, measure_load, percentile, serve
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.result import Identity
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 
 pytestmark = pytest.mark.one_stack
 

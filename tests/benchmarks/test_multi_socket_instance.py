@@ -12,7 +12,7 @@ from conftest import HAS_NATIVE
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.traffic import Traffic, traffic_of
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 
 pytestmark = pytest.mark.one_stack
 

@@ -27,9 +27,9 @@ from ipex_assist.executors.interface import LogitsError, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.speculative.round import Round
 
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)  # drafting pays, whatever the machine does meanwhile
 EXECUTORS = [("torch", "fp32"), *((("native", "int8"), ("native", "bf16")) if HAS_NATIVE else ())]

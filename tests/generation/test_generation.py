@@ -12,7 +12,7 @@ import ipex_assist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Constant
 
 IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")

@@ -17,7 +17,7 @@ from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.result import AssistantTimes, TargetTimes, Times
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 
 CHOOSING = 0.003
 

@@ -18,9 +18,9 @@ from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.calibration import calibrate
-from ipex_assist.speculative.decode import Round
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.propose import Steps
+from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Constant, Schedule
 
 NEW = 100

@@ -14,7 +14,7 @@ from ipex_assist.executors import traffic
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.traffic import Traffic, linear_bytes, machine_gb_per_s, table_bytes, traffic_of
 from ipex_assist.generation.stats import Statistics
-from ipex_assist.speculative.decode import Round
+from ipex_assist.speculative.round import Round
 
 
 class Clock:
