@@ -1,4 +1,4 @@
-"""Runs the decode loop on tiny models."""
+"""Runs one text of a tiny model through an engine."""
 
 from __future__ import annotations
 
