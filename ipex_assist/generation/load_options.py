@@ -48,7 +48,7 @@ class LoadOptions(Options):
         "NAME",
     )
     kv_memory: int | None = option(
-        None, "memory for keys and values of all texts, as 8G (default: what the weights leave)", Size(), "SIZE"
+        None, "memory for keys and values, as 8G (default: what the weights leave)", Size(), "SIZE"
     )
     cache_packed: bool = option(False, "keep the native core's packed weights on disk (XDG cache folder)", Switch())
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")

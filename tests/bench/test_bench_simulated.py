@@ -68,7 +68,6 @@ def test_the_source_does_its_work() -> None:
     assert draft.unread([]) == 3
     assert len(proposal.tokens) == 4
     assert proposal.confidence == []
-    assert proposal.probabilities is None
 
 
 def test_coins_belong_to_positions() -> None:
