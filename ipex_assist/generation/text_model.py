@@ -150,5 +150,6 @@ class TextModel(ABC):
 
 
 def _is_one(prompt: Any) -> bool:
-    """Whether this is a text or token ids, and not several of these."""
-    return isinstance(prompt, str) or len(prompt) == 0 or not isinstance(prompt[0], (str, Sequence))
+    """Whether this is a text or token ids, of any kind, and not a list of these."""
+    several = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], (str, list, tuple))
+    return not several

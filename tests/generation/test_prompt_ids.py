@@ -45,6 +45,9 @@ def test_ids_that_the_model_does_not_have(executor: str, model_type: str, tmp_pa
             model.generate([1, wrong], max_new_tokens=4)
     for kind in (numpy.array, torch.tensor, tuple, iter):
         assert model.generate(kind([1, 2, rows - 1]), max_new_tokens=4).tokens == expected
+    for several in ([[1, 2, rows - 1], [3]], ([1, 2, rows - 1], (3,))):
+        results = model.generate(several, max_new_tokens=4)
+        assert [result.tokens for result in results] == [expected, model.generate([3], max_new_tokens=4).tokens]
 
 
 def test_a_token_without_a_row_is_named(executor: str, tmp_path: Path) -> None:
@@ -78,6 +81,6 @@ def test_the_core_checks_what_it_is_given(precision: str, tmp_path: Path) -> Non
         text.draft([1] * 17, 285)
     with pytest.raises(IpexAssistError, match="cannot truncate 0 tokens to 5"):
         text.truncate(5)
-    with pytest.raises(IpexAssistError, match="room for 0 positions"):
+    with pytest.raises(IpexAssistError, match="room for 0 tokens"):
         text.model.new_sequence(0)
     assert torch.equal(text.forward([1, 2, 3]), expected)
