@@ -20,7 +20,7 @@ from conftest import HAS_IPEX, HAS_NATIVE
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.choose import resolve_executor
-from ipex_assist.native import build, library
+from ipex_assist.native import build, library, structures
 
 ROOT = Path(__file__).parents[2]
 FALLBACK = "ipex" if HAS_IPEX else "torch"
@@ -227,6 +227,8 @@ C_TYPES = {
     "char*": ctypes.c_char_p,
     "Spec*": ctypes.POINTER(library.Spec),
     "Batch*": ctypes.POINTER(library.Batch),
+    "Drafts*": ctypes.POINTER(library.Drafts),
+    "Choices*": ctypes.POINTER(library.Choices),
 }
 
 
@@ -254,7 +256,16 @@ def test_python_calls_what_is_declared() -> None:
             assert called == ctype(written), f"{name}: {written} is not {called}"
 
 
-@pytest.mark.parametrize(("header", "structure"), [("model.h", library.Spec), ("forward.h", library.Batch)])
+@pytest.mark.parametrize(
+    ("header", "structure"),
+    [
+        ("model.h", library.Spec),
+        ("forward.h", structures.Stretch),
+        ("forward.h", library.Batch),
+        ("forward.h", library.Drafts),
+        ("forward.h", library.Choices),
+    ],
+)
 def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:
     """The same fields in the same order: two of the same type that change places keep the size."""
     body = re.search(rf"struct {structure.__name__} {{(.*?)}};", (build.HERE / header).read_text(), re.DOTALL)

@@ -308,16 +308,6 @@ def test_a_seed_is_a_text(name: str, sampling: Sampling, small_models: tuple[Mod
     assert len(texts) == 12
 
 
-def test_a_text_goes_on_as_if_it_had_never_stopped(small_models: tuple[Model, Model, Model]) -> None:
-    """What was generated and is read again as a prompt keeps its positions: noise and penalties go by prompt_length."""
-    target = small_models[0]
-    sampling = replace(ROUGH, seed=3)
-    whole = tokens_of(run(target, prompt=LONG_PROMPT, new=40, sampling=sampling))
-    for stop in (1, 17):
-        again = run(target, prompt=[*LONG_PROMPT, *whole[:stop]], new=40 - stop, sampling=sampling)
-        assert tokens_of(again) == whole[stop:]
-
-
 def test_what_is_left_out_keeps_positions(small_models: tuple[Model, Model, Model]) -> None:
     """An assistant that is the target but lacks a token is right wherever it reads what the target reads."""
     target = small_models[0]
