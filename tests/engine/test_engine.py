@@ -160,7 +160,7 @@ def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
         play(engine, clients)
         check(pair, clients)
         accepted += engine.stats.accepted
-    assert accepted > 0 or draft == "none"
+    assert accepted > 0 or draft in ("none", "lookup")  # which has nothing to copy in a short random text
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
