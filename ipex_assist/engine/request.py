@@ -13,7 +13,7 @@ from ipex_assist.executors.interface import Sequence
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Plan, RoundState, Schedule
+from ipex_assist.speculative.schedule import RoundState, Schedule
 
 
 @dataclass(eq=False)
@@ -40,7 +40,6 @@ class Request:
     sequence: Sequence | None = None
     draft: DraftSource | None = None
     proposal: Proposal | None = None  # that waits for its verification
-    plan: Plan = field(default_factory=lambda: Plan(0))
     prompt_s: float = 0.0  # of passes with this prompt's chunks
     rounds: deque[Round] = field(default_factory=deque)  # that the owner has not fetched
     over: bool = False

@@ -45,6 +45,11 @@ class Part:
         """Whether all pending tokens are in it, so that the text goes on."""
         return self.pending == self.request.pending
 
+    @property
+    def reads(self) -> bool:
+        """Whether it is of a prompt, or of a text that is read again."""
+        return self.pending > 1 or not self.request.begun
+
     def rows(self) -> Rows:
         """Return the tokens, and of how many logits are wanted."""
         assert self.request.sequence is not None
@@ -161,7 +166,12 @@ class Work:
     def _chunk_rows(self, going: int) -> int:
         if self.target.exact_rows < ANY_ROWS:  # whose prompts must pass as a whole
             return 1 << 30
-        return self._chunks.rows(going, self.costs.pass_s if self.costs is not None else None)
+        return self._chunks.rows(going, self._pass_s)
+
+    @property
+    def _pass_s(self) -> float | None:
+        """Seconds of a pass in which nothing is drafted; None where no schedule measures."""
+        return None if self.costs is None else self.costs.pass_s
 
     def _draft(self, parts: list[Part], others: int) -> float:
         """Let every text that goes on draft as its schedule says; returns the seconds that took."""
@@ -174,10 +184,10 @@ class Work:
         asked = []
         for part in drafters:
             request = part.request
-            request.plan = request.schedule.plan(request.state())
-            k = min(request.plan.k, part.remaining - 1)
+            plan = request.schedule.plan(request.state())
+            k = min(plan.k, part.remaining - 1)
             if k > 0 and request.draft is not None:
-                asked.append((part, Asked(request.draft, request.tokens, k, request.plan)))
+                asked.append((part, Asked(request.draft, request.tokens, k, plan)))
         for (part, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):
                 self._fail(part.request, proposal)
@@ -232,10 +242,9 @@ class Work:
         place = 0
         for part, each, share in zip(parts, rows, shares, strict=True):
             part.request.prompt_s += 0.0 if part.request.begun else seconds
+            self.stats.prompt_tokens += part.pending if part.reads else 0
             if each.last:
                 self._go_on(part, answers[place : place + each.last], seconds, draft_s, share)
-            else:
-                self.stats.prompt_tokens += part.pending
             place += each.last
 
     def _answers(self, parts: list[Part], rows: list[Rows]) -> Answers:
@@ -247,9 +256,9 @@ class Work:
 
     def _learn(self, parts: list[Part], rows: int, seconds: float, draft_s: float) -> None:
         """Hear what the pass took."""
-        read = sum(part.pending for part in parts if not part.request.begun or part.pending > 1)
-        going = len([part for part in parts if part.request.begun and part.pending == 1])
-        self._chunks.observe(read, going, seconds, self.costs.pass_s if self.costs is not None else None)
+        read = sum(part.pending for part in parts if part.reads)
+        going = sum(not part.reads for part in parts)
+        self._chunks.observe(read, going, seconds, self._pass_s)
         if self.costs is not None and not read and going > 1:
             self.costs.observe_pass(rows, seconds, [len(part.proposal.tokens) for part in parts], draft_s)
 
@@ -314,5 +323,3 @@ class Work:
         self.stats.new_tokens += len(new)
         self.stats.drafted += len(part.proposal.tokens)
         self.stats.accepted += accepted
-        if part.pending > 1 or not part.request.begun:
-            self.stats.prompt_tokens += part.pending
