@@ -11,6 +11,8 @@ from typing import Any
 
 from peers_recipes import STAMP, Recipe, environment, state_of
 
+from ipex_assist.env.libraries import SYSTEM_DIRS, find_libraries, linker_dirs
+
 RUNNERS = Path(__file__).with_name("peers")
 
 # A local build (2.13.0+cpu) satisfies the pin where pip knows of one; elsewhere pip's own configuration decides.
@@ -175,15 +177,36 @@ def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[st
         # As its users start it; the launcher sets the threads itself.
         command, environ = [python, "-m", "ipex_assist.launch", "--", *command], {}
     elif case.peer == "vllm":
-        # Its own placement keeps a core free for serving, which a benchmark of two cores cannot spare.
-        places = ",".join(map(str, cpus))
-        environ |= {"VLLM_CPU_OMP_THREADS_BIND": places, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        environ |= {"VLLM_NO_USAGE_STATS": "1"}
+        assert home is not None
+        environ |= vllm_environ(home, cpus)
     elif case.peer == "llama.cpp":
         assert home is not None
         told |= {"programs": str(home / "build" / "bin")}
         told |= {"versions": {"llama-cpp-python (source)": LLAMA_CPP_VERSION}}
     return Child((*command, json.dumps(told)), environ)
+
+
+def vllm_environ(home: Path, cpus: Sequence[int]) -> dict[str, str]:
+    """The variables that vLLM's CPU backend asks for, on all of these CPUs.
+
+    Intel's OpenMP, which its environment has, and tcmalloc where the machine has one: without the first one it warns of
+    "significant performance loss". Its engine runs in the process that asks: as a process of its own it waits for each
+    pass by spinning, on cores that the pass needs. The KMP variables are those that it would give its worker process.
+    """
+    found = find_libraries(folders=[home / "lib", *linker_dirs(), *SYSTEM_DIRS])
+    preload = ":".join(filter(None, (found.tcmalloc, found.libiomp5)))
+    places = ",".join(map(str, cpus))
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": places,  # its own placement keeps a core free, which two cores cannot spare
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{places}]",
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
+        **({"LD_PRELOAD": preload} if preload else {}),
+    }
 
 
 def installed(peer: str, root: Path) -> list[str]:

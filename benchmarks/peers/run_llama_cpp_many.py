@@ -22,6 +22,7 @@ from typing import Any
 import turn
 
 START_S = 300.0
+BLOCK = 256  # to multiples of which llama.cpp rounds a sequence's context
 
 
 def server_command(settings: Mapping[str, Any], port: int) -> list[str]:
@@ -74,7 +75,10 @@ def server(settings: Mapping[str, Any]) -> Iterator[int]:
 
 
 def complete(port: int, prompt: list[int], new_tokens: int) -> dict[str, Any]:
-    """Return the server's answer to one prompt. Raises ValueError where it is not what was asked for."""
+    """Return the server's answer to one prompt, with the seconds that it took.
+
+    Raises ValueError where it is not what was asked for.
+    """
     body = {
         "prompt": prompt,
         "n_predict": new_tokens,
@@ -84,7 +88,9 @@ def complete(port: int, prompt: list[int], new_tokens: int) -> dict[str, Any]:
         "cache_prompt": False,
         "return_tokens": True,
     }
+    started = time.perf_counter()
     status, answer = ask(port, "/completion", body)
+    seconds = time.perf_counter() - started
     if status != 200:
         raise ValueError(f"llama-server answered {status}: {answer}")
     times = answer["timings"]
@@ -93,19 +99,24 @@ def complete(port: int, prompt: list[int], new_tokens: int) -> dict[str, Any]:
             f"llama-server read {times['prompt_n']} tokens and wrote {times['predicted_n']}, and was asked for "
             f"{len(prompt)} and {new_tokens}"
         )
-    return answer
+    return {**answer, "seconds": seconds}
 
 
 def figures(answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Return what a turn came to; its passes are the server's own business."""
+    """Return what a turn came to; its passes are the server's own business.
+
+    It times a prompt from when it begins to read it. The waiting for the prompts before it belongs to the first token,
+    which so is all of an answer's time but that of the tokens behind.
+    """
     times = [answer["timings"] for answer in answers]
+    firsts = [answer["seconds"] - answer["timings"]["predicted_ms"] / 1000 for answer in answers]
     tokens = sum(each["predicted_n"] for each in times)
     return {
         "requests": len(answers),
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_s": tokens / seconds,
-        "first_token_s": turn.percentiles([each["prompt_ms"] / 1000 for each in times]),
+        "first_token_s": turn.percentiles(firsts),
         "token_s": turn.percentiles([each["predicted_per_token_ms"] / 1000 for each in times]),
         "passes": None,
         "accepted": sum(each.get("draft_n_accepted", 0) for each in times),
@@ -129,9 +140,10 @@ def bench_command(settings: Mapping[str, Any]) -> list[str]:
     """Return llama-batched-bench and its arguments."""
     prompts = settings["prompts"]
     mean = round(sum(map(len, prompts)) / len(prompts))
-    context = len(prompts) * (mean + settings["new_tokens"])
+    # Each sequence has keys and values of its own, as in the server: in a unified cache it would attend to all of them.
+    context = len(prompts) * -(-(mean + settings["new_tokens"]) // BLOCK) * BLOCK
     return [
-        *(str(Path(settings["programs"]) / "llama-batched-bench"), "-m", settings["target"], "--kv-unified"),
+        *(str(Path(settings["programs"]) / "llama-batched-bench"), "-m", settings["target"]),
         *("-t", str(settings["threads"]), "-tb", str(settings["threads"]), "-c", str(context)),
         *("-npp", str(mean), "-ntg", str(settings["new_tokens"]), "-npl", str(len(prompts))),
         *("--output-format", "jsonl"),

@@ -48,7 +48,7 @@ def load_many(settings: dict[str, Any]) -> turn.Serve:
         while handles:
             engine.step()
             for number, handle in list(handles.items()):
-                while handle.ready:
+                while handle.has_round:
                     load.add(number, next(handle).tokens)
                 if handle.ended:
                     next(handles.pop(number), None)  # raises what it failed by
