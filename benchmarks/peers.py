@@ -159,6 +159,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", required=True, metavar="FOLDER", help="a Hugging Face folder, which all can read")
     parser.add_argument("--assistant", required=True, metavar="FOLDER")
     parser.add_argument("--peers", default=",".join(known.ENVIRONMENTS), help="default: %(default)s")
+    help_ = "only cases whose name contains one of these, such as 'bf16' or 'int8, draft' (default: all)"
+    parser.add_argument("--cases", nargs="+", default=[""], metavar="TEXT", help=help_)
     parser.add_argument("--envs", type=Path, default=default_envs(), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case (default 3)")
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -224,9 +226,10 @@ def run(argv: Sequence[str] | None) -> int:
         speed = memory_speed(cpus)
         return {**run_child(child, cpus, args.timeout, environ), "read_GB_per_s": speed}
 
-    cases = [case for case in all_cases if case.peer in args.peers]
+    cases = [case for case in all_cases if case.peer in args.peers and any(text in case.name for text in args.cases)]
     if not cases:
-        raise UsageError(f"--throughput has no case of {', '.join(args.peers)}: name others with --peers.")
+        names = ", ".join(case.name for case in all_cases)
+        raise UsageError(f"--peers and --cases leave no case of these: {names}.")
     say(f"environments and converted models are in {args.envs}")
     outcomes, interrupted = measure_all(cases, 0 if args.install_only else args.repeats, child_of, run_one)
     failed = any(outcome.failure for outcome in outcomes.values())

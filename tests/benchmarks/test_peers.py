@@ -220,8 +220,26 @@ def test_a_whole_run_of_many_prompts(
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     kept = json.loads(results.keep(path.read_text(), None, "").read_text())
     assert (kept["question"], len(kept["rows"])) == ("peers_throughput", len(throughput.CASES))
-    with pytest.raises(UsageError, match="no case of transformers"):
+    with pytest.raises(UsageError, match=r"leave no case of these: ipex-assist int8, "):
         peers.run([*flags, "--peers", "transformers"])
+
+
+def test_cases_are_chosen_by_parts_of_their_names(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some of them take minutes; a table of one precision need not wait for the others."""
+    monkeypatch.setattr(known, "child_of", fake_child)
+    monkeypatch.setattr(peers, "memory_speed", lambda cpus: 10.0)
+    flags = ["--target", model, "--assistant", model, "--envs", str(tmp_path), "--repeats", "1", "--throughput"]
+    flags += ["--requests", "2", "--peers", "ipex-assist,openvino"]
+    assert peers.main([*flags, "--cases", "bf16", "int8, draft"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(case["peer"], case["precision"], case["draft"]) for case in found["cases"]] == [
+        ("ipex-assist", "int8", "int4"),
+        ("openvino", "int8", "int4"),
+        ("ipex-assist", "bf16", None),
+        ("ipex-assist", "bf16", "int4"),
+    ]
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core is not built here")
