@@ -82,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--dataset", dest="dataset_flag", metavar="FILE", help="the same; also of --task throughput")
     what.add_argument("--concurrency", metavar="LIST", help="requests in flight at once (default: 1,2,4,8,16,32)")
     what.add_argument(
-        "--requests", type=int, metavar="N", help="of each concurrency (default: 2 × as many, at least 16)"
+        "--requests", type=int, metavar="N", help="of each concurrency (default: 4 × as many, at least 16)"
     )
     lengths = "lengths of prompts (default: 256,512; throughput: from 30 to 300)"
     what.add_argument("--prompt-tokens", metavar="LIST", help=lengths)

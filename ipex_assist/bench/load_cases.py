@@ -35,7 +35,7 @@ def load_cases(asked: TaskOptions, model: TextModel, notes: list[str]) -> list[L
     (limit,) = asked.max_new_tokens
     # Every request has as many tokens as every other: who ends early would make room for others' speed.
     options = {**asked.sampling, "do_sample": asked.do_sample, "ignore_eos": True, "max_new_tokens": limit}
-    counts = {each: asked.requests or max(LEAST_REQUESTS, 2 * each) for each in asked.concurrency}
+    counts = {each: asked.requests or max(LEAST_REQUESTS, 4 * each) for each in asked.concurrency}
     prompts = _prompts(asked, model, max(counts.values()), limit, notes)
     return [
         LoadCase(concurrency, tuple(prompts[:count]), options, asked.repeats, asked.seed)

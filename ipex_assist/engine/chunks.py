@@ -15,16 +15,21 @@ class ChunkSizes:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
-        self._plain_s: float | None = None
+        self._plain_s: dict[int, float] = {}  # by the number of texts, in powers of two
         self._row_s: float | None = None
 
     def rows(self, going: int, plain_s: float | None) -> int:
-        """Rows of prompts in the pass to come, beside `going` texts. plain_s: seconds without them, where known."""
+        """Rows of prompts in the pass to come, beside `going` texts. plain_s: seconds without them, where known.
+
+        0 where what a pass takes must be found out first.
+        """
         most = max(FEWEST_ROWS, self._limits.rows - going)
         if not going:
             return most
-        plain = plain_s or self._plain_s
-        if plain is None or self._row_s is None:
+        plain = plain_s or self._plain_s.get(going.bit_length())
+        if plain is None:
+            return 0  # the pass without a chunk tells
+        if self._row_s is None:
             return min(FIRST_ROWS, most)
         limit = self._limits.max_pass_s or PASSES * plain
         return int(min(most, max(FEWEST_ROWS, (limit - plain) / max(self._row_s, 1e-9))))
@@ -32,9 +37,10 @@ class ChunkSizes:
     def observe(self, read: int, going: int, seconds: float, plain_s: float | None) -> None:
         """Hear of a pass with `read` rows of prompts beside `going` texts."""
         if not read:
-            self._plain_s = _mixed(self._plain_s, seconds)
+            texts = going.bit_length()
+            self._plain_s[texts] = _mixed(self._plain_s.get(texts), seconds)
         elif read >= FEWEST_ROWS:
-            plain = (plain_s or self._plain_s or 0.0) if going else 0.0
+            plain = plain_s or self._plain_s.get(going.bit_length(), 0.0)
             self._row_s = _mixed(self._row_s, max(0.0, seconds - plain) / read)
 
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache, Prefixes
 from ipex_assist.engine.request import Handle, Request
-from ipex_assist.engine.shared_costs import SharedCosts
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.engine.work import Work
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.joint_schedule import JointSchedule
+from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Constant, Schedule
@@ -176,7 +177,7 @@ class Engine:
             return draft or self.drafting.source(sampling, length) if assisted else None
 
         if assisted and schedule is None:
-            schedule = self.drafting.schedule(options, limit, self._shared_costs)
+            schedule = self.drafting.schedule(options, limit, self._live_costs)
         learns = options.adapts and not experiment and assisted
         return Request(
             tokens=tokens,
@@ -191,11 +192,12 @@ class Engine:
             assisted=assisted,
         )
 
-    def _shared_costs(self) -> SharedCosts:
+    def _live_costs(self) -> LiveCosts:
         """What passes cost: begun anew with the pair's costs whenever the engine was idle."""
-        if self._work.costs is None or not (self._work.busy or self._arrived):
-            self._work.costs = SharedCosts(self.drafting.costs)
-        return self._work.costs
+        drafts, drafting = self._work.drafts, self.drafting
+        if drafts.joint is None or not (self._work.busy or self._arrived):
+            drafts.joint = JointSchedule(drafting.costs, drafting.model_acceptance, drafting.lookup_acceptance)
+        return drafts.joint.live
 
     def _learn(self, request: Request) -> None:
         self.drafting.learn(request.schedule)

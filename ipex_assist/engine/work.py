@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ipex_assist.engine.chunks import ChunkSizes
+from ipex_assist.engine.drafts import Drafts
 from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.part import Part
 from ipex_assist.engine.prefix_cache import Prefixes
 from ipex_assist.engine.request import Request
 from ipex_assist.engine.room import Room
-from ipex_assist.engine.shared_costs import SharedCosts
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, Choice, ChoosesInOneCall, Model, Rows
-from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.logprobs import of_rows
-from ipex_assist.speculative.propose import Asked, propose_together
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import RoundResult
 from ipex_assist.speculative.verify import choices, verify
 
 if TYPE_CHECKING:
@@ -29,32 +26,6 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 Answers: TypeAlias = "list[Choice] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
 UNSHARED_REQUESTS = 8  # at a time, of a model whose passes are of one text each
-
-
-@dataclass
-class Part:
-    """What a pass holds of one request: so many of its pending tokens, then drafted ones."""
-
-    request: Request
-    pending: int
-    proposal: Proposal
-    remaining: int  # before the pass
-
-    @property
-    def whole(self) -> bool:
-        """Whether all pending tokens are in it, so that the text goes on."""
-        return self.pending == self.request.pending
-
-    @property
-    def reads(self) -> bool:
-        """Whether it is of a prompt, or of a text that is read again."""
-        return self.pending > 1 or not self.request.begun
-
-    def rows(self) -> Rows:
-        """Return the tokens, and of how many logits are wanted."""
-        assert self.request.sequence is not None
-        tokens = [*self.request.unread(self.pending), *self.proposal.tokens]
-        return Rows(self.request.sequence, tokens, len(self.proposal.tokens) + 1 if self.whole else 0)
 
 
 class Work:
@@ -66,7 +37,7 @@ class Work:
         self.target, self.limits, self.stats, self.clock = target, limits, stats, clock
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.costs: SharedCosts | None = None
+        self.drafts = Drafts(clock, lambda part, error: self._fail(part.request, error))
         self.room = Room(target, prefixes)
         self._chunks = ChunkSizes(limits)
 
@@ -151,14 +122,14 @@ class Work:
     def _run(self, requests: list[Request]) -> None:
         going = [request for request in requests if request.begun and request.pending == 1]
         reading = [request for request in requests if request not in going]
-        chunk = self._chunk_rows(len(going))
-        parts = [Part(request, 1, Proposal([]), request.remaining) for request in going]
+        chunk = self._chunk_rows(len(going)) if reading else 0
+        parts = [Part(request, 1, request.remaining) for request in going]
         for request in sorted(reading, key=lambda each: each.number):
             if chunk <= 0:
                 break
-            parts.append(Part(request, min(chunk, request.pending), Proposal([]), request.remaining))
+            parts.append(Part(request, min(chunk, request.pending), request.remaining))
             chunk -= parts[-1].pending
-        draft_s = self._draft(parts[: len(going)], sum(part.pending for part in parts[len(going) :]))
+        draft_s = self.drafts.draft(parts[: len(going)], sum(part.pending for part in parts[len(going) :]))
         parts = self._make_room(parts)
         if parts:
             self._pass(parts, draft_s)
@@ -166,34 +137,7 @@ class Work:
     def _chunk_rows(self, going: int) -> int:
         if self.target.exact_rows < ANY_ROWS:  # whose prompts must pass as a whole
             return 1 << 30
-        return self._chunks.rows(going, self._pass_s)
-
-    @property
-    def _pass_s(self) -> float | None:
-        """Seconds of a pass in which nothing is drafted; None where no schedule measures."""
-        return None if self.costs is None else self.costs.pass_s
-
-    def _draft(self, parts: list[Part], others: int) -> float:
-        """Let every text that goes on draft as its schedule says; returns the seconds that took."""
-        drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]
-        if self.costs is not None:
-            self.costs.share(len(parts), len(drafters), others)
-        if not drafters:
-            return 0.0
-        started = self.clock()
-        asked = []
-        for part in drafters:
-            request = part.request
-            plan = request.schedule.plan(request.state())
-            k = min(plan.k, part.remaining - 1)
-            if k > 0 and request.draft is not None:
-                asked.append((part, Asked(request.draft, request.tokens, k, plan)))
-        for (part, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
-            if isinstance(proposal, IpexAssistError):
-                self._fail(part.request, proposal)
-                continue
-            part.proposal = part.request.proposal = proposal
-        return self.clock() - started
+        return self._chunks.rows(going, self.drafts.pass_s(going) if going else None)
 
     def _make_room(self, parts: list[Part]) -> list[Part]:
         """Return the parts for which there are blocks: drafts go first, then the youngest request is put back."""
@@ -201,8 +145,7 @@ class Work:
         if self.room.make(sum(self.room.needs(part.rows()) for part in parts)):
             return parts
         for part in parts:
-            part.request.settle()
-            part.proposal = Proposal([])
+            part.drop_proposal()
         while len(parts) > 1 and not self.room.make(sum(self.room.needs(part.rows()) for part in parts)):
             youngest = max(parts, key=lambda part: part.request.number)
             parts.remove(youngest)
@@ -237,15 +180,16 @@ class Work:
         count = sum(len(each.tokens) for each in rows)
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
-        self._learn(parts, count, seconds, draft_s)
-        shares = self._shares(parts, seconds, draft_s)
+        read, going = sum(part.pending for part in parts if part.reads), sum(not part.reads for part in parts)
+        self._chunks.observe(read, going, seconds, self.drafts.pass_s(count - read) if read and going else None)
         place = 0
-        for part, each, share in zip(parts, rows, shares, strict=True):
+        for part, each in zip(parts, rows, strict=True):
             part.request.prompt_s += 0.0 if part.request.begun else seconds
             self.stats.prompt_tokens += part.pending if part.reads else 0
             if each.last:
-                self._go_on(part, answers[place : place + each.last], seconds, draft_s, share)
+                self._go_on(part, answers[place : place + each.last], seconds, draft_s)
             place += each.last
+        self.drafts.observe_pass(count, read, seconds, draft_s)
 
     def _answers(self, parts: list[Part], rows: list[Rows]) -> Answers:
         """Run the pass: what is likeliest behind each row, where no text's choice needs more, else the rows' logits."""
@@ -254,27 +198,7 @@ class Work:
             return self.target.choose(rows)
         return self.target.forward(rows)
 
-    def _learn(self, parts: list[Part], rows: int, seconds: float, draft_s: float) -> None:
-        """Hear what the pass took."""
-        read = sum(part.pending for part in parts if part.reads)
-        going = sum(not part.reads for part in parts)
-        self._chunks.observe(read, going, seconds, self._pass_s)
-        if self.costs is not None and not read and going > 1:
-            self.costs.observe_pass(rows, seconds, [len(part.proposal.tokens) for part in parts], draft_s)
-
-    def _shares(self, parts: list[Part], seconds: float, draft_s: float) -> list[tuple[float, float]]:
-        """Return the seconds of draft and target that each request has to answer for."""
-        drafted = [len(part.proposal.tokens) for part in parts]
-        if len(parts) == 1 or self.costs is None:
-            return [(draft_s / len(parts), seconds / len(parts))] * len(parts)
-        costs = self.costs.costs
-        weights = [costs.verifying(number + 1) for number in drafted]
-        reads = any(part.pending > 1 for part in parts)
-        scale = 1.0 if reads else seconds / sum(weights)
-        each = draft_s / sum(drafted) if sum(drafted) else 0.0
-        return [(each * number, scale * weight) for number, weight in zip(drafted, weights, strict=True)]
-
-    def _go_on(self, part: Part, answers: Answers, seconds: float, draft_s: float, share: tuple[float, float]) -> None:
+    def _go_on(self, part: Part, answers: Answers, seconds: float, draft_s: float) -> None:
         """Choose the tokens by which a text goes on, and tell its owner."""
         request, proposal, started = part.request, part.proposal, self.clock()
         try:
@@ -289,7 +213,7 @@ class Work:
             return
         choose_s = self.clock() - started
         self.stats.choose_s += choose_s
-        if proposal.tokens and request.draft is not None:
+        if request.proposal is not None and request.draft is not None:
             request.draft.accept(accepted)
         request.proposal = None
         prompt = not request.begun
@@ -302,22 +226,15 @@ class Work:
             request.put(Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed))
             self.room.keep(request)
         else:
-            target_s = share[1] + self.clock() - started
-            drafted = len(proposal.tokens)
-            if request.draft is not None and part.remaining > 1:
-                request.schedule.observe(RoundResult(drafted, accepted, proposal.confidence, share[0], target_s))
-            took = draft_s if drafted else 0.0, seconds + choose_s, False, self._plain_s(request), choose_s
+            target_s, drafted = seconds + choose_s, len(proposal.tokens)
+            self.drafts.observe(part, accepted, draft_s, target_s)
+            took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(part, len(new)), choose_s
             request.put(Round(new, drafted, accepted, *took, listed))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):
             self._leave(request)
             self.stats.finished += 1
             request.ended(request)
             request.finish()
-
-    def _plain_s(self, request: Request) -> float | None:
-        """Seconds of a pass with nothing drafted at this time; None where nobody measures."""
-        alone = request.schedule.plain_s
-        return alone if alone is None or self.costs is None else self.costs.pass_s
 
     def _count(self, part: Part, new: list[int], accepted: int) -> None:
         self.stats.new_tokens += len(new)

@@ -21,7 +21,7 @@ _PRIOR_ACCEPTANCE = np.array((0.1, 0.2, 0.3, 0.35, 0.45, 0.55, 0.65, 0.72, 0.82,
 _PRIOR_TOKENS = 16.0
 _HONESTY_TOKENS = 8.0  # that the belief in confidences as such weighs …
 _CLASS_TOKENS = 8.0  # … and, for each class, what all classes together say about it
-_MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
+MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
 # Of an earlier text no more than so many tokens count for the next one.
 _CARRIED_TOKENS = 24.0
 
@@ -41,17 +41,22 @@ def _zeros() -> Array:
 
 @dataclass
 class Classes:
-    """Decayed counts of drafted and of accepted tokens, one a class of confidence, and what the prior still weighs."""
+    """Decayed counts of tokens, one a class of confidence, and what the prior still weighs.
+
+    drafted, accepted: of those that were verified. made: of all, those among them that nobody verified.
+    """
 
     share: Array  # of the prior
+    made: Array = field(default_factory=_zeros)
     drafted: Array = field(default_factory=_zeros)
     accepted: Array = field(default_factory=_zeros)
     prior: float = _PRIOR_TOKENS
 
     def scale(self, factor: float) -> None:
         """Make all that was seen weigh less."""
-        self.drafted = self.drafted * factor
-        self.accepted = self.accepted * factor
+        self.made *= factor
+        self.drafted *= factor
+        self.accepted *= factor
 
     @property
     def seen(self) -> float:
@@ -63,11 +68,16 @@ class Classes:
         """How many tokens would have been accepted if the confidences were right."""
         return float(self.drafted @ _PRIOR_ACCEPTANCE)
 
+    def rates(self, honesty: float) -> Array:
+        """Return how often tokens of each class are right; array (edges,)."""
+        believed = np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE)
+        rates: Array = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
+        return rates
+
     def splits(self, honesty: float) -> Splits:
         """Return how tokens at or above each class's lower edge fare, and those below; arrays (edges,)."""
-        believed = np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE)
-        rates = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
-        tokens = self.drafted + self.prior * self.share
+        rates = self.rates(honesty)
+        tokens = self.made + self.prior * self.share
         drafted, accepted = np.cumsum(tokens), np.cumsum(tokens * rates)
         below_drafted, below_accepted = drafted - drafted[0], accepted - accepted[0]
         below_drafted[1:], below_accepted[1:] = drafted[:-1], accepted[:-1]
@@ -85,8 +95,9 @@ class Acceptance:
     Later tokens are reached behind accepted ones only, which are where the text is easy.
     """
 
-    def __init__(self) -> None:
-        self.first, self.later = Classes(_FIRST_SHARE), Classes(_LATER_SHARE)
+    def __init__(self, memory: float = MEMORY) -> None:
+        """memory: what a count weighs one observation later."""
+        self.first, self.later, self.memory = Classes(_FIRST_SHARE), Classes(_LATER_SHARE), memory
 
     @classmethod
     def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
@@ -98,7 +109,7 @@ class Acceptance:
                 raise ValueError(f"{len(drafted)} and {len(accepted)} classes instead of {len(EDGES)}")
             if not ((drafted < 1e12).all() and (accepted >= 0).all() and (accepted <= drafted).all()):
                 raise ValueError("counts that cannot be")
-            classes.drafted, classes.accepted = drafted, accepted
+            classes.made, classes.drafted, classes.accepted = drafted.copy(), drafted, accepted
         return known
 
     def as_counts(self) -> dict[str, dict[str, list[float]]]:
@@ -122,35 +133,79 @@ class Acceptance:
     def observe(self, confidence: Sequence[float], drafted: int, accepted: int) -> None:
         """Take in one round: `accepted` of `drafted` tokens were right; what follows the first wrong one says nothing.
 
-        confidence: of each token; a source that has none to give is taken to be certain.
+        confidence: of each token, and of those behind them that were not verified; a source that has none to give is
+        taken to be certain.
         """
         for classes in (self.first, self.later):
-            classes.scale(_MEMORY)
-            classes.prior *= _MEMORY
-        for i in range(min(accepted + 1, drafted)):
+            classes.scale(self.memory)
+            classes.prior *= self.memory
+        for i in range(min(accepted + 1, max(drafted, len(confidence)))):
             classes = self.later if i else self.first
             index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
-            classes.drafted[index] += 1
+            classes.made[index] += 1
+            classes.drafted[index] += i < drafted
             classes.accepted[index] += i < accepted
 
-    def for_next_text(self) -> Acceptance:
+    def for_next_text(self, memory: float = MEMORY) -> Acceptance:
         """Return a copy for another text: what was learnt still counts, but little; drafts get their chance again."""
-        known, seen = Acceptance(), self.seen
+        known, seen = Acceptance(memory), self.seen
         for mine, theirs in ((self.first, known.first), (self.later, known.later)):
             factor = min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0
-            theirs.drafted, theirs.accepted = mine.drafted * factor, mine.accepted * factor
+            theirs.made, theirs.drafted = mine.made * factor, mine.drafted * factor
+            theirs.accepted = mine.accepted * factor
             theirs.prior = max(mine.prior, _PRIOR_TOKENS / 2)
         return known
+
+    def outlook(self, longest: int) -> tuple[Array, Array]:
+        """Return (edges, longest) twice: the chance that token 1, 2, … is drafted, and right ones among so many.
+
+        Of drafts that end behind the first token below each class's lower edge. With a share g of drafted tokens at or
+        above it, accepted with probability h (those below with l), token j is drafted with probability g^(j-1) and
+        accepted with (gh)^(j-1) (gh + (1-g)l).
+        """
+        first, later = self.splits()
+        drafted = _powers(first.share, later.share, longest)
+        reached = _powers(first.share * first.above, later.share * later.above, longest)
+        right = np.repeat((later.share * later.above + (1 - later.share) * later.below)[:, None], longest, axis=1)
+        right[:, 0] = first.share * first.above + (1 - first.share) * first.below
+        return drafted, np.cumsum(reached * right, axis=1)
+
+    def chances(self, confidences: Sequence[Sequence[float]], drafted: Sequence[int]) -> list[list[float]]:
+        """Return how likely each token of several drafts is reached and right, by its confidence."""
+        honesty = self._honesty
+        rates = self.first.rates(honesty).tolist(), self.later.rates(honesty).tolist()
+        drafts = []
+        for confidence, count in zip(confidences, drafted, strict=True):
+            reached, chances = 1.0, []
+            for i in range(count):
+                index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
+                reached *= rates[i > 0][index]
+                chances.append(reached)
+            drafts.append(chances)
+        return drafts
+
+    @property
+    def _honesty(self) -> float:
+        accepted = float(self.first.accepted.sum() + self.later.accepted.sum())
+        expected = self.first.expected + self.later.expected
+        return (accepted + _HONESTY_TOKENS) / (expected + _HONESTY_TOKENS)
 
     def splits(self) -> tuple[Splits, Splits]:
         """Return how first tokens fare by their confidence, and how later ones do.
 
         Classes of which little was seen are believed to be as honest about themselves as all are taken together.
         """
-        accepted = float(self.first.accepted.sum() + self.later.accepted.sum())
-        expected = self.first.expected + self.later.expected
-        honesty = (accepted + _HONESTY_TOKENS) / (expected + _HONESTY_TOKENS)
+        honesty = self._honesty
         return self.first.splits(honesty), self.later.splits(honesty)
+
+
+def _powers(first: Array, later: Array, longest: int) -> Array:
+    """Return (edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
+    table: Array = np.repeat(later[:, None], longest, axis=1)
+    table[:, 0] = 1.0
+    if longest > 1:
+        table[:, 1] = first
+    return np.cumprod(table, axis=1, dtype=np.float64)
 
 
 def class_of(confidence: float) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
+from ipex_assist.speculative.acceptance import EDGES, Acceptance
 from ipex_assist.speculative.budget import EXPECTED_TOKENS, Budget
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.live_costs import CostFindings, CostsNow, LiveCosts
+from ipex_assist.speculative.live_costs import CostFindings, LiveCosts
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult, RoundState
 
 TRUSTED_TOKENS = 16  # seen before a pair is trusted
@@ -34,33 +34,18 @@ class Choice:
 def best_choice(acceptance: Acceptance, costs: Costs, longest: int) -> Choice:
     """Return the number and the threshold with the most expected tokens per second; k = 0 is plain decoding.
 
-    With a share g of drafted tokens at or above the threshold, accepted with probability h (those below with l), token
-    j is drafted with probability g^(j-1) and accepted with (gh)^(j-1) (gh + (1-g)l). Without a threshold that is
-    (1 - h^(k+1)) / (1 - h) tokens in k·draft + verify(k+1) seconds: Leviathan et al. 2023, section 3.5, with the
-    verification's own cost for each number of rows.
+    Without a threshold, and with each token right with probability h, that is (1 - h^(k+1)) / (1 - h) tokens in
+    k·draft + verify(k+1) seconds: Leviathan et al. 2023, section 3.5, with the verification's own cost for each number
+    of rows.
     """
     plain = costs.verifying(1)
     verify = np.array([costs.verifying(rows) for rows in range(1, longest + 2)])
-    first, later = acceptance.splits()
-    drafted = _powers(first.share, later.share, longest)
-    reached = _powers(first.share * first.above, later.share * later.above, longest)
-    right = np.repeat((later.share * later.above + (1 - later.share) * later.below)[:, None], longest, axis=1)
-    right[:, 0] = first.share * first.above + (1 - first.share) * first.below
-    tokens = 1 + np.cumsum(reached * right, axis=1)
+    drafted, tokens = acceptance.outlook(longest)
     seconds = plain + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
-    rates = tokens / seconds
+    rates = (1 + tokens) / seconds
     edge, number = divmod(int(rates.argmax()), longest)
     rate = float(rates[edge, number])
     return Choice(number + 1, EDGES[edge], rate) if rate * plain > 1 else Choice(0, 0.0, 1 / plain)
-
-
-def _powers(first: Array, later: Array, longest: int) -> Array:
-    """Return (edges, longest): the probability that token 1, 2, … is drafted, or reached: 1, first, first·later, …"""
-    table: Array = np.repeat(later[:, None], longest, axis=1)
-    table[:, 0] = 1.0
-    if longest > 1:
-        table[:, 1] = first
-    return np.cumprod(table, axis=1, dtype=np.float64)
 
 
 @dataclass
@@ -80,7 +65,7 @@ class Adaptive:
     longest: int = LONGEST_DRAFT
     model_acceptance: Acceptance = field(default_factory=Acceptance)
     lookup_acceptance: Acceptance = field(default_factory=Acceptance)
-    shared: CostsNow | None = None
+    shared: LiveCosts | None = None
     budget: Budget = field(init=False)
     drafts: int = 0  # rounds with one
     skipped: int = 0  # tokens at the text's beginning that the source has not read
@@ -94,10 +79,13 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         self._live = LiveCosts(self.costs) if self.shared is None else self.shared
-        known = self.model_acceptance.seen >= TRUSTED_TOKENS
-        costs = self._live.costs
-        choice = best_choice(self.model_acceptance, costs, self.longest) if known else Choice(0, 0.0, 0.0)
-        self.budget = Budget(self.limit, trusted=choice.rate * costs.verifying(1) > 1.1)
+        self.budget = Budget(self.limit, self._did_well())
+
+    def _did_well(self) -> bool:
+        """Whether what earlier texts taught promises much, in the company that the text has."""
+        if self.model_acceptance.seen < TRUSTED_TOKENS:
+            return False
+        return best_choice(self.model_acceptance, self._live.costs, self.longest).rate * self.plain_s > 1.1
 
     @property
     def credit(self) -> float:
@@ -107,6 +95,8 @@ class Adaptive:
     def plan(self, now: RoundState) -> Plan:
         """Return the best choice that can be afforded."""
         self._now = now
+        if not self.budget.tokens:
+            self.budget.trusted = self._did_well()
         longest = min(self.longest, now.remaining - 1)
         choice = self._choice(longest) if longest > 0 else Choice(0, 0.0, 0.0)
         if choice.k and choice.rate * self.plain_s > WORTH:

@@ -37,6 +37,7 @@ class AssistantModel:
         """
         self.model, self.sampling = model, sampling
         self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
+        self._in_one_call = isinstance(model, DraftsInOneCall)  # which takes microseconds to find out
         self._masked = sorted(token for token in masked if token < self._choices)
         context = model.spec.context_length
         self._sequence = model.new_sequence(min(capacity or context, context))
@@ -82,13 +83,13 @@ class AssistantModel:
         self._sequence.truncate(min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
-        if plain and isinstance(self.model, DraftsInOneCall):
+        if plain and self._in_one_call:
             request = DraftRequest(self._sequence, pending, k, min_confidence)
             try:
                 drafted, confidence = yield DraftCall(self.model, request, self._choices)
             except LogitsError:
                 raise LogitsError("the assistant", len(tokens)) from None
-            return Proposal(drafted, confidence)
+            return Proposal(drafted, confidence, len(pending))
         return (yield from self._decode(tokens, pending, k, min_confidence, left_out))
 
     def accept(self, count: int) -> None:
@@ -111,6 +112,7 @@ class AssistantModel:
         generated = len(tokens) + left_out[1] - sampling.prompt_length
         drafted: list[int] = []
         confidence: list[float] = []
+        read = len(pending)
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
             logits = yield RowsCall(self.model, Rows(self._sequence, pending), self._choices)
             logits = sampling.penalise(self._unmasked(logits), [*tokens, *drafted])
@@ -120,7 +122,7 @@ class AssistantModel:
             drafted.append(token)
             confidence.append(sure)
             pending = [token]
-        return Proposal(drafted, confidence)
+        return Proposal(drafted, confidence, read)
 
     def _unmasked(self, logits: torch.Tensor) -> torch.Tensor:
         if self._masked:

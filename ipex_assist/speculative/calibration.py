@@ -6,7 +6,7 @@ import time
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 
-from ipex_assist.executors.interface import DraftsInOneCall, Model, Sequence
+from ipex_assist.executors.interface import ChoosesInOneCall, DraftsInOneCall, Model, Rows, Sequence
 from ipex_assist.speculative.costs import Costs
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
@@ -15,7 +15,8 @@ TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 0.9, 0.25, 0.06
 TARGET_ROWS = (1, 5, 9, 3, 2, 4, 7, 6, 8, 16, 12)
 DRAFT_ROWS = (1, 2, 16, 8, 4)
 # Of passes that several texts share; each is timed where the pass before it lets it be expected within the seconds.
-WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (32, 64), 0.3, 2
+# Kernels take rows in tiles of 16: one row more may cost half as much again.
+WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (17, 32, 33, 48, 64), 0.3, 2
 READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
 READ_SECONDS = 0.25  # … where it should take no longer than this
 FIRST_SIZES, FIRST_TURNS = 3, 3  # so many sizes have so many turns before the others begin
@@ -104,7 +105,10 @@ def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock) -> flo
     before = sequence.length
     tokens = _tokens(model, rows)
     started = clock()
-    model.extend(sequence, tokens, last=rows).argmax(-1)
+    if isinstance(model, ChoosesInOneCall):
+        model.choose([Rows(sequence, tokens, rows)])
+    else:
+        model.extend(sequence, tokens, last=rows).argmax(-1)
     elapsed = clock() - started
     sequence.truncate(before)
     return elapsed

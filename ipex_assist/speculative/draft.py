@@ -11,11 +11,13 @@ from typing import Protocol
 class Proposal:
     """Drafted tokens, and how sure the source is of each, between 0 and 1, by which the schedule learns when to stop.
 
-    `confidence` is empty where the source has none to give.
+    `confidence` is empty where the source has none to give. read: tokens that a model read before it drafted these; 0
+    where none was asked.
     """
 
     tokens: list[int]
     confidence: list[float] = field(default_factory=list)
+    read: int = 0
 
 
 class DraftSource(Protocol):

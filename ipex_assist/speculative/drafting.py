@@ -13,7 +13,7 @@ from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft import DraftSource
-from ipex_assist.speculative.live_costs import CostsNow
+from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.speculative.partly_shared import PartlyShared
@@ -119,7 +119,7 @@ class Drafting:
             self.draft_vocabulary,
         )
 
-    def schedule(self, options: DraftOptions, limit: int, shared: Callable[[], CostsNow] | None = None) -> Schedule:
+    def schedule(self, options: DraftOptions, limit: int, shared: Callable[[], LiveCosts] | None = None) -> Schedule:
         """Return the schedule of one text of at most `limit` new tokens.
 
         shared: gives what passes cost at every moment, where other texts take part in them.

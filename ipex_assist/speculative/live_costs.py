@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -37,24 +36,6 @@ class CostFindings:
     seconds: float
     untried: bool
     contradicted: bool
-
-
-class CostsNow(Protocol):
-    """What passes cost at this moment. `copying` is for a source that costs nothing."""
-
-    @property
-    def costs(self) -> Costs: ...
-
-    @property
-    def copying(self) -> Costs: ...
-
-    def observe(self, outcome: RoundResult, read: int) -> None:
-        """Hear what a text's round took; `read` tokens were unread before."""
-        ...
-
-    def findings(self, untried: bool) -> CostFindings:
-        """Return what was taught about the calibrated costs. untried: no draft could be afforded at these costs."""
-        ...
 
 
 class LiveCosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
@@ -58,18 +58,13 @@ Call: TypeAlias = "DraftCall | RowsCall"
 Steps: TypeAlias = "Generator[Call, Any, Proposal]"
 
 
-@runtime_checkable
-class ProposesInSteps(Protocol):
-    """A draft source that asks its model by calls, which may be answered together with those of other texts."""
-
-    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose`, as a generator: it yields calls, is sent their answers, and returns the proposal."""
-        ...
-
-
 @dataclass
 class Asked:
-    """What one text asks of its source: at most `k` tokens, by `plan`."""
+    """What one text asks of its source: at most `k` tokens, by `plan`.
+
+    A source whose model may draft for several texts at once has `steps`, its `propose` as a generator: it yields calls,
+    is sent their answers, and returns the proposal.
+    """
 
     draft: DraftSource
     tokens: Sequence[int]
@@ -79,8 +74,10 @@ class Asked:
     def steps(self) -> Steps:
         """Return the proposal in the making."""
         least, context = self.plan.min_confidence, self.plan.context
-        if isinstance(self.draft, ProposesInSteps):
-            return self.draft.steps(self.tokens, self.k, min_confidence=least, context=context)
+        steps = getattr(self.draft, "steps", None)
+        if steps is not None:
+            made: Steps = steps(self.tokens, self.k, min_confidence=least, context=context)
+            return made
         return _at_once(lambda: self.draft.propose(self.tokens, self.k, min_confidence=least, context=context))
 
 

@@ -70,7 +70,7 @@ class UniversalAssistant:
         text = self._assistant.text_behind(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)
         drafted = self._target.tokens_behind(tokens, text)[:k]
         end = next((i for i, token in enumerate(drafted) if token >= self._target_vocab_size), len(drafted))
-        return Proposal(drafted[:end])
+        return Proposal(drafted[:end], read=proposal.read)
 
     def accept(self, count: int) -> None:
         """The text says what was accepted: see `_follow`."""

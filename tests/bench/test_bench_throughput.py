@@ -247,12 +247,12 @@ def cases_of(model: Any, *argv: str) -> tuple[list[LoadCase], list[str]]:
 
 
 def test_every_concurrency_has_the_same_requests_first() -> None:
-    """Twice as many as are in flight, 16 at least; all texts of equal length; prompts of 30 to 300 tokens."""
+    """Four times as many as are in flight, 16 at least; all texts of equal length; prompts of 30 to 300 tokens."""
     found, notes = cases_of(WithTokenizer(), "--concurrency", "1,4,32", "--max-new-tokens", "9")
     assert [(each.concurrency, len(each.prompts), each.repeats) for each in found] == [
         (1, 16, 3),
         (4, 16, 3),
-        (32, 64, 3),
+        (32, 128, 3),
     ]
     assert found[0].prompts == found[1].prompts == found[2].prompts[:16]
     assert found[0].options == {"do_sample": False, "ignore_eos": True, "max_new_tokens": 9}

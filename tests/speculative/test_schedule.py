@@ -97,7 +97,7 @@ def test_without_confidence_it_is_the_published_formula(rate: float, draft: floa
     """(1 - a^(k+1)) / (1 - a) tokens in k·draft + verify(k+1) seconds, and no k is better."""
     acceptance = Acceptance()
     for classes in (acceptance.first, acceptance.later):
-        classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9 * rate
+        classes.made[-1], classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9, 1e9 * rate
         classes.prior = 0.0
     true = costs(draft)
 

@@ -1,0 +1,91 @@
+"""What the texts of a pass draft: each by its own schedule, or all by one. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ipex_assist.engine.part import Part
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.joint_schedule import JointSchedule, Turn
+from ipex_assist.speculative.propose import Asked, propose_together
+from ipex_assist.speculative.schedule import Plan, RoundResult
+
+
+class Drafts:
+    """Lets the texts of a pass draft together, and hears what came of it.
+
+    joint: the schedule of texts that share passes; None where no text adapts.
+    """
+
+    def __init__(self, clock: Callable[[], float], fail: Callable[[Part, IpexAssistError], None]) -> None:
+        """fail: ends the request of a part whose source failed."""
+        self._clock, self._fail = clock, fail
+        self.joint: JointSchedule | None = None
+        self._shared = False  # whether `joint` decides in the pass under way
+
+    def pass_s(self, texts: int) -> float | None:
+        """Seconds of a pass of so many texts in which nothing is drafted; None where no schedule measures."""
+        return None if self.joint is None else self.joint.pass_s(texts)
+
+    def draft(self, parts: Sequence[Part], others: int) -> float:
+        """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took."""
+        drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]
+        self._shared = self.joint is not None and len(parts) + others > 1
+        if not drafters:
+            return 0.0
+        started = self._clock()
+        asked = []
+        for part, plan in zip(drafters, self._plans(drafters, len(parts), others), strict=True):
+            request, k = part.request, min(plan.k, part.remaining - 1)
+            if k > 0 and request.draft is not None:
+                asked.append((part, Asked(request.draft, request.tokens, k, plan)))
+        for (part, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
+            if isinstance(proposal, IpexAssistError):
+                self._fail(part, proposal)
+            else:
+                part.set_proposal(proposal)
+        self._trim([part for part, _ in asked])
+        return self._clock() - started
+
+    def _plans(self, drafters: Sequence[Part], texts: int, others: int) -> list[Plan]:
+        if not self._shared or self.joint is None:
+            return [part.request.schedule.plan(part.request.state()) for part in drafters]
+        for part in drafters:
+            if isinstance(part.request.schedule, Adaptive):
+                part.turn = Turn(part.request.schedule, part.request.state())
+        self.joint.plan([part.turn for part in drafters if part.turn is not None], texts, others)
+        return [
+            part.request.schedule.plan(part.request.state()) if part.turn is None else part.turn.plan
+            for part in drafters
+        ]
+
+    def _trim(self, parts: Sequence[Part]) -> None:
+        if not self._shared or self.joint is None:
+            return
+        for part in parts:
+            if part.turn is not None:
+                part.turn.proposal = part.proposal
+        self.joint.trim()
+        for part in parts:
+            if part.turn is not None and not part.request.over:
+                part.set_proposal(part.turn.proposal)
+
+    def observe(self, part: Part, accepted: int, draft_s: float, target_s: float) -> None:
+        """Hear of one text's round."""
+        if part.turn is not None:
+            part.turn.proposal, part.turn.accepted = part.proposal, accepted
+        elif part.request.draft is not None and part.remaining > 1:
+            drafted, confidence = len(part.proposal.tokens), part.proposal.confidence
+            part.request.schedule.observe(RoundResult(drafted, accepted, confidence, draft_s, target_s))
+
+    def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float) -> None:
+        """Hear of the pass as a whole: its rows, those of prompts among them, and what drafting and it took."""
+        if self._shared and self.joint is not None:
+            self.joint.observe(rows, read, seconds, draft_s)
+
+    def plain_s(self, part: Part, tokens: int) -> float | None:
+        """Seconds that plain decoding would take for each of so many tokens of a round; None where nobody measures."""
+        if part.turn is None or self.joint is None:
+            return part.request.schedule.plain_s
+        return self.joint.plain_s(tokens)

@@ -1,0 +1,236 @@
+"""The schedule of texts that share passes: what all of them draft, priced together. No torch here.
+
+A pass of the draft and the rows it adds to a pass of the target are paid by all texts that draft together; whether they
+pay depends on how many do. So one schedule decides for all: by one ledger, and by what all texts taught about the
+source. A text alone has a schedule of its own (adaptive.py), and shares costs and acceptance with this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ipex_assist.speculative.acceptance import Acceptance
+from ipex_assist.speculative.adaptive import SHARE, Adaptive
+from ipex_assist.speculative.budget import EXPECTED_TOKENS, FURTHER, PAUSE, STAKE, TRUST
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.joint_choice import JointChoice, Prices, joint_choice, worth_verifying
+from ipex_assist.speculative.live_costs import LiveCosts
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundState
+
+MEMORY = 0.995  # of acceptance, a round of one text: some 200 of them are remembered
+WORTH = 1.03  # a draft must promise that much more than plain decoding: for many, little is won and much spent
+KNOWN_TOKENS = 8  # seen before a source is trusted: every one that is seen costs a pass of the draft
+# What first tokens won ÷ what they cost, from which on a source may lose more for a while: it reads before it wins.
+TRUSTED_GAIN = 1.1
+READY = 8  # a source that has no more than so many tokens to read is ready to draft
+WHOLE = 1 << 30  # tokens of context: the source goes on with what it has read, however much is missing
+READING_SHARE = 0.75  # of what drafting should win a text, that may be spent on reading its prompt
+# Of the time of texts under way, each taken to be EXPECTED_TOKENS long, that wins of the past may be lost again.
+KEPT_WINS = 0.1
+
+
+@dataclass
+class Turn:
+    """One text's part in the round to come."""
+
+    schedule: Adaptive
+    now: RoundState
+    plan: Plan = field(default_factory=lambda: Plan(0))
+    proposal: Proposal = field(default_factory=lambda: Proposal([]))
+    accepted: int = 0  # of its tokens
+
+    @property
+    def most(self) -> int:
+        """Tokens it may draft at most."""
+        return min(self.schedule.longest, self.now.remaining - 1)
+
+
+class JointSchedule:
+    """Drafts as much as promises the most tokens per second of all texts together, within what may be lost."""
+
+    def __init__(self, costs: Costs, model_acceptance: Acceptance, lookup_acceptance: Acceptance) -> None:
+        """costs: calibrated. The acceptances are what earlier texts taught; they are not changed."""
+        self.live = LiveCosts(costs)
+        self._model = model_acceptance.for_next_text(MEMORY)
+        self._lookup = lookup_acceptance.for_next_text(MEMORY)
+        self._credit = 0.0  # seconds that may be lost
+        self._undrafted_s = float("inf")  # of passes since anything was drafted; no end to it where nothing ever was
+        self._turns: list[Turn] = []
+        self._prices = Prices(costs, 1)
+        self._rate = 0.0  # expected tokens per second of the round under way
+        self._trial = False
+        self._expected_draft_s = 0.0
+
+    def pass_s(self, texts: int) -> float:
+        """Return the seconds of a pass of so many texts in which nothing is drafted, and no prompt read."""
+        return self.live.costs_from(texts).verifying(texts)
+
+    def plain_s(self, tokens: int) -> float:
+        """Return the seconds that plain decoding would take for each of so many tokens that a text got in one round."""
+        return (self._prices.base_s + (tokens - 1) * self._prices.plain_s) / tokens
+
+    def plan(self, turns: Sequence[Turn], texts: int, others: int) -> None:
+        """Set the plan of each text that may draft in the pass to come.
+
+        texts: that go on in it, those that may not draft among them; others: rows of prompts besides.
+        """
+        self._prices = Prices(self.live.costs_from(texts), texts, others)
+        self._turns = list(turns)
+        self._trial, self._expected_draft_s = False, 0.0
+        self._rate = self._prices.texts / self._prices.plain_s
+        self._welcome()
+        able = [turn for turn in turns if turn.most > 0]
+        reading = [turn for turn in able if turn.now.unread > 0]
+        self._plan_copies([turn for turn in able if not turn.now.unread])
+        if reading and not self._plan_drafts(reading):
+            self._plan_trial(reading)
+
+    def trim(self) -> None:
+        """Keep of what was drafted what pays for its rows; every turn's `proposal` was set before."""
+        self._expected_draft_s = self._drafting()
+        if self._trial:
+            return
+        drafted = [turn for turn in self._turns if turn.proposal.tokens]
+        drafted.sort(key=lambda turn: turn.now.unread > 0)
+        copies = sum(not turn.now.unread for turn in drafted)
+        chances = [*_chances(self._lookup, drafted[:copies]), *_chances(self._model, drafted[copies:])]
+        for turn, kept in zip(drafted, worth_verifying(chances, self._prices, self._rate), strict=True):
+            turn.proposal = replace(turn.proposal, tokens=turn.proposal.tokens[:kept])
+
+    def observe(self, rows: int, read: int, seconds: float, draft_s: float) -> None:
+        """Hear what came of the round, whose turns know what was accepted.
+
+        rows: of the pass, `read` of them of prompts. seconds, draft_s: what the pass took, and the drafting before it.
+        """
+        prices, drafted, accepted = self._prices, 0, 0
+        for turn in self._turns:
+            count = len(turn.proposal.tokens)
+            if count or turn.proposal.confidence:
+                self._known(turn).observe(turn.proposal.confidence, count, turn.accepted)
+            drafted, accepted = drafted + count, accepted + turn.accepted
+        if not read:  # rows of prompts need no logits: such a pass tells little of others
+            self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s)
+        self._credit += FURTHER * prices.plain_s
+        if any(turn.plan.k for turn in self._turns):
+            # Far more than was expected, or far less, is somebody else's work.
+            expected = self._expected_draft_s + prices.base_s + float(prices.more_s(drafted))
+            took = min(max(draft_s + seconds, expected / PAUSE), expected * PAUSE)
+            self._credit += accepted * self._token_s - (took - prices.base_s)
+            self._undrafted_s = 0.0
+        else:
+            self._undrafted_s += prices.plain_s
+        self._credit = min(self._credit, KEPT_WINS * EXPECTED_TOKENS * prices.plain_s)
+
+    @property
+    def _token_s(self) -> float:
+        """Seconds of plain decoding that a token of any text is worth."""
+        return self._prices.plain_s / self._prices.texts
+
+    def _known(self, turn: Turn) -> Acceptance:
+        return self._model if turn.now.unread else self._lookup
+
+    def _welcome(self) -> None:
+        """Give each text that is new here what all know, and take its stake."""
+        for turn in self._turns:
+            text = turn.schedule
+            if text.model_acceptance is not self._model:
+                text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
+                self._credit += STAKE * text.budget.expected_tokens * self._token_s
+
+    def _plan_copies(self, turns: Sequence[Turn]) -> None:
+        if not turns:
+            return
+        choice = joint_choice(self._lookup, self._prices, len(turns), LONGEST_DRAFT, free=True)
+        if choice.gain > WORTH:
+            self._carry_out(choice, turns, free=True)
+
+    def _plan_drafts(self, turns: Sequence[Turn]) -> bool:
+        """Plan drafts of a source that reads; False where none pay, or may be afforded."""
+        choice = joint_choice(self._model, self._prices, len(turns), LONGEST_DRAFT)
+        if choice.gain <= WORTH:
+            return False
+        trusted = self._model.seen >= KNOWN_TOKENS
+        taking, read_s = self._readers(turns, trusted)
+        if trusted and len(taking) < len(turns):
+            choice = joint_choice(self._model, self._prices, max(1, len(taking)), LONGEST_DRAFT)
+        if not taking or choice.gain <= WORTH:
+            return False
+        return self._carry_out(choice, taking, read_s)
+
+    def _readers(self, turns: Sequence[Turn], trusted: bool) -> tuple[list[Turn], float]:
+        """Return the texts whose source is ready, or may read what it lacks, and the seconds of that reading.
+
+        As many as half of what may be lost covers: of a source that is trusted those whose drafts should win the text
+        more than that, of another the shortest, by which it is found out whether to trust it.
+        """
+        # What is read now serves passes to come, in which no prompts will fill the rows.
+        prices = Prices(self.live.costs_from(self._prices.texts), self._prices.texts)
+        choice = joint_choice(self._model, prices, len(turns), LONGEST_DRAFT)
+        credit = self._may_be_lost(len(turns))
+        taking, whole = [], 0.0
+        for turn in sorted(turns, key=lambda turn: turn.now.unread):
+            seconds = self.live.costs.reading(turn.now.unread)
+            won = min(turn.now.remaining, EXPECTED_TOKENS) * self._token_s * (1 - WORTH / choice.gain)
+            covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
+            if turn.now.unread <= READY or covered:
+                taking.append(turn)
+                whole += seconds
+        return taking, whole
+
+    def _carry_out(
+        self, choice: JointChoice, turns: Sequence[Turn], read_s: float = 0.0, *, free: bool = False
+    ) -> bool:
+        """Plan the choice with as many tokens as the credit covers, were all of them wrong."""
+        count, k = len(turns), choice.k
+        credit = self._may_be_lost(count) - read_s
+        while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
+            k -= 1
+        for turn in turns:
+            turn.plan = Plan(min(k, turn.most), choice.min_confidence, WHOLE)
+        self._rate = max(self._rate, choice.rate) if k else self._rate
+        return k > 0
+
+    def _may_be_lost(self, texts: int) -> float:
+        """Return the credit in seconds, and more of it for a source whose first tokens alone pay for `texts`."""
+        pays = self._model.first_rate * texts * self._token_s > TRUSTED_GAIN * self._loss(texts, 1, False)
+        trusted = pays and self._model.seen >= KNOWN_TOKENS
+        return self._credit + (TRUST * EXPECTED_TOKENS * self._prices.plain_s if trusted else 0.0)
+
+    def _loss(self, texts: int, k: int, free: bool) -> float:
+        drafting = 0.0 if free else k * float(self._prices.draft_s(texts))
+        return drafting + float(self._prices.more_s(texts * k))
+
+    def _plan_trial(self, turns: Sequence[Turn]) -> None:
+        """Let one text draft one token now and then, where right ones would pay, by which easier texts are noticed."""
+        if not self._could_pay(len(turns)):
+            return
+        turn = min(turns, key=lambda turn: turn.now.unread)
+        price = self._loss(1, 1, False) + self.live.costs.reading(turn.now.unread)
+        if self._undrafted_s * STAKE >= price and price <= self._credit:
+            turn.plan, self._trial = Plan(1, 0.0, WHOLE), True
+
+    def _could_pay(self, texts: int) -> bool:
+        """Whether drafts of which every token is right would pay."""
+        prices = self._prices
+        return any(
+            prices.texts + texts * k
+            > WORTH * (prices.plain_s + self._loss(texts, k, False)) * prices.texts / prices.plain_s
+            for k in range(1, LONGEST_DRAFT + 1)
+        )
+
+    def _drafting(self) -> float:
+        """Return the calibrated seconds of what was drafted: a pass for each depth, and what was read before."""
+        costs = self.live.calibrated
+        counts = [len(turn.proposal.tokens) for turn in self._turns if turn.proposal.read]
+        if not counts:
+            return 0.0
+        prices = Prices(costs, len(counts))
+        passes = (float(prices.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
+        return sum(passes) + sum(costs.reading(turn.proposal.read) for turn in self._turns)
+
+
+def _chances(acceptance: Acceptance, turns: Sequence[Turn]) -> list[list[float]]:
+    drafts = [turn.proposal for turn in turns]
+    return acceptance.chances([draft.confidence for draft in drafts], [len(draft.tokens) for draft in drafts])

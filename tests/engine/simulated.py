@@ -1,0 +1,197 @@
+"""An engine whose models take the time that costs say, and draft what a real pair drafted: texts of the recording."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ipex_assist.engine.engine import Engine
+from ipex_assist.engine.stats import EngineStats
+from ipex_assist.executors.interface import ANY_ROWS, Choice, DraftRequest, Model, Rows
+from ipex_assist.speculative.acceptance import EDGES
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions
+
+RECORDED = Path(__file__).parent.parent / "speculative" / "recorded_drafts.json"
+TEXTS: list[dict[str, Any]] = list(json.loads(RECORDED.read_text())["texts"].values())
+FIRST = 10  # of the tokens that say which text it is
+WRONG = 5  # a token that no text has
+VOCABULARY = 4096
+
+
+class Clock:
+    """A clock whose time only passes take."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class CountingSequence:
+    """A sequence that holds its tokens."""
+
+    capacity: int
+    tokens: list[int]
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        assert length <= self.length
+        del self.tokens[length:]
+
+
+class SimulatedModel(Model):
+    """What target and assistant have in common: `seconds` says what a pass of so many rows takes."""
+
+    def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=VOCABULARY, rope=None)
+
+    @property
+    def exact_rows(self) -> int:
+        return ANY_ROWS
+
+    def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: Any = ()) -> Any:
+        return CountingSequence(capacity, [])
+
+    def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
+        raise AssertionError("greedy texts need no logits")
+
+    def take(self, rows: int) -> None:
+        """Let the time of a pass go by."""
+        self.clock.now += self.seconds(rows)
+
+
+def prompt(text: int, length: int) -> list[int]:
+    """Return a prompt behind which the recording's text number `text` comes."""
+    return [FIRST + text] * length
+
+
+def place(tokens: list[int]) -> tuple[dict[str, Any], int]:
+    """Return the recorded text, and how many tokens of it there are."""
+    length = tokens.count(tokens[0])
+    return TEXTS[(tokens[0] - FIRST) % len(TEXTS)], len(tokens) - length
+
+
+class SimulatedTarget(SimulatedModel):
+    """Its text is 1000, 1001, 1002, …"""
+
+    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:
+        choices = []
+        for each in rows:
+            each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
+            _, new = place(each.sequence.tokens)  # type: ignore[attr-defined]
+            choices += [Choice(1000 + new - each.last + 1 + i, 0.0, []) for i in range(each.last)]
+        self.take(sum(len(each.tokens) for each in rows))
+        return choices
+
+
+class SimulatedAssistant(SimulatedModel):
+    """Drafts what was recorded, as often right and as sure."""
+
+    def __init__(self, clock: Clock, seconds: Callable[[int], float], read_s: float) -> None:
+        super().__init__(clock, seconds)
+        self.read_s = read_s
+
+    def draft(
+        self, sequence: Any, tokens: Any, count: int, vocabulary: int | None = None, min_confidence: float = 0.0
+    ) -> tuple[list[int], list[float]]:
+        return self.draft_many([DraftRequest(sequence, tokens, count, min_confidence)])[0]
+
+    def draft_many(
+        self, requests: abc.Sequence[DraftRequest], vocabulary: int | None = None
+    ) -> list[tuple[list[int], list[float]]]:
+        drafts = [self._draft(request) for request in requests]
+        unread = sum(len(request.tokens) for request in requests)
+        if unread > 16 + len(requests):
+            self.clock.now += (unread - len(requests)) * self.read_s
+        else:
+            self.clock.now += self.seconds(unread) - self.seconds(len(requests))
+        for depth in range(max(len(tokens) for tokens, _ in drafts)):
+            self.take(sum(len(tokens) > depth for tokens, _ in drafts))
+        for request, (tokens, _) in zip(requests, drafts, strict=True):
+            request.sequence.tokens += [*request.tokens, *tokens[:-1]]  # type: ignore[attr-defined]
+        return drafts
+
+    def _draft(self, request: DraftRequest) -> tuple[list[int], list[float]]:
+        text, new = place(request.sequence.tokens + list(request.tokens))  # type: ignore[attr-defined]
+        at = (new - 1) % len(text["right"])
+        right = int(text["right"][at], 16)
+        tokens: list[int] = []
+        confidence: list[float] = []
+        for i, letter in enumerate(text["confidence"][at][: request.count]):
+            tokens.append(1000 + new + i if i < right else WRONG)
+            confidence.append(EDGES[string.ascii_lowercase.index(letter)] + 0.01)
+            if confidence[-1] < request.min_confidence:
+                break
+        return tokens, confidence
+
+
+@dataclass(frozen=True)
+class Served:
+    """What serving some texts took."""
+
+    tokens_per_s: float
+    stats: EngineStats
+
+
+def serve(
+    true: Costs,
+    count: int,
+    concurrency: int,
+    *,
+    assisted: bool = True,
+    believed: Costs | None = None,
+    limits: abc.Sequence[int] = (128, 90, 160, 110, 75, 140, 100),
+    prompts: abc.Sequence[int] = (30, 300, 120, 60, 200),
+) -> Served:
+    """Serve `count` texts, `concurrency` of them at a time, where passes take what `true` says.
+
+    believed: what calibration said. read_s: the target's seconds a token of a prompt.
+    """
+    clock = Clock()
+    target = SimulatedTarget(clock, true.verifying)
+    assistant = SimulatedAssistant(clock, lambda rows: true.draft * grown(true, rows), true.read)
+    drafting = Drafting(VOCABULARY, lambda: believed or true, assistant if assisted else None)
+    engine = Engine(target, drafting, clock=clock)
+    waiting = [
+        (
+            prompt(i, prompts[i % len(prompts)]),
+            GenerationOptions.of(max_new_tokens=limits[i % len(limits)], ignore_eos=True),
+        )
+        for i in range(count)
+    ]
+    flying: list[Any] = []
+    tokens = 0
+    while waiting or flying:
+        while waiting and len(flying) < concurrency:
+            flying.append(engine.submit(*waiting.pop(0)))
+        engine.step()
+        for handle in list(flying):
+            while handle.has_round:
+                tokens += len(next(handle).tokens)
+            if handle.ended:
+                flying.remove(handle)
+    return Served(tokens / clock.now, engine.stats)
+
+
+def grown(true: Costs, rows: int) -> float:
+    """Return how much longer than one of a row a pass of the draft takes."""
+    known = len(true.rows)
+    if rows <= known:
+        return true.rows[rows - 1] / true.rows[0]
+    slope = (true.rows[-1] / true.rows[0] - 1) / (known - 1)
+    return true.rows[-1] / true.rows[0] + slope * (rows - known)

@@ -1,0 +1,65 @@
+"""Assisted beside plain decoding for many texts at once, replayed: costs of real machines, drafts of a real pair."""
+
+from __future__ import annotations
+
+import pytest
+import simulated
+
+from ipex_assist.engine import work
+from ipex_assist.speculative.calibration import interpolate
+from ipex_assist.speculative.costs import Costs
+
+pytestmark = pytest.mark.one_stack
+
+# Milliseconds of a pass of the 1.5B target by its rows, on two cores with AMX, and of its 0.5B assistant in int4 by the
+# texts it drafts for.
+TARGET = {
+    "int8": {1: 52, 8: 55, 9: 62, 16: 64, 17: 100, 32: 100, 33: 117, 48: 130, 64: 167, 256: 523, 512: 1015},
+    "int4": {1: 36, 4: 38, 8: 41, 9: 50, 16: 52, 17: 87, 32: 88, 33: 110, 48: 140, 64: 172, 256: 650, 512: 1284},
+}
+DRAFT = tuple(interpolate([1, 8, 16], [0.0115, 0.0142, 0.0207], range(1, 17)))
+READ = 0.57e-3
+MEASURED = 64  # rows that calibration measures
+
+
+def true_costs(precision: str) -> Costs:
+    """Return what passes take, of prompts too."""
+    known = sorted(TARGET[precision])
+    seconds = interpolate(known, [1e-3 * TARGET[precision][rows] for rows in known], range(1, known[-1] + 1))
+    return Costs(tuple(seconds), DRAFT[0], DRAFT, READ)
+
+
+def ratio(true: Costs, believed: Costs, texts: int, at_a_time: int, **others: int) -> float:
+    """Return the tokens per second of assisted ÷ those of plain decoding."""
+    plain = simulated.serve(true, texts, at_a_time, assisted=False)
+    return simulated.serve(true, texts, at_a_time, believed=believed, **others).tokens_per_s / plain.tokens_per_s
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated model has no blocks, and shares its passes all the same."""
+    monkeypatch.setattr(work, "UNSHARED_REQUESTS", 256)
+
+
+@pytest.mark.parametrize("precision", TARGET)
+@pytest.mark.parametrize("at_a_time", [2, 4, 8, 16, 32])
+def test_drafting_never_costs_more_than_it_may(precision: str, at_a_time: int) -> None:
+    """However many texts there are: of a pair that nobody knows, prompts and their reading included."""
+    true = true_costs(precision)
+    believed = Costs(true.verify[:MEASURED], true.draft, true.rows, true.read)
+    assert ratio(true, believed, 4 * max(4, at_a_time), at_a_time) >= 0.97
+
+
+@pytest.mark.parametrize("at_a_time", [4, 16])
+def test_a_calibration_that_missed_a_step_costs_little(at_a_time: int) -> None:
+    """Behind 16 rows a pass takes half as much again, of which a line from 16 to 32 rows knows nothing."""
+    true = true_costs("int8")
+    line = interpolate([1, 16, 32, 64], [true.verifying(rows) for rows in (1, 16, 32, 64)], range(1, MEASURED + 1))
+    assert ratio(true, Costs(tuple(line), true.draft, true.rows, true.read), 4 * at_a_time, at_a_time) >= 0.97
+
+
+def test_drafting_pays_for_a_few() -> None:
+    """Four texts at a time, whose passes have rows to spare."""
+    true = true_costs("int8")
+    believed = Costs(true.verify[:MEASURED], true.draft, true.rows, true.read)
+    assert ratio(true, believed, 16, 4) >= 1.1
