@@ -260,7 +260,7 @@ def test_every_concurrency_has_the_same_requests_first() -> None:
     assert lengths[0] == 30
     assert 280 < lengths[-1] <= 300
     assert sum(lengths) / 16 == pytest.approx(165, rel=0.1)
-    assert len({prompt[:25] for prompt in found[2].prompts}) == 64
+    assert len({prompt[:25] for prompt in found[2].prompts}) == 128
     assert notes == []
     other, _ = cases_of(
         WithTokenizer(), "--concurrency", "4", "--requests", "3", "--prompt-tokens", "5,7", "--seed", "1"
