@@ -18,11 +18,17 @@ class Drafts:
     joint: the schedule of texts that share passes; None where no text adapts.
     """
 
-    def __init__(self, clock: Callable[[], float], fail: Callable[[Part, IpexAssistError], None]) -> None:
-        """fail: ends the request of a part whose source failed."""
-        self._clock, self._fail = clock, fail
+    def __init__(
+        self, shares_passes: bool, clock: Callable[[], float], fail: Callable[[Part, IpexAssistError], None]
+    ) -> None:
+        """shares_passes: whether the model takes rows of several texts at once, or one text after the other.
+
+        fail: ends the request of a part whose source failed.
+        """
+        self._shares_passes, self._clock, self._fail = shares_passes, clock, fail
         self.joint: JointSchedule | None = None
         self._shared = False  # whether `joint` decides in the pass under way
+        self._texts = 1  # in it
 
     def pass_s(self, texts: int) -> float | None:
         """Seconds of a pass of so many texts in which nothing is drafted; None where no schedule measures."""
@@ -31,7 +37,8 @@ class Drafts:
     def draft(self, parts: Sequence[Part], others: int) -> float:
         """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took."""
         drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]
-        self._shared = self.joint is not None and len(parts) + others > 1
+        self._shared = self._shares_passes and self.joint is not None and len(parts) + others > 1
+        self._texts = max(1, len(parts))
         if not drafters:
             return 0.0
         started = self._clock()
@@ -77,7 +84,8 @@ class Drafts:
             part.turn.proposal, part.turn.accepted = part.proposal, accepted
         elif part.request.draft is not None and part.remaining > 1:
             drafted, confidence = len(part.proposal.tokens), part.proposal.confidence
-            part.request.schedule.observe(RoundResult(drafted, accepted, confidence, draft_s, target_s))
+            each = RoundResult(drafted, accepted, confidence, draft_s / self._texts, target_s / self._texts)
+            part.request.schedule.observe(each)
 
     def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float) -> None:
         """Hear of the pass as a whole: its rows, those of prompts among them, and what drafting and it took."""

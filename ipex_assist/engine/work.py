@@ -37,7 +37,7 @@ class Work:
         self.target, self.limits, self.stats, self.clock = target, limits, stats, clock
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.drafts = Drafts(clock, lambda part, error: self._fail(part.request, error))
+        self.drafts = Drafts(target.blocks is not None, clock, lambda part, error: self._fail(part.request, error))
         self.room = Room(target, prefixes)
         self._chunks = ChunkSizes(limits)
 

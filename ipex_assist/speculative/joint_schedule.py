@@ -114,9 +114,12 @@ class JointSchedule:
             self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s)
         self._credit += FURTHER * prices.plain_s
         if any(turn.plan.k for turn in self._turns):
-            # Far more than was expected, or far less, is somebody else's work.
-            expected = self._expected_draft_s + prices.base_s + float(prices.more_s(drafted))
-            took = min(max(draft_s + seconds, expected / PAUSE), expected * PAUSE)
+            # Far more than was expected, or far less, is somebody else's work. What a pass with prompts takes is known
+            # too roughly to tell a few rows by it.
+            more = float(prices.more_s(drafted))
+            expected = self._expected_draft_s + prices.base_s + more
+            took = draft_s + (prices.base_s + more if read else seconds)
+            took = min(max(took, expected / PAUSE), expected * PAUSE)
             self._credit += accepted * self._token_s - (took - prices.base_s)
             self._undrafted_s = 0.0
         else:

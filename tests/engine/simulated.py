@@ -15,6 +15,7 @@ import torch
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.stats import EngineStats
+from ipex_assist.executors.blocks import BLOCK, BlockPool
 from ipex_assist.executors.interface import ANY_ROWS, Choice, DraftRequest, Model, Rows
 from ipex_assist.speculative.acceptance import EDGES
 from ipex_assist.speculative.costs import Costs
@@ -26,6 +27,22 @@ TEXTS: list[dict[str, Any]] = list(json.loads(RECORDED.read_text())["texts"].val
 FIRST = 10  # of the tokens that say which text it is
 WRONG = 5  # a token that no text has
 VOCABULARY = 4096
+
+
+POOL = BlockPool(1 << 20)  # of which nothing is ever taken
+
+
+class NoPrefixes:
+    """Remembers nothing."""
+
+    def find(self, tokens: Any) -> list[int]:
+        return []
+
+    def keep(self, tokens: Any, blocks: Any) -> None:
+        pass
+
+    def give_up(self) -> bool:
+        return False
 
 
 class Clock:
@@ -48,6 +65,10 @@ class CountingSequence:
     def length(self) -> int:
         return len(self.tokens)
 
+    @property
+    def blocks(self) -> list[int]:
+        return list(range(-(-len(self.tokens) // BLOCK)))
+
     def truncate(self, length: int) -> None:
         assert length <= self.length
         del self.tokens[length:]
@@ -63,6 +84,10 @@ class SimulatedModel(Model):
     @property
     def exact_rows(self) -> int:
         return ANY_ROWS
+
+    @property
+    def blocks(self) -> BlockPool:
+        return POOL
 
     def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: Any = ()) -> Any:
         return CountingSequence(capacity, [])
@@ -166,7 +191,7 @@ def serve(
     target = SimulatedTarget(clock, true.verifying)
     assistant = SimulatedAssistant(clock, lambda rows: true.draft * grown(true, rows), true.read)
     drafting = Drafting(VOCABULARY, lambda: believed or true, assistant if assisted else None)
-    engine = Engine(target, drafting, clock=clock)
+    engine = Engine(target, drafting, clock=clock, prefixes=NoPrefixes())
     waiting = [
         (
             prompt(i, prompts[i % len(prompts)]),

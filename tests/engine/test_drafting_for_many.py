@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import simulated
 
-from ipex_assist.engine import work
 from ipex_assist.speculative.calibration import interpolate
 from ipex_assist.speculative.costs import Costs
 
@@ -33,12 +32,6 @@ def ratio(true: Costs, believed: Costs, texts: int, at_a_time: int, **others: in
     """Return the tokens per second of assisted ÷ those of plain decoding."""
     plain = simulated.serve(true, texts, at_a_time, assisted=False)
     return simulated.serve(true, texts, at_a_time, believed=believed, **others).tokens_per_s / plain.tokens_per_s
-
-
-@pytest.fixture(autouse=True)
-def any_number_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulated model has no blocks, and shares its passes all the same."""
-    monkeypatch.setattr(work, "UNSHARED_REQUESTS", 256)
 
 
 @pytest.mark.parametrize("precision", TARGET)
