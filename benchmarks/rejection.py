@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ipex_assist.executors.interface import Rows
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.propose import RowsCall, Steps
 from ipex_assist.speculative.sampling import Row, Sampling, kept
 
 Distribution = NDArray[np.float64]
@@ -49,18 +51,20 @@ class DrawingAssistant(AssistantModel):
 
     def _decode(
         self, tokens: Sequence[int], pending: list[int], k: int, min_confidence: float, left_out: tuple[int, int]
-    ) -> Proposal:
+    ) -> Steps:
+        read = len(pending)
         drafted: list[int] = []
         confidence: list[float] = []
         self.distributions = []
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
-            found = distribution(self._logits(pending)[0].float().numpy(), self.sampling)
+            logits = yield RowsCall(self.model, Rows(self._sequence, pending), self._choices)
+            found = distribution(logits[0].float().numpy(), self.sampling)
             token = draw(found, self.random)
             self.distributions.append(found)
             drafted.append(token)
             confidence.append(float(found[token]))
             pending = [token]
-        return Proposal(drafted, confidence)
+        return Proposal(drafted, confidence, read)
 
 
 def verify(

@@ -68,7 +68,7 @@ class Contender:
         """Of one text."""
         if self.fixed is not None:
             return Constant(self.fixed)
-        self.model.next_text()
+        self.model, self.lookup = self.model.for_next_text(), self.lookup.for_next_text()
         return Adaptive(costs, limit, LONGEST_DRAFT, self.model, self.lookup)
 
     def sum(self, name: str) -> float:
