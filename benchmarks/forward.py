@@ -1,10 +1,12 @@
 """Whole forward passes of the native core: milliseconds, and the share of what reading weights and cache must take.
 
     ipex-launch -- python benchmarks/forward.py [--models qwen2.5-0.5b,…] [--precisions …] [--rows 1,5] [--contexts …]
+        [--kv-precisions bf16,int8]
 
 Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows behind C
 cached ones; its floor is (bytes of linears + keys and values of C positions) ÷ the speed at which the same threads read
-memory, measured between the samples. "not linear" is the share of cycles outside linears.
+memory, measured between the samples. "not linear" is the share of cycles outside linears. Numbers of rows and
+precisions of keys and values take turns.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.native.model import PackedModel
+from ipex_assist.quantization.precision import kv_sizes
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-1.5b": (
@@ -100,7 +103,7 @@ class RandomWeights:
         return self.block.repeat(repeats)[:size].reshape(shape)
 
 
-def load(name: str, precision: str) -> NativeModel:
+def load(name: str, precision: str) -> PackedModel:
     """Build a model of the named shapes with random weights."""
     from ipex_assist.models.weights import weight_shape
 
@@ -113,15 +116,16 @@ def load(name: str, precision: str) -> NativeModel:
     random = RandomWeights()
     for weight in architecture.weights(spec):
         packed.pack(weight, random.tensor(weight_shape(spec, weight)))
-    return NativeModel(packed)
+    return packed
 
 
-def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int) -> int:
+def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int, kv_precision: str) -> int:
     """Return the bytes of linears and of the cache that a pass reads; the embedding table's rows count as nothing."""
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * 2
     shared = spec.tied_head and packed.precision == "bf16"
     positions = 0 if spec.rope else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size * 4
-    return packed.nbytes - (0 if shared else table) - positions + context * spec.kv_bytes_per_token(2)
+    cache = context * spec.kv_bytes_per_token(*kv_sizes(kv_precision))
+    return packed.nbytes - (0 if shared else table) - positions + cache
 
 
 def filled(model: NativeModel, context: int) -> NativeSequence:
@@ -140,6 +144,7 @@ def main() -> None:
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--rows", default="1,5")
     parser.add_argument("--contexts", default="256,2048")
+    parser.add_argument("--kv-precisions", default="bf16")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     pool = planned_pool()
@@ -149,17 +154,19 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for name in args.models.split(","):
         for precision in args.precisions.split(","):
-            model = load(name, precision)
-            packed, spec = model.packed, model.spec
+            packed = load(name, precision)
+            spec = packed.spec
+            models = {kv: NativeModel(packed, kv_precision=kv) for kv in args.kv_precisions.split(",")}
             for context in (int(text) for text in args.contexts.split(",")):
-                sequence = filled(model, context)
-                cases = [int(text) for text in args.rows.split(",")]
-                samples: dict[int, list[float]] = {rows: [] for rows in cases}
-                shares: dict[int, list[float]] = {rows: [] for rows in cases}
+                sequences = {kv: filled(model, context) for kv, model in models.items()}
+                cases = [(int(text), kv) for text in args.rows.split(",") for kv in models]
+                samples: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
+                shares: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
                 bandwidths: list[float] = []
                 for repeat in range(args.repeats + 1):
                     bandwidths.append(read_bandwidth(pool, repeats=2))
-                    for rows in cases:
+                    for rows, kv in cases:
+                        model, sequence = models[kv], sequences[kv]
                         sequence.truncate(context)
                         packed.cycles()
                         started = time.perf_counter()
@@ -167,23 +174,24 @@ def main() -> None:
                         seconds = time.perf_counter() - started
                         linear, _attention, total = packed.cycles()
                         if repeat:
-                            samples[rows].append(1000 * seconds)
-                            shares[rows].append(1 - linear / total)
+                            samples[rows, kv].append(1000 * seconds)
+                            shares[rows, kv].append(1 - linear / total)
                         sequence.truncate(context)
                 bandwidth = measure.summary(bandwidths)["median"]
-                size = read_per_pass(packed, spec, context)
-                for rows in cases:
-                    figures = measure.summary(samples[rows])
+                for rows, kv in cases:
+                    size = read_per_pass(packed, spec, context, kv)
+                    figures = measure.summary(samples[rows, kv])
                     floor = size / bandwidth / 1e6
                     results.append(
                         {
                             "model": name,
                             "precision": precision,
+                            "kv_precision": kv,
                             "context": context,
                             "rows": rows,
                             "ms": figures,
                             "floor_ms": floor,
-                            "not_linear": measure.summary(shares[rows])["median"],
+                            "not_linear": measure.summary(shares[rows, kv])["median"],
                             "GB": size / 1e9,
                             "read_GB_per_s": measure.summary(bandwidths),
                         }
@@ -192,17 +200,18 @@ def main() -> None:
                         {
                             "model": name,
                             "precision": precision,
+                            "kv_precision": kv,
                             "context": context,
                             "rows": rows,
                             "ms": f"{figures['median']:.2f}",
                             "spread": f"{figures['min']:.2f} to {figures['max']:.2f}",
                             "read GB/s": f"{bandwidth:.1f}",
                             "% of read": f"{100 * floor / figures['median']:.0f}",
-                            "not linear %": f"{100 * measure.summary(shares[rows])['median']:.1f}",
+                            "not linear %": f"{100 * measure.summary(shares[rows, kv])['median']:.1f}",
                         }
                     )
                     print(table[-1], flush=True)
-            del sequence, packed, model
+            del sequences, sequence, packed, models, model
             gc.collect()
     measure.report(table, {"instruction_set": instruction_set(), "threads": pool.threads, "results": results})
 

@@ -30,7 +30,7 @@ from ipex_assist.generation.transformers_pair import vocabulary_rows
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
-from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, kv_precision_of
 from ipex_assist.speculative import calibration
 from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
@@ -110,6 +110,7 @@ class _Request:
             precision=self.precision,
             assistant_precision=self.assistant_precision if model else None,
             executor=self.executor,
+            kv_precision=kv_precision_of(self.precision, self.options.kv_precision),
         )
 
 
@@ -194,6 +195,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         progress=options.progress,
         cache_packed=options.cache_packed,
         kv_memory=kv_memory,
+        kv_precision=options.kv_precision,
     )
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
@@ -209,6 +211,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         table_of=None if request.assistant else target,
         group=DRAFT_INT4_GROUP,
         kv_memory=kv_memory,
+        kv_precision=options.kv_precision,
     )
     return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
 
@@ -227,6 +230,7 @@ def _by_transformers(request: _Request) -> TextModel:
         "--cache-packed": options.cache_packed,
         "--draft-vocabulary": options.draft_vocabulary is not None,
         "--kv-memory": options.kv_memory is not None,
+        "--kv-precision": options.kv_precision is not None,
     }
     for flag in (flag for flag, given in idle.items() if given):
         log.warning("%s: no effect, since %s runs through transformers", flag, request.checkpoint.source)
@@ -267,6 +271,7 @@ def _cache(request: _Request, drafts: bool) -> PairCache:
         request.assistant or (request.checkpoint if drafts else None),
         request.assistant_precision,
         draft_vocabulary=request.options.draft_vocabulary,
+        kv_precision=request.options.kv_precision,
         int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
     )
     plan = launch.inherited_plan(os.environ)

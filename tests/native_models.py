@@ -17,6 +17,7 @@ VARIANTS = ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window"]
 
 
 PRECISIONS = ["fp32", "bf16", "int8", "int4"]
+INT8_KEYS = ["fp32+int8", "bf16+int8"]  # the precision of linears, and that of keys and values
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -45,6 +46,9 @@ _folders: list[object] = []
 
 @functools.cache
 def loaded(variant: str, precision: str, threads: int = 1) -> NativeModel:
+    precision, _, kv_precision = precision.partition("+")
+    if kv_precision:
+        return NativeModel(loaded(variant, precision, threads).packed, kv_precision=kv_precision)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(threads))
         made = tiny_models.model(folder(variant), "native", precision)

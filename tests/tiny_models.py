@@ -110,9 +110,15 @@ def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
-def model(folder: Path, executor: str = "torch", precision: str = "fp32", exact: bool = True) -> Model:
+def model(
+    folder: Path,
+    executor: str = "torch",
+    precision: str = "fp32",
+    exact: bool = True,
+    kv_precision: str | None = None,
+) -> Model:
     """The saved model on one of our executors."""
-    return load_model(open_checkpoint(str(folder)), precision, executor, exact=exact)
+    return load_model(open_checkpoint(str(folder)), precision, executor, exact=exact, kv_precision=kv_precision)
 
 
 class Text:

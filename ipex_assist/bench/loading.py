@@ -20,7 +20,7 @@ from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, kv_precision_of, kv_sizes
 from ipex_assist.speculative.assistant_name import SELF
 
 if TYPE_CHECKING:
@@ -82,12 +82,12 @@ def _need(asked: PairOptions, precision: str | None, draft: str | None, checkpoi
     precision = precision or "bf16"
     target = _spec(_target(asked))
     length = min(asked.max_new_tokens + (asked.prompt_tokens or PROMPT_TOKENS), target.context_length)
-    kv = length * target.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    kv = length * target.kv_bytes_per_token(*kv_sizes(kv_precision_of(precision, asked.load.kv_precision)))
     if not asked.load.assists:
         return MemoryNeed(_packed(target, precision), None, kv)
     draft = _draft_precision(asked, precision, draft)
     assistant = _spec(_assistant(asked))
-    kv += length * assistant.kv_bytes_per_token(4 if draft == "fp32" else 2)
+    kv += length * assistant.kv_bytes_per_token(*kv_sizes(kv_precision_of(draft, asked.load.kv_precision)))
     return MemoryNeed(_packed(target, precision), _packed(assistant, draft), kv)
 
 
@@ -129,7 +129,13 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
         precision = precision or "bf16"
         drafts = [_draft_precision(asked, precision, draft) for draft in asked.assistant_precisions]
         executor = resolve_executor(asked.load.executor, precision, *drafts)
-        target = load_model(_random(_target(asked)), precision, executor, cache_packed=asked.load.cache_packed)
+        target = load_model(
+            _random(_target(asked)),
+            precision,
+            executor,
+            cache_packed=asked.load.cache_packed,
+            kv_precision=asked.load.kv_precision,
+        )
         for draft in dict.fromkeys(drafts) if asked.load.assists else [None]:
             assistant_model: Model | None = None
             if draft is not None:
@@ -140,6 +146,7 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
                     exact=False,
                     cache_packed=asked.load.cache_packed,
                     group=DRAFT_INT4_GROUP,
+                    kv_precision=asked.load.kv_precision,
                 )
             yield _assembled(asked, target, assistant_model, precision, draft, executor), _settle()
             del assistant_model
@@ -160,7 +167,7 @@ def _assembled(
     from ipex_assist.generation.result import Identity
 
     assistant = asked.load.assistant + RANDOM if assistant_model is not None else None
-    identity = Identity(_target(asked) + RANDOM, assistant, precision, draft, executor)
+    identity = Identity(_target(asked) + RANDOM, assistant, precision, draft, executor, target.kv_precision)
     tokenizer: Any = NumberTokens()
     return AssistedModel(target, tokenizer, frozenset(), identity, assistant_model)
 

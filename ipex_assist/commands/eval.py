@@ -38,9 +38,10 @@ log likelihood, with its standard error.
 --against compares with the same model in another precision, --against-model with another checkpoint of the same
 vocabulary: both see the same text before each token, and what is counted is how often both find the same token
 likeliest, which is the share of greedy tokens that stay the same, and the Kullback-Leibler divergence of their
-distributions.
+distributions. What is compared with has the keys and values of its attention: --kv-precision is the model's alone.
 
   ipex-assist eval -m facebook/opt-13b --precision int4 --against bf16
+  ipex-assist eval -m facebook/opt-13b --precision int8 --kv-precision int8 --against int8
   ipex-assist eval -m opt-13b-gptq --against-model facebook/opt-13b --text wiki.test.raw
 """
 
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-m", "--model", metavar="ID", required=True, help="hub id, folder or .gguf file")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text (default: a short one of our own)")
-    add_flags(parser, LoadOptions, ("precision", "executor", "revision", "offline"))
+    add_flags(parser, LoadOptions, ("precision", "kv_precision", "executor", "revision", "offline"))
     parser.add_argument("--against", choices=PRECISIONS, metavar="PRECISION", help="compare with this precision")
     parser.add_argument("--against-model", metavar="ID", help="compare with this model (at --against, default: bf16)")
     parser.add_argument("--window", type=int, metavar="N", help=f"tokens (default: {WINDOW}, or the model's context)")
@@ -87,9 +88,11 @@ def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None)
     """Memory of the model, and of what it is compared with."""
     from ipex_assist.commands.memory_need import estimate_need
 
-    needs = [
-        estimate_need(args.model, None, args.precision, None, WINDOW, args.revision, checkpoints=checkpoints).total
-    ]
+    kv = args.kv_precision
+    own = estimate_need(
+        args.model, None, args.precision, None, WINDOW, args.revision, checkpoints=checkpoints, kv_precision=kv
+    )
+    needs = [own.total]
     if args.against or args.against_model:
         needs.append(_reference_need(args, checkpoints))
     known = [need for need in needs if need is not None]
@@ -130,7 +133,7 @@ def _run(args: argparse.Namespace) -> int:
     tokens = _tokens(tokenizer, Path(args.text) if args.text else TEXT, args.max_tokens)
     if args.against_model:
         _check_vocabulary(checkpoint, tokenizer, other, tokens)
-    model, precision = _load(checkpoint, load.precision, executor)
+    model, precision = _load(checkpoint, load.precision, executor, load.kv_precision)
     reference, against = _load(other, args.against or "bf16", executor) if compared else (None, None)
     for each, source in ((model, checkpoint.source), (reference, other.source)):
         if each is not None:
@@ -140,6 +143,7 @@ def _run(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = {
         "model": checkpoint.source,
         "precision": precision,
+        "kv_precision": model.kv_precision,
         "executor": executor,
         "text": args.text or TEXT.name,
         "window": length,
@@ -200,13 +204,16 @@ def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint,
         )
 
 
-def _load(checkpoint: Checkpoint, precision: str | None, executor: str) -> tuple[Model, str]:
+def _load(
+    checkpoint: Checkpoint, precision: str | None, executor: str, kv_precision: str | None = None
+) -> tuple[Model, str]:
     from ipex_assist.commands.load import leave_cores_to_native
     from ipex_assist.executors.choose import stored_precision
     from ipex_assist.executors.load import load_model
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
-    model = load_model(checkpoint, precision, executor, progress=sys.stderr.isatty(), exact=False)
+    progress = sys.stderr.isatty()
+    model = load_model(checkpoint, precision, executor, progress=progress, exact=False, kv_precision=kv_precision)
     leave_cores_to_native()
     return model, precision
 
@@ -252,8 +259,10 @@ def _against(other: Checkpoint, precision: str | None, result: Comparison) -> di
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     """Return the figures as lines of text for people."""
+    stored = " with int8 keys and values" if facts["kv_precision"] == "int8" else ""
     lines = [
-        f"{facts['model']} {facts['precision']}: perplexity {facts['perplexity']:.4f} ± {facts['standard_error']:.4f} "
+        f"{facts['model']} {facts['precision']}{stored}: perplexity {facts['perplexity']:.4f} "
+        f"± {facts['standard_error']:.4f} "
         f"({facts['tokens']} tokens of {facts['text']}, windows of {facts['window']} every {facts['stride']}; "
         f"{facts['seconds']:.1f} s)"
     ]

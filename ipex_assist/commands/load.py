@@ -102,5 +102,6 @@ def memory_need(
         offline=offline,
         checkpoints=checkpoints,
         texts=texts,
+        kv_precision=options.kv_precision,
     )
     return need if options.kv_memory is None else replace(need, kv=min(need.kv, options.kv_memory))

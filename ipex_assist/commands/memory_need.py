@@ -10,6 +10,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints, check_source
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
+from ipex_assist.quantization.precision import kv_precision_of, kv_sizes
 from ipex_assist.speculative.assistant_name import SELF, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
 
@@ -48,12 +49,14 @@ def estimate_need(
     offline: bool = True,
     checkpoints: OpenCheckpoints | None = None,
     texts: Sequence[int] = (),
+    kv_precision: str | None = None,
 ) -> MemoryNeed:
     """Estimate the bytes that `load(model, assistant)` and a generation will take, without downloading anything.
 
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
     hub is asked for the sizes of models that are not. checkpoints: those that are open already; what is opened here
     joins them. texts: the tokens of each text that is under way at a time; none: one, of a prompt of usual length.
+    kv_precision: of keys and values; None: that of attention.
     Raises UsageError for a path to nothing, so that nobody plans with it.
     """
     sizes: tuple[int, ...] = ()
@@ -69,9 +72,10 @@ def estimate_need(
         if assistant == "auto":
             assistant = default_assistant(checkpoint.config, model)
         spec = checkpoint.decoder_spec()
-        per_token = spec.kv_bytes_per_token(_kv_element(precision))
+        per_token = spec.kv_bytes_per_token(*kv_sizes(kv_precision_of(precision, kv_precision)))
         if assistant is not None:
-            per_token += _kv_bytes(assistant, assistant_precision or precision, assistant_revision, checkpoints)
+            drafted = kv_precision_of(assistant_precision or precision, kv_precision)
+            per_token += _kv_bytes(assistant, drafted, assistant_revision, checkpoints)
         lengths = texts or (max_new_tokens + PROMPT_TOKENS,)
         sizes = tuple(min(tokens, spec.context_length) * per_token for tokens in lengths)
     except IpexAssistError:
@@ -97,17 +101,13 @@ def _check(source: str) -> None:
         check_source(source)
 
 
-def _kv_element(precision: str | None) -> int:
-    return 4 if precision == "fp32" else 2
-
-
-def _kv_bytes(source: str, precision: str | None, revision: str | None, checkpoints: OpenCheckpoints) -> int:
+def _kv_bytes(source: str, kv_precision: str, revision: str | None, checkpoints: OpenCheckpoints) -> int:
     """Bytes of keys and values of a token; 0 where our decoder does not run the model, or it is not here."""
     try:
         spec = checkpoints.open(source, revision=revision, offline=True).decoder_spec()
     except IpexAssistError:
         return 0
-    return spec.kv_bytes_per_token(_kv_element(precision))
+    return spec.kv_bytes_per_token(*kv_sizes(kv_precision))
 
 
 def check_memory(need: MemoryNeed) -> None:

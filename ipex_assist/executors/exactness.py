@@ -14,7 +14,6 @@ from functools import partial
 import torch
 
 from ipex_assist.executors.kernels import Kernels
-from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
@@ -30,9 +29,10 @@ ROW_BY_ROW = RowPlan((1,), 512)
 
 
 @torch.inference_mode()
-def find_plan(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> RowPlan:
+def find_plan(spec: DecoderSpec, weights: Weights, kernels: Kernels, kv_precision: str | None = None) -> RowPlan:
     """The plan with the most row counts whose results are equal, with the smaller block of keys where both serve."""
-    plans = [plan for plan in (_plan(spec, weights, kernels, block) for block in (128, 512)) if plan]
+    trials = (_Trial(spec, weights, kernels, block, kv_precision) for block in (128, 512))
+    plans = [plan for plan in map(_plan, trials) if plan]
     return max(plans, key=lambda plan: len(plan.sizes), default=ROW_BY_ROW)
 
 
@@ -41,28 +41,29 @@ def unchecked_plan(kernels: Kernels) -> RowPlan:
     return RowPlan(kernels.row_sizes, 128)
 
 
-def _plan(spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int) -> RowPlan | None:
-    trial = _Trial(spec, weights, kernels, key_block)
+def _plan(trial: _Trial) -> RowPlan | None:
     for anchor in ANCHORS:
         reference = trial.reference(anchor)
-        sizes = [size for size in kernels.row_sizes if trial.agrees(size, reference)]
+        sizes = [size for size in trial.plan.sizes if trial.agrees(size, reference)]
         if anchor in sizes:
-            return RowPlan(tuple(sizes), key_block)
+            return RowPlan(tuple(sizes), trial.plan.key_block)
     return None
 
 
 class _Trial:
     """The first layer and the head over ROWS fixed rows, at each of STARTS."""
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int, kv_precision: str | None
+    ) -> None:
         self.plan = RowPlan(kernels.row_sizes, key_block)
-        self.model = TorchModel(spec, weights, kernels, self.plan)
+        self.model = TorchModel(spec, weights, kernels, self.plan, kv_precision)
         self.layer, self.dtype = weights.layers[0], kernels.dtype
         random = torch.Generator().manual_seed(0)
         rows = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
-        self.cache = KVCache(spec, rows, kernels.dtype, layers=1)
-        for tensor in (self.cache.keys[0], self.cache.values[0]):
-            tensor.copy_(torch.randn(tensor.shape, generator=random))
+        self.cache = self.model.new_cache(rows, layers=1)
+        shape = (rows, spec.num_key_value_heads, spec.head_dim)
+        self.cache.write(0, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
         if self.model.rotary is not None:
             self.model.rotary.reach(rows)
         tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)

@@ -108,6 +108,7 @@ class Model(Protocol):
     """
 
     spec: DecoderSpec
+    kv_precision: str = "bf16"  # of keys and values: fp32, bf16 or int8
 
     @property
     def exact_rows(self) -> int:

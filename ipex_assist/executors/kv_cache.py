@@ -2,41 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ipex_assist.models.spec import DecoderSpec
 
+_STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_LEAST = 1e-36  # smaller rows are zeros: 127 / size would overflow
+
 
 class KVCache:
-    """Keys and values, a pair of tensors (num_key_value_heads, rows, head_dim) per layer.
+    """Keys and values, of each layer tensors (num_key_value_heads, rows, head_dim).
 
     Rows that no token has are scratch: they hold padding rows of earlier passes, or zeros. They must be finite numbers
     for a masked row to add an exact zero to attention's sums; so a new text begins with zeros, whatever the last left.
     """
 
-    def __init__(self, spec: DecoderSpec, rows: int, dtype: torch.dtype, layers: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        rows: int,
+        dtype: torch.dtype,
+        kv_precision: str,
+        factors: Sequence[torch.Tensor] = (),
+        layers: int | None = None,
+    ) -> None:
+        """dtype: what is read; kv_precision: how it is stored, "fp32", "bf16" or "int8".
+
+        factors: of each layer, what int8 keys are divided by (key_factors.py).
+        """
         shape = (spec.num_key_value_heads, rows, spec.head_dim)
         count = spec.num_hidden_layers if layers is None else layers
-        # zeros are not touched until written: a page costs memory only once a token reaches it.
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(count)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(count)]
+        self._keys = [_Rows(shape, dtype, kv_precision) for _ in range(count)]
+        self._values = [_Rows(shape, dtype, kv_precision) for _ in range(count)]
+        self._factors = factors
         self._written = 0  # rows that hold anything but zeros
 
     def clear(self) -> None:
         """Zeros again, as for a new text."""
-        for tensor in (*self.keys, *self.values):
-            tensor[:, : self._written].zero_()
+        for rows in (*self._keys, *self._values):
+            rows.clear(self._written)
         self._written = 0
 
     def copy_from(self, other: KVCache) -> None:
         """Hold what `other` holds, which has the same shape, where this one is new."""
         self._written = other._written
-        for own, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
-            own[:, : self._written] = theirs[:, : self._written]
+        for own, theirs in zip((*self._keys, *self._values), (*other._keys, *other._values), strict=True):
+            own.copy_from(theirs, self._written)
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put rows (rows, num_key_value_heads, head_dim) at positions from `start` on."""
-        end = start + keys.shape[0]
-        self._written = max(self._written, end)
-        self.keys[layer][:, start:end] = keys.transpose(0, 1)
-        self.values[layer][:, start:end] = values.transpose(0, 1)
+        self._written = max(self._written, start + keys.shape[0])
+        keys = keys.transpose(0, 1)
+        self._keys[layer].write(start, keys / self._factors[layer] if self._factors else keys)
+        self._values[layer].write(start, values.transpose(0, 1))
+
+    def read(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first `length` positions: (num_key_value_heads, length, head_dim) each."""
+        keys = self._keys[layer].read(length)
+        return keys * self._factors[layer].to(keys.dtype) if self._factors else keys, self._values[layer].read(length)
+
+
+class _Rows:
+    """Keys or values of a layer. int8: each head of each row has a scale of its own, its largest size ÷ 127."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, kv_precision: str) -> None:
+        # zeros are not touched until written: a page costs memory only once a token reaches it.
+        self.stored = torch.zeros(shape, dtype=_STORED[kv_precision])
+        self.scales = torch.zeros((*shape[:2], 1)) if kv_precision == "int8" else None
+        self.dtype = dtype
+
+    def clear(self, count: int) -> None:
+        self.stored[:, :count].zero_()
+        if self.scales is not None:
+            self.scales[:, :count].zero_()
+
+    def copy_from(self, other: _Rows, count: int) -> None:
+        self.stored[:, :count] = other.stored[:, :count]
+        if self.scales is not None and other.scales is not None:
+            self.scales[:, :count] = other.scales[:, :count]
+
+    def write(self, start: int, x: torch.Tensor) -> None:
+        """x: (num_key_value_heads, rows, head_dim)."""
+        end = start + x.shape[1]
+        if self.scales is None:
+            self.stored[:, start:end] = x
+        else:
+            self.stored[:, start:end], self.scales[:, start:end] = quantize_rows(x)
+
+    def read(self, length: int) -> torch.Tensor:
+        stored = self.stored[:, :length]
+        if self.scales is None:
+            return stored.to(self.dtype)  # itself where it has that type
+        return (stored.float() * self.scales[:, :length]).to(self.dtype)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (…, size) as int8 by the largest size in each row, and the scales (…, 1), fp32, that take it back.
+
+    Where a row holds NaN or infinity its scale is NaN. The native core does the same.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(-1, keepdim=True)
+    known = torch.isfinite(largest)
+    factors = torch.where(known & (largest >= _LEAST), 127 / largest, 0)
+    integers = torch.where(known, wide * factors, 0).round().to(torch.int8)
+    return integers, torch.where(known, largest / 127, torch.nan)

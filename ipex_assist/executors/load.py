@@ -27,6 +27,7 @@ def load_model(
     table_of: Model | None = None,
     group: int = INT4_GROUP,
     kv_memory: KvMemory | None = None,
+    kv_precision: str | None = None,
 ) -> Model:
     """Load and pack a checkpoint whose architecture is one of ours.
 
@@ -34,8 +35,9 @@ def load_model(
     native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
     take them from there. table_of: a model of the same checkpoint, whose embedding is used where that can be.
     group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own.
-    kv_memory: what its keys and values may take, together with those of the models it works with. Raises
-    IpexAssistError where the checkpoint is not whole, or holds what is no number.
+    kv_memory: what its keys and values may take, together with those of the models it works with. kv_precision: theirs,
+    one of KV_PRECISIONS; None: that of attention. Raises IpexAssistError where the checkpoint is not whole, or holds
+    what is no number.
     """
     import torch
 
@@ -44,7 +46,7 @@ def load_model(
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     sources = architecture.weights(spec)
     request = LoadRequest(
-        checkpoint, spec, sources, precision, progress, exact, cache_packed, table_of, group, kv_memory
+        checkpoint, spec, sources, precision, progress, exact, cache_packed, table_of, group, kv_memory, kv_precision
     )
     try:
         with torch.inference_mode():

@@ -30,6 +30,7 @@ from ipex_assist.executors.turn import turn
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import Batch, Choices, Drafts, Stretch
+from ipex_assist.quantization.precision import kv_precision_of
 
 FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
 PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
@@ -49,12 +50,13 @@ class NativeModel(Model):
 
     exact_rows = ANY_ROWS
 
-    def __init__(self, packed: PackedModel, kv_memory: KvMemory | None = None) -> None:
-        """kv_memory: shared with the models that this one works with."""
+    def __init__(self, packed: PackedModel, kv_memory: KvMemory | None = None, kv_precision: str | None = None) -> None:
+        """kv_memory: shared with the models that this one works with. kv_precision: None is that of attention."""
         self.packed, self.spec = packed, packed.spec
+        self.kv_precision = kv_precision_of(packed.precision, kv_precision)
         self.rotary = RotaryTable(self.spec, torch.float32) if self.spec.rope is not None else None
         self._kv_memory = kv_memory or KvMemory()
-        self._kv_memory.join(packed.block_bytes, self.spec.context_length)
+        self._kv_memory.join(packed.block_bytes(self.kv_precision), self.spec.context_length)
         self._memory: BlockMemory | None = None
         self._pool: BlockPool | None = None
         self._making = threading.Lock()
@@ -65,7 +67,7 @@ class NativeModel(Model):
         """The pool of blocks, made at the first call. Raises IpexAssistError where there is no memory for any."""
         with self._making:
             if self._pool is None:
-                self._memory = reserve_blocks(self.packed, self._kv_memory.blocks())
+                self._memory = reserve_blocks(self.packed, self._kv_memory.blocks(), self.kv_precision)
                 self._pool = BlockPool(self._memory.count, discard=self._memory.discard)
             return self._pool
 

@@ -116,4 +116,4 @@ def _load(request: LoadRequest, pool: Pool) -> NativeModel:
         instruction_set(),
         pool.threads,
     )
-    return NativeModel(model, request.kv_memory)
+    return NativeModel(model, request.kv_memory, request.kv_precision)

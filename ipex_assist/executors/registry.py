@@ -31,6 +31,7 @@ class LoadRequest:
     table_of: Model | None = None
     group: int = INT4_GROUP
     kv_memory: KvMemory | None = None
+    kv_precision: str | None = None
 
 
 @dataclass(frozen=True)

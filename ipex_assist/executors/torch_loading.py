@@ -24,7 +24,8 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
     if isinstance(table_of, TorchModel) and table_of.kernels.dtype == kernels.dtype:
         weights.embed_tokens = table_of.weights.embed_tokens
     loaded = time.perf_counter()
-    plan = find_plan(spec, weights, kernels) if request.exact else unchecked_plan(kernels)
+    kv_precision = request.kv_precision
+    plan = find_plan(spec, weights, kernels, kv_precision) if request.exact else unchecked_plan(kernels)
     log.info(
         "%s: %s on %s in %.1f s; passes of %s rows, keys by %d (%.2f s)",
         request.checkpoint.source,
@@ -35,4 +36,4 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
         plan.key_block,
         time.perf_counter() - loaded,
     )
-    return TorchModel(spec, weights, kernels, plan)
+    return TorchModel(spec, weights, kernels, plan, kv_precision)

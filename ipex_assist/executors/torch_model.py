@@ -13,6 +13,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check_length, check_rows
 from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rope import RotaryTable, rotate
 from ipex_assist.executors.rows import RowPlan
@@ -47,7 +48,7 @@ class TorchSequence:
         self.model, self.capacity, self.length = model, capacity, 0
         self.prompt_length = prompt_length
         self.turned_as = prompt_length or 0  # the prompt's length by which its positions turn (rope.py, "dynamic")
-        self.cache = KVCache(model.spec, model.rows_of(capacity), model.kernels.dtype)
+        self.cache = model.new_cache(model.rows_of(capacity))
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
@@ -74,8 +75,13 @@ class TorchModel(Model):
     same sums whatever rows are beside it (rows.py).
     """
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, kernels: Kernels, plan: RowPlan) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: Weights, kernels: Kernels, plan: RowPlan, kv_precision: str | None = None
+    ) -> None:
+        """kv_precision: of keys and values; None is that of the kernels."""
         self.spec, self.weights, self.kernels, self.plan = spec, weights, kernels, plan
+        self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
+        self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.activation = _ACTIVATIONS[spec.activation]
         self.rotary = RotaryTable(spec, kernels.dtype) if spec.rope is not None else None
 
@@ -95,6 +101,10 @@ class TorchModel(Model):
             return TorchSequence(self, capacity, prompt_length)
         except RuntimeError as error:
             raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
+
+    def new_cache(self, rows: int, layers: int | None = None) -> KVCache:
+        """Keys and values of so many rows, of the first `layers` layers, all where None."""
+        return KVCache(self.spec, rows, self.kernels.dtype, self.kv_precision, self.key_factors, layers)
 
     def rows_of(self, capacity: int) -> int:
         """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding behind them."""
@@ -205,8 +215,7 @@ class TorchModel(Model):
         cache.write(index, at.start, key, value)
         length = at.start + x.shape[0] if at.mask is None else at.mask.shape[-1]
         attend = attend_rows if at.step else attend_prompt
-        keys, values = cache.keys[index][:, :length], cache.values[index][:, :length]
-        return layer.o_proj(attend(query, keys, values, at.mask, spec.scale))
+        return layer.o_proj(attend(query, *cache.read(index, length), at.mask, spec.scale))
 
     def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
         h = layer.up(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.quantization.precision import LINEAR_BYTES
+from ipex_assist.quantization.precision import LINEAR_BYTES, kv_sizes
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
@@ -27,7 +27,7 @@ def traffic_of(model: Model, precision: str) -> Traffic:
 
     Embedding tables do not count: a pass reads a row of them.
     """
-    kv = model.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    kv = model.spec.kv_bytes_per_token(*kv_sizes(model.kv_precision))
     packed = getattr(model, "packed", None)  # the native core's
     if packed is None:
         return Traffic(linear_bytes(model.spec, precision), kv)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import Choice, Number, Options, Size, Switch, Text, documented, option
 from ipex_assist.executors.registry import EXECUTORS
-from ipex_assist.quantization.precision import PRECISIONS
+from ipex_assist.quantization.precision import KV_PRECISIONS, PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, NONE, parse_assistant
 
 
@@ -49,6 +49,9 @@ class LoadOptions(Options):
     )
     kv_memory: int | None = option(
         None, "memory for keys and values, as 8G (default: what the weights leave)", Size(), "SIZE"
+    )
+    kv_precision: str | None = option(
+        None, "of keys and values: bf16 or int8, half as large (default: attention's)", Choice(KV_PRECISIONS), "P"
     )
     cache_packed: bool = option(False, "keep the native core's packed weights on disk (XDG cache folder)", Switch())
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")

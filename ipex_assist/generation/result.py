@@ -21,6 +21,7 @@ class Identity:
     precision: str
     assistant_precision: str | None
     executor: str
+    kv_precision: str | None = None  # of keys and values, where it is ours to say
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Result:
     tokens_per_s: of the tokens after the first. speedup: that ÷ what plain decoding would have had here, by passes that
     were timed (Statistics.speedup); None where nothing was drafted, and where no plain pass was timed. seed: by which
     the text was drawn, given or not; None where chance decided nothing. logprobs: of each token, where they were
-    wanted: natural logarithms, of the model's own distribution.
+    wanted: natural logarithms, of the model's own distribution. kv_precision: of keys and values; None: transformers'.
     """
 
     text: str
@@ -199,6 +200,7 @@ class Result:
     times: Times = field(default_factory=Times)
     seed: int | None = None
     logprobs: list[Choice] | None = None
+    kv_precision: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields by name, nested ones too, as `--json` prints them."""

@@ -176,9 +176,10 @@ class DecoderSpec:
         trained = self.rope.scaling.get("original_max_position_embeddings") or self.max_position_embeddings
         return max(self.max_position_embeddings, int(trained * self.rope.scaling.get("factor", 1.0)))
 
-    def kv_bytes_per_token(self, element_size: int) -> int:
-        """Bytes of keys and values that one token adds to the cache."""
-        return 2 * self.num_hidden_layers * self.key_value_size * element_size
+    def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
+        """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value."""
+        head = self.head_dim * element_size + scale_size
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * head
 
 
 def _check_range(name: str, value: float, ends: tuple[float, float]) -> None:

@@ -105,7 +105,7 @@ void count(Timing& sum, const Timing& part) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 2;
+    return 3;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -192,12 +192,14 @@ IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t l
     });
 }
 
-// Bytes of a block of keys and values of this model.
-IPEX_ASSIST_API int64_t ia_block_bytes(void* handle) { return Blocks::bytes_each(static_cast<Handle*>(handle)->model); }
+// Bytes of a block of keys and values of this model in a precision that Blocks takes; -1 for another.
+IPEX_ASSIST_API int64_t ia_block_bytes(void* handle, int32_t precision) {
+    return guarded<int64_t>(-1, [&] { return Blocks::bytes_each(static_cast<Handle*>(handle)->model, Precision(precision)); });
+}
 
 // A pool of `count` blocks, whose memory is taken when it is written.
-IPEX_ASSIST_API void* ia_blocks_new(void* handle, int64_t count) {
-    return guarded<void*>(nullptr, [&] { return new Blocks(static_cast<Handle*>(handle)->model, count); });
+IPEX_ASSIST_API void* ia_blocks_new(void* handle, int64_t count, int32_t precision) {
+    return guarded<void*>(nullptr, [&] { return new Blocks(static_cast<Handle*>(handle)->model, count, Precision(precision)); });
 }
 
 IPEX_ASSIST_API void ia_blocks_delete(void* blocks) { delete static_cast<Blocks*>(blocks); }

@@ -65,17 +65,19 @@ void Forward::append(int thread, int32_t index) {
 
 void Forward::append_rows(int thread, int32_t index, const Tile& piece, int32_t kv_head) {
     const Layer& layer = model_.layers[size_t(index)];
-    const Precision precision = model_.attention_precision();
+    const Precision precision = batch_.blocks->precision();
     const KeyValueBlock block = block_of(piece, index, kv_head, last_block(piece.first));
+    const float* factors = batch_.blocks->key_factors(index, kv_head);
     float* head = scratch(thread).head;
     for (int32_t r = piece.first; r < piece.end; r++) {
         const int32_t position = positions_[size_t(r)], within = position % KEYS;
         const float* qkv = w_.qkv.as<float>() + r * qkv_width_;
         std::memcpy(head, qkv + model_.key_column() + int64_t(kv_head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
         rotate_head(head, layer.k_norm, stretches_[size_t(piece.stretch)], position);
-        k_.store_key(precision, head, spec_.head_dim, model_.key_depth(), within, block.keys);
+        for (int32_t d = 0; factors && d < spec_.head_dim; d++) head[d] /= factors[d];
+        k_.store_key(precision, head, spec_.head_dim, model_.key_depth(), within, block);
         k_.store_value(precision, qkv + model_.value_column() + int64_t(kv_head) * spec_.head_dim, spec_.head_dim, within,
-                       block.values);
+                       block);
     }
 }
 
@@ -95,7 +97,7 @@ KeyValueBlock Forward::block_of(const Tile& tile, int32_t index, int32_t kv_head
 AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, const Tile& tile) const {
     const Layer& layer = model_.layers[size_t(index)];
     AttentionTile t{};
-    t.precision = model_.attention_precision();
+    t.precision = batch_.blocks->attention_precision();
     t.queries = (tile.end - tile.first) * group();
     t.head_dim = spec_.head_dim;
     t.key_depth = model_.key_depth();
@@ -105,11 +107,14 @@ AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_
     t.end = s.end;
     t.scores = s.scores;
     t.probabilities = s.probabilities;
+    t.widened = s.widened;
+    const float* factors = batch_.blocks->key_factors(index, kv_head);
     const int64_t bytes = t.precision == FP32 ? 4 : k_.bf16_row_bytes;
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         std::memcpy(s.head, w_.qkv.as<float>() + row * qkv_width_ + int64_t(head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
         rotate_head(s.head, layer.q_norm, stretches_[size_t(tile.stretch)], positions_[size_t(row)]);
+        for (int32_t d = 0; factors && d < spec_.head_dim; d++) s.head[d] *= factors[d];
         k_.convert(t.precision, s.head, spec_.head_dim, t.key_depth, s.query + q * t.key_depth * bytes);
     }
     return t;

@@ -35,20 +35,80 @@ inline void store_packed(Precision precision, const float* x, int32_t head_dim, 
     }
 }
 
+// A row as int8, by the largest of its own values and nothing else; returns its scale. With NaN or infinity in the row that
+// is NaN, and so is whatever it has a part in. Values below 1e-36, whose reciprocals overflow, are zeros.
+inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t depth, int32_t position, bool key) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        largest = _mm512_max_epu32(largest, size_bits(_mm512_maskz_loadu_ps(lanes(head_dim - d), x + d)));
+    }
+    const uint32_t bits = _mm512_reduce_max_epu32(largest);
+    float most;
+    std::memcpy(&most, &bits, sizeof most);
+    const bool number = finite(largest);
+    const __m512 factor = _mm512_set1_ps(number && most >= 1e-36f ? 127.0f / most : 0.0f);
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        const int count = head_dim - d < LANES ? head_dim - d : LANES;
+        const __mmask16 mask = number ? lanes(count) : 0;
+        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + d), factor));
+        alignas(16) uint8_t values[LANES];
+        _mm_store_si128(reinterpret_cast<__m128i*>(values), _mm512_cvtsepi32_epi8(q));
+        for (int j = 0; j < count; j++) {
+            to[key ? packed_index(1, depth, position, d + j) : packed_index(1, depth, d + j, position)] = values[j];
+        }
+    }
+    return number ? most / 127.0f : NAN;
+}
+
 void store_key(Precision precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
-               uint8_t* keys) {
-    store_packed(precision, key, head_dim, keys, key_depth, position, true);
+               const KeyValueBlock& block) {
+    if (precision == INT8) {
+        block.key_scales[position] = store_int8(key, head_dim, block.keys, key_depth, position, true);
+    } else {
+        store_packed(precision, key, head_dim, block.keys, key_depth, position, true);
+    }
 }
 
-void store_value(Precision precision, const float* value, int32_t head_dim, int32_t position, uint8_t* values) {
-    store_packed(precision, value, head_dim, values, KEYS, position, false);
+void store_value(Precision precision, const float* value, int32_t head_dim, int32_t position, const KeyValueBlock& block) {
+    if (precision == INT8) {
+        block.value_scales[position] = store_int8(value, head_dim, block.values, KEYS, position, false);
+    } else {
+        store_packed(precision, value, head_dim, block.values, KEYS, position, false);
+    }
 }
 
-// Scores to probabilities over positions first <= i < end of a block; zero elsewhere below `limit`.
-inline void softmax(Precision precision, const float* scores, int32_t first, int32_t end, int64_t limit, float scale,
-                    uint8_t* probabilities, int64_t row, Partial& partial) {
+// 16 columns of int8 in the order of D, exactly: an integer of 8 bits is a number of bf16, the upper half of an fp32.
+template <class D>
+inline void widen_int8(const uint8_t* from, int64_t depth, uint8_t* to) {
+    const auto next = [&](int64_t k) {
+        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k * LANES));
+        return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow)));
+    };
+    for (int64_t k = 0; k < depth; k += 4) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + k * LANES + PREFETCH), _MM_HINT_T0);
+        for (int64_t i = k; i < k + 4; i += D::STEP) {
+            const __m512i first = next(i);
+            const __m512i pair = D::STEP == 1 ? first : _mm512_or_si512(_mm512_srli_epi32(first, 16), next(i + 1));
+            _mm512_storeu_si512(to + i / D::STEP * 64, pair);
+        }
+    }
+}
+
+// 16 columns of a packed block, from `column` on and `used` deep, as D multiplies them: where they are, or widened.
+template <class D>
+inline const uint8_t* columns_of(const uint8_t* packed, const float* scales, int64_t column, int64_t depth, int64_t used,
+                                 uint8_t* buffer) {
+    if (!scales) return packed + column * depth * (D::STEP == 1 ? 4 : 2);
+    widen_int8<D>(packed + column * depth, used, buffer);
+    return buffer;
+}
+
+// Scores to probabilities over positions first <= i < end of a block, times the scales of its values where it has them;
+// zero elsewhere below `limit`.
+inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales, Partial& partial) {
+    const float* scores = t.scores + q * KEYS;
     __m512 most = _mm512_set1_ps(-INFINITY);
-    const auto visible = [&](int64_t i) { return __mmask16(lanes(end - i) & ~lanes(first - i)); };
+    const auto visible = [&](int64_t i) { return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i)); };
     for (int64_t i = 0; i < limit; i += LANES) {
         most = _mm512_mask_max_ps(most, visible(i), most, _mm512_loadu_ps(scores + i));
     }
@@ -56,9 +116,10 @@ inline void softmax(Precision precision, const float* scores, int32_t first, int
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < limit; i += LANES) {
         const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores + i), _mm512_set1_ps(partial.maximum));
-        const __m512 p = _mm512_maskz_mov_ps(visible(i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(scale))));
+        __m512 p = _mm512_maskz_mov_ps(visible(i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
         sum = _mm512_add_ps(sum, p);
-        store_row(precision, p, probabilities, row * KEYS + i);
+        if (value_scales) p = _mm512_maskz_mul_ps(visible(i), p, _mm512_loadu_ps(value_scales + i));
+        store_row(t.precision, p, t.probabilities, q * KEYS + i);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
@@ -87,44 +148,57 @@ inline bool finite(const float* x, int64_t size) {
     return finite(largest);
 }
 
+// Scores of all queries against the 16 positions from `i` on.
+template <class D>
+void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t i) {
+    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, i, t.key_depth, t.key_depth, t.widened);
+    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
+        const auto* query = reinterpret_cast<const typename D::Row*>(t.query) + q * t.key_depth;
+        float* scores = t.scores + q * KEYS + i;
+        float_rows<D>(part, query, t.key_depth, keys, t.key_depth / D::STEP, nullptr, 0, scores, KEYS);
+        for (int64_t m = 0; block.key_scales && m < part; m++) {
+            const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + m * KEYS), _mm512_loadu_ps(block.key_scales + i));
+            _mm512_storeu_ps(scores + m * KEYS, score);
+        }
+    }
+}
+
+// 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
+template <class D>
+void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d, int64_t limit, Partial* partials) {
+    const uint8_t* values = columns_of<D>(block.values, block.value_scales, d, KEYS, limit, t.widened);
+    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
+        const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * KEYS;
+        // Partials of one tile lie at equal distances.
+        const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
+        float_rows<D>(part, weights, KEYS, values, limit / D::STEP, nullptr, 0, partials[q].output + d, stride);
+    }
+}
+
 // `limit` follows the query of the tile that sees most. Of the positions that another query does not see, its maximum and
 // its sum know nothing, and to its values they add zeros, in chains whose order is that of the positions: such a chain may
-// end as -0 or +0, which the total, never -0, does not show. What zero times NaN gives is mended at the end.
+// end as -0 or +0, which the total, never -0, does not show. What zero times NaN gives is mended at the end. (Of int8 it is
+// the scales that may be NaN, which the softmax has left out: integers times zero are zero.)
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
-    using Row = typename D::Row;
-    const int64_t bytes = D::STEP == 1 ? 4 : 2;
     int32_t end = 0;
     for (int32_t q = 0; q < t.queries; q++) end = t.first[q] < t.end[q] && t.end[q] > end ? t.end[q] : end;
     const int64_t limit = (end + LANES - 1) / LANES * LANES;
-    const int64_t key_steps = t.key_depth / D::STEP, value_steps = limit / D::STEP;
-    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
-        const Row* query = reinterpret_cast<const Row*>(t.query) + q * t.key_depth;
-        for (int64_t i = 0; i < limit; i += LANES) {
-            float_rows<D>(part, query, t.key_depth, block.keys + i * t.key_depth * bytes, key_steps, nullptr,
-                          0, t.scores + q * KEYS + i, KEYS);
+    for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, i);
+    for (int32_t q = 0; q < t.queries; q++) {
+        if (t.first[q] < t.end[q]) {
+            softmax(t, q, limit, block.value_scales, partials[q]);
+        } else {
+            partials[q].sum = 0;
+            convert(t.precision, t.scores, 0, limit, t.probabilities + q * KEYS * sizeof(typename D::Row));
         }
-        for (int32_t m = q; m < q + part; m++) {
-            if (t.first[m] < t.end[m]) {
-                softmax(t.precision, t.scores + m * KEYS, t.first[m], t.end[m], limit, t.scale, t.probabilities, m,
-                        partials[m]);
-            } else {
-                partials[m].sum = 0;
-                convert(t.precision, t.scores, 0, limit, t.probabilities + m * KEYS * sizeof(Row));
-            }
-        }
-        const Row* weights = reinterpret_cast<const Row*>(t.probabilities) + q * KEYS;
-        for (int64_t d = 0; d < t.head_dim; d += LANES) {
-            // Partials of one tile lie at equal distances.
-            const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-            float_rows<D>(part, weights, KEYS, block.values + d * KEYS * bytes, value_steps, nullptr,
-                          0, partials[q].output + d, stride);
-        }
-        for (int32_t m = q; m < q + part; m++) {
-            const bool hidden = t.first[m] < t.end[m] && (t.first[m] > 0 || t.end[m] < limit);
-            if (hidden && !finite(partials[m].output, t.head_dim)) attend_seen<D>(t, block, m, limit, partials[m].output);
-        }
+    }
+    for (int64_t d = 0; d < t.head_dim; d += LANES) weigh_columns<D>(t, block, d, limit, partials);
+    for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
+        const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
+        if (hidden && !finite(partials[q].output, t.head_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
     }
 }
 

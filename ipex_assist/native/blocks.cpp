@@ -15,7 +15,14 @@ namespace {
 
 constexpr int64_t PAGE = 4096;
 
-int64_t element(const Model& model) { return model.spec.precision == FP32 ? 4 : 2; }
+int64_t element(Precision precision) { return precision == FP32 ? 4 : precision == BF16 ? 2 : 1; }
+
+int64_t scales(Precision precision) { return precision == INT8 ? 2 * KEYS * 4 : 0; }
+
+Precision checked_precision(const Model& model, Precision precision) {
+    if (precision == BF16 || precision == INT8 || precision == model.attention_precision()) return precision;
+    refuse("keys and values in precision %d for attention in precision %d", precision, model.attention_precision());
+}
 
 int64_t checked_count(int64_t count) {
     if (count < 1 || count > INT32_MAX) refuse("a pool of %lld blocks", (long long)count);
@@ -29,23 +36,31 @@ size_t checked_bytes(int64_t count, int64_t each) {
 
 }  // namespace
 
-Blocks::Blocks(const Model& model, int64_t count)
-    : count_(checked_count(count)),
+Blocks::Blocks(const Model& model, int64_t count, Precision precision)
+    : model_(&model),
+      precision_(checked_precision(model, precision)),
+      attention_precision_(precision == INT8 ? model.attention_precision() : precision),
+      count_(checked_count(count)),
       layers_(model.spec.layers),
       kv_heads_(model.spec.kv_heads),
-      key_bytes_(KEYS * model.key_depth() * element(model)),
-      value_bytes_(KEYS * model.value_width() * element(model)),
+      head_dim_(model.spec.head_dim),
+      key_bytes_(KEYS * model.key_depth() * element(precision)),
+      value_bytes_(KEYS * model.value_width() * element(precision)),
+      scale_bytes_(scales(precision)),
+      key_factors_(precision == INT8 ? ipex_assist::key_factors(model) : std::vector<float>()),
       data_(checked_bytes(count_, bytes())) {}
 
-int64_t Blocks::bytes_each(const Model& model) {
-    return int64_t(model.spec.layers) * model.spec.kv_heads * KEYS * (model.key_depth() + model.value_width()) *
-           element(model);
+int64_t Blocks::bytes_each(const Model& model, Precision precision) {
+    const int64_t part = KEYS * (model.key_depth() + model.value_width()) * element(checked_precision(model, precision));
+    return int64_t(model.spec.layers) * model.spec.kv_heads * (part + scales(precision));
 }
 
 bool Blocks::fits(const Model& model) const {
+    if (precision_ == INT8) return model_ == &model;  // by whose weights keys are divided
     return layers_ == model.spec.layers && kv_heads_ == model.spec.kv_heads &&
-           key_bytes_ == KEYS * model.key_depth() * element(model) &&
-           value_bytes_ == KEYS * model.value_width() * element(model);
+           key_bytes_ == KEYS * model.key_depth() * element(precision_) &&
+           value_bytes_ == KEYS * model.value_width() * element(precision_) &&
+           (precision_ == BF16 || attention_precision_ == model.attention_precision());
 }
 
 void Blocks::check(int64_t id) const {

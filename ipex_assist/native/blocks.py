@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.native.model import PackedModel
+from ipex_assist.native.structures import PRECISIONS
 
 
 class BlockMemory:
     """Memory of `count` blocks, of which pages are taken as they are written. Freed with the object."""
 
-    def __init__(self, packed: PackedModel, count: int) -> None:
+    def __init__(self, packed: PackedModel, count: int, kv_precision: str) -> None:
         self.packed, self.count = packed, count
-        self.handle = packed.library.ia_blocks_new(packed.handle, count)
+        self.handle = packed.library.ia_blocks_new(packed.handle, count, PRECISIONS[kv_precision])
         packed.check(0 if self.handle else -1)
 
     def __del__(self) -> None:
@@ -33,14 +34,14 @@ class BlockMemory:
         packed.check(packed.library.ia_blocks_discard(self.handle, ids, len(blocks)))
 
 
-def reserve_blocks(packed: PackedModel, count: int) -> BlockMemory:
+def reserve_blocks(packed: PackedModel, count: int, kv_precision: str) -> BlockMemory:
     """Memory of `count` blocks, or of half, a quarter, … of them where the system gives no more address space.
 
     Raises IpexAssistError where there is none for one block.
     """
     while True:
         try:
-            return BlockMemory(packed, count)
+            return BlockMemory(packed, count, kv_precision)
         except IpexAssistError:
             if count == 1:
                 raise

@@ -19,6 +19,7 @@ COMMON = (
     "cpu.cpp",
     "checks.cpp",
     "weights.cpp",
+    "key_factors.cpp",
     "blocks.cpp",
     "model.cpp",
     "forward.cpp",

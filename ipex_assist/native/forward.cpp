@@ -95,7 +95,7 @@ int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
     const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
                            queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 2 + 2 * int64_t(sizeof(Partial) / 4));
-    return round_up(floats * 4 + 16 * 64, 4096);
+    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + 16 * 64, 4096);
 }
 
 Forward::Scratch Forward::scratch(int thread) const {
@@ -117,6 +117,7 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.running = take_floats(queries * partial_width_);
     s.query = take(queries * model_.key_depth());
     s.probabilities = take(queries * KEYS);
+    s.widened = take(widened_bytes(model_.key_depth()) / 4);
     s.first = reinterpret_cast<int32_t*>(take(queries));
     s.end = reinterpret_cast<int32_t*>(take(queries));
     s.partials = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));

@@ -84,7 +84,7 @@ private:
     };
     struct Scratch {  // one thread's own buffers
         float *row, *ordered, *up, *head, *scores, *results, *running;
-        uint8_t *query, *probabilities;
+        uint8_t *query, *probabilities, *widened;
         int32_t *first, *end;
         Partial *partials, *merged;
     };

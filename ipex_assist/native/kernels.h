@@ -64,15 +64,17 @@ struct Rows {
 };
 
 // One block of 256 positions of one KV head. Keys are packed like weights whose output columns are positions, values
-// like weights whose input columns are positions; element type as in attention_precision().
+// like weights whose input columns are positions. int8 lies in the order of fp32 ([depth][16]), with a scale a position.
 struct KeyValueBlock {
-    uint8_t* keys;    // KEYS / 16 blocks of depth `key_depth`
-    uint8_t* values;  // value_blocks blocks of depth KEYS
+    uint8_t* keys;        // KEYS / 16 blocks of depth `key_depth`
+    uint8_t* values;      // value_blocks blocks of depth KEYS
+    float* key_scales;    // int8: (KEYS), null in other precisions
+    float* value_scales;  // likewise
 };
 
 // Queries of one KV head against one block of keys; all arrays are the calling thread's own.
 struct AttentionTile {
-    Precision precision;       // FP32 or BF16
+    Precision precision;       // of queries and probabilities: FP32 or BF16
     int32_t queries;           // rows of `query`
     int32_t head_dim;
     int64_t key_depth;         // head_dim padded to 32
@@ -82,7 +84,10 @@ struct AttentionTile {
     const int32_t* end;        // … and the one after the last; first >= end where it sees none
     float* scores;             // (queries, KEYS)
     uint8_t* probabilities;    // (queries, KEYS), as Rows.values
+    uint8_t* widened;          // widened_bytes(key_depth); where int8 is widened, 16 columns at a time
 };
+
+inline int64_t widened_bytes(int64_t key_depth) { return (key_depth > KEYS ? key_depth : KEYS) * LANES * 4; }
 
 // Softmax-weighted values of one block: sum of exp(scale · (score - maximum)), and the values weighted with these.
 // `output` has room for head_dim rounded up to 16.
@@ -115,8 +120,10 @@ struct Kernels {
     void (*rotate)(float* x, int32_t head_dim, const float* cosine, const float* sine);
     // Values (size) in the row form of a precision without scales.
     void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);
-    void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position, uint8_t* keys);
-    void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, uint8_t* values);
+    // At a position of a block, in the block's precision: FP32, BF16, or INT8 by the largest of the row's values / 127,
+    // which is NaN where one of them is no number.
+    void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position, const KeyValueBlock&);
+    void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, const KeyValueBlock&);
     void (*attend)(const AttentionTile&, const KeyValueBlock&, Partial* partials);
     void (*merge)(Partial& into, const Partial& next, float scale, int32_t head_dim);
     Maximum (*maximum)(const float* x, int64_t size);

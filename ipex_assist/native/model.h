@@ -96,6 +96,7 @@ public:
 
     int64_t key_depth() const { return padded_depth(FP32, spec.head_dim); }
     int64_t value_width() const { return (spec.head_dim + LANES - 1) / LANES * LANES; }
+    // Of queries and probabilities, and, unless fewer bits are asked for, of keys and values.
     Precision attention_precision() const { return spec.precision == FP32 ? FP32 : BF16; }
     int64_t key_column() const { return part_width(int64_t(spec.heads) * spec.head_dim); }
     int64_t value_column() const { return key_column() + part_width(int64_t(spec.kv_heads) * spec.head_dim); }

@@ -10,7 +10,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError
 from ipex_assist.native.library import Pool, kernels, last_error, library
-from ipex_assist.native.structures import SLOTS, SOURCE_TYPES, native_spec
+from ipex_assist.native.structures import PRECISIONS, SLOTS, SOURCE_TYPES, native_spec
 from ipex_assist.quantization.precision import INT4_GROUP
 
 
@@ -49,10 +49,11 @@ class PackedModel:
         """Bytes of the packed image."""
         return int(self.library.ia_model_bytes(self.handle))
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of the keys and values of 256 positions."""
-        return int(self.library.ia_block_bytes(self.handle))
+    def block_bytes(self, kv_precision: str) -> int:
+        """Bytes of the keys and values of 256 positions. Raises IpexAssistError for fp32 where attention is in bf16."""
+        size = int(self.library.ia_block_bytes(self.handle, PRECISIONS[kv_precision]))
+        self.check(size)
+        return size
 
     def image(self) -> ctypes.Array[ctypes.c_char]:
         """The packed image, as it lies in memory."""

@@ -1,4 +1,4 @@
-"""The precisions of linear layers: their names, bytes a weight, and the groups of int4."""
+"""The precisions of linear layers, and of keys and values: their names, their bytes, and the groups of int4."""
 
 from __future__ import annotations
 
@@ -11,3 +11,16 @@ DRAFT_INT4_GROUP = 128
 # and one bf16 zero point per group. Embeddings and norms are not quantized.
 LINEAR_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}
 PRECISIONS = tuple(LINEAR_BYTES)
+
+# Of keys and values: what may be asked for. Else they have the precision that attention computes in.
+KV_PRECISIONS = ("bf16", "int8")
+
+
+def kv_precision_of(precision: str | None, asked: str | None = None) -> str:
+    """The precision of keys and values where linears have `precision`: what was asked for, or that of attention."""
+    return asked or ("fp32" if precision == "fp32" else "bf16")
+
+
+def kv_sizes(kv_precision: str) -> tuple[int, int]:
+    """Bytes of a key's or value's element, and of the scale that those of a head share."""
+    return {"fp32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}[kv_precision]

@@ -234,6 +234,9 @@ def test_keys_and_values_are_no_more_than_kv_memory(tiny: str) -> None:
     whole = memory_need(load, 20, texts=texts)
     assert whole.kv == 4000 * memory_need(load, 20, texts=(256,)).kv > 1 << 20
     assert memory_need(limited, 20, texts=texts).kv == 1 << 20
+    fewer_bits = memory_need(replace(load, kv_precision="int8"), 20, texts=texts)
+    # Of fp32 and heads of 16: a byte of four for each element, and four for each head.
+    assert fewer_bits.kv == whole.kv * (16 + 4) // (16 * 4)
     assert InstanceNeed.of(load, 20, texts).total == whole.total
     assert InstanceNeed.of(limited, 20, texts).total == InstanceNeed.of(load, 20, ()).base + (1 << 20)
 

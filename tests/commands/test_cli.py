@@ -37,6 +37,7 @@ KEYS = [
     "times",
     "seed",
     "logprobs",
+    "kv_precision",
     "environment",
 ]
 DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]

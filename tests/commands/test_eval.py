@@ -147,6 +147,19 @@ def test_a_quantized_checkpoint_against_its_original(folder: Path, capsys: pytes
     assert dequantized["against"]["mean_kl_divergence"] < quantized["against"]["mean_kl_divergence"]
 
 
+@pytest.mark.parametrize("executor", ["torch", *(["native"] if HAS_NATIVE else [])])
+def test_what_keys_and_values_of_int8_cost(executor: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are the model's alone: with them on both sides nothing would seem to be lost."""
+    flags = ("-m", str(folder / "m"), "--text", str(folder / "text.txt"), "--window", "64", "--executor", executor)
+    facts = evaluate(capsys, *flags, "--precision", "fp32", "--kv-precision", "int8", "--against", "fp32")
+    same = evaluate(capsys, *flags, "--precision", "fp32", "--against", "fp32")
+    assert (facts["kv_precision"], same["kv_precision"]) == ("int8", "fp32")
+    assert facts["against"]["perplexity"] == same["perplexity"]
+    assert same["against"]["mean_kl_divergence"] == 0 < facts["against"]["mean_kl_divergence"] < 5e-3
+    assert cli.main(["eval", *flags, "--kv-precision", "int8", "--no-launch"]) == 0
+    assert " bf16 with int8 keys and values: perplexity" in capsys.readouterr().out
+
+
 def test_the_text_of_the_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --text there is one; --max-tokens shortens it."""
     assert len(TEXT.read_text(encoding="utf-8").split()) > 1000
@@ -163,6 +176,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "int4 on torch": (("--against", "int4"), 2, "has no int4"),
     "unknown precision": (("--against", "int3"), 2, ""),
     "unknown precision of its own": (("--precision", "int3"), 2, "--precision int3: must be one of bf16, fp32, int8"),
+    "unknown precision of keys": (("--kv-precision", "int4"), 2, "--kv-precision int4: must be one of bf16, int8"),
     "unknown executor": (("--executor", "gpu"), 2, "--executor gpu: must be one of auto, native, ipex, torch"),
     "no such model": (("--against-model", "/nowhere/m"), 2, "no such file or folder"),
 }

@@ -130,6 +130,7 @@ def test_null_is_as_good_as_absent_and_unknown_names_are_told() -> None:
     ("given", "wrong"),
     [
         ({"precision": "int3"}, "precision 'int3': must be one of bf16, fp32, int8, int4"),
+        ({"kv_precision": "int4"}, "kv_precision 'int4': must be one of bf16, int8"),
         ({"executor": "gpu"}, "executor 'gpu': must be one of auto, native, ipex, torch"),
         ({"draft_vocabulary": 3}, "draft_vocabulary 3: must be a whole number between 256"),
         ({"assistant": "lookup+"}, "assistant 'lookup+': a model must follow lookup+"),
@@ -142,7 +143,7 @@ def test_what_is_loaded_is_checked_the_same_way(given: dict[str, object], wrong:
     assert wrong in message
     ((name, value),) = given.items()
     if isinstance(value, str) and name != "offline":
-        one = {"assistant": "--assistant-model"}.get(name, "--" + name)
+        one = {"assistant": "--assistant-model"}.get(name, "--" + name.replace("_", "-"))
         assert told(arguments.parse, [one, value]) == message.replace(f"{name} {value!r}", f"{one} {value}")
 
 

@@ -32,7 +32,8 @@ from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)  # drafting pays, whatever the machine does meanwhile
-EXECUTORS = [("torch", "fp32"), *((("native", "int8"), ("native", "bf16")) if HAS_NATIVE else ())]
+# Precisions of linears and, where they are others, of keys and values.
+EXECUTORS = [("torch", "fp32"), *((("native", "int8"), ("native", "bf16+int8")) if HAS_NATIVE else ())]
 
 
 @dataclass
@@ -73,7 +74,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     executor, precision = request.param
     tiny_models.save(folder, "llama", max_position_embeddings=2048)
     draft = "int4" if executor == "native" else "bf16"
-    return Pair(tiny_models.model(folder, executor, precision), tiny_models.model(folder, executor, draft))
+    precision, _, kv = precision.partition("+")
+    target, assistant = (
+        tiny_models.model(folder, executor, each, kv_precision=kv or None) for each in (precision, draft)
+    )
+    return Pair(target, assistant)
 
 
 def prompt_of(chance: random.Random, most: int = 40) -> tuple[int, ...]:
@@ -164,19 +169,21 @@ def test_every_text_is_as_alone(pair: Pair, draft: str) -> None:
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
-@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize(("precision", "kv"), [("int8", "int8"), ("bf16", "bf16")])
 @pytest.mark.parametrize("draft", ["none", "both"])
-def test_where_blocks_run_out(tmp_path: Path, precision: str, draft: str) -> None:
+def test_where_blocks_run_out(tmp_path: Path, precision: str, kv: str, draft: str) -> None:
     """Up to 24 requests in memory for five blocks: prefixes are found and given up, texts put back and read again."""
     tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
     checkpoint = open_checkpoint(str(tmp_path))
-    large = Pair(tiny_models.model(tmp_path, "native", precision), tiny_models.model(tmp_path, "native", "int4"))
+    large = Pair(*(tiny_models.model(tmp_path, "native", each, kv_precision=kv) for each in (precision, "int4")))
     found = EngineStats()
     for seed in range(max(5, SCHEDULES // 3)):
         # Room for both models' blocks: how many bytes a block has is theirs to say.
-        bytes_of_five = 5 * sum(model.packed.block_bytes for model in (large.target, large.assistant))  # type: ignore[attr-defined]
+        bytes_of_five = 5 * sum(model.packed.block_bytes(kv) for model in (large.target, large.assistant))  # type: ignore[attr-defined]
         memory = KvMemory(bytes_of_five)
-        target, assistant = (load_model(checkpoint, each, "native", kv_memory=memory) for each in (precision, "int4"))
+        target, assistant = (
+            load_model(checkpoint, each, "native", kv_memory=memory, kv_precision=kv) for each in (precision, "int4")
+        )
         assert target.blocks is not None
         chance = random.Random(f"{seed} {precision} {draft}")
         clients = clients_of(chance, 24, 640)

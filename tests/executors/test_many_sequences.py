@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
-from native_models import PRECISIONS, folder, loaded, tokens
+from native_models import INT8_KEYS, PRECISIONS, folder, loaded, tokens
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftRequest, Rows
@@ -19,7 +19,7 @@ SIZE = 256
 
 @native
 @pytest.mark.parametrize("variant", ["llama", "mistral-window"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_many_drafts_are_the_drafts_of_each(variant: str, precision: str) -> None:
     """Each ends by itself: at its count, or behind its unsure token; the others go on with fewer rows."""
     model = loaded(variant, precision)

@@ -11,7 +11,7 @@ import torch
 from conftest import HAS_NATIVE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_models import PRECISIONS, VARIANTS, folder, loaded, relative, text, tokens
+from native_models import INT8_KEYS, PRECISIONS, VARIANTS, folder, loaded, relative, text, tokens
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import FEW_ROWS, NativeModel, NativeSequence
@@ -42,7 +42,7 @@ def sequences(variant: str, precision: str) -> tuple[list[NativeSequence], list[
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: st.DataObject) -> None:
@@ -66,7 +66,7 @@ def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: 
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str) -> None:
     """The prompt's path and the steps' path; heads that threads share by blocks, and slices of unequal size."""
     prompt, following = tokens(270), tokens(FEW_ROWS, 1)
@@ -84,7 +84,7 @@ def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_a_prompt_is_its_rows(variant: str, precision: str) -> None:
     """A long prompt in one pass and decoded token by token: one order of sums, and so the same bits."""
     model = text(variant, precision)
@@ -146,7 +146,7 @@ def test_memory_of_many_sequences_is_not_kept() -> None:
     texts = [model.new_sequence(1024) for _ in range(60)]
     model.forward([Rows(each, [3] * 1000, 0) for each in texts])
     each = (resident() - before) / len(texts)
-    assert each > 0.9 * 4 * model.packed.block_bytes
+    assert each > 0.9 * 4 * model.packed.block_bytes("fp32")
     peak, kept = resident(), texts.pop()
     texts.clear()
     assert peak - resident() < 2 * each, "a text is there: its neighbours' memory is for the next one"

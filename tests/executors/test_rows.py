@@ -118,7 +118,7 @@ def weight_names(spec: DecoderSpec) -> list[str]:
     return names
 
 
-def random_model(spec: DecoderSpec, precision: str, threads: Pool, group: int) -> NativeModel:
+def random_model(spec: DecoderSpec, precision: str, threads: Pool, group: int, kv_precision: str | None) -> NativeModel:
     """A model whose weights follow from their names."""
     packed = PackedModel(spec, precision, threads, group)
     packed.allocate()
@@ -128,7 +128,7 @@ def random_model(spec: DecoderSpec, precision: str, threads: Pool, group: int) -
         made = torch.randn(shape, generator=generator)
         # Linears keep the size of what goes through them; scores then spread over a few units.
         packed.pack(name, made * (1.5 / shape[-1] ** 0.5 if len(shape) == 2 and "embed" not in name else 0.3))
-    return NativeModel(packed)
+    return NativeModel(packed, kv_precision=kv_precision)
 
 
 def some_tokens(count: int, seed: int) -> list[int]:
@@ -179,8 +179,10 @@ def test_a_row_is_a_row(precision: str, pools: list[Pool], data: st.DataObject) 
     lengths = data.draw(st.lists(st.sampled_from([3, 40, 270, 530]), min_size=1, max_size=3), label="lengths")
     texts = [some_tokens(length, seed) for seed, length in enumerate(lengths)]
     threads = data.draw(st.integers(1, 4), label="threads")
-    expected = [alone(random_model(spec, precision, pools[0], group), text) for text in texts]
+    kv_precision = data.draw(st.sampled_from([None, "int8", "int8", "bf16"]), label="keys and values")
+    expected = [alone(random_model(spec, precision, pools[0], group, kv_precision), text) for text in texts]
     with pytest.MonkeyPatch.context() as patch:
         # What the executor puts into one pass, where it does not take what it is given.
         patch.setattr(native, "PASS_ROWS", data.draw(st.sampled_from([1, 16, 17, 33, 300]), label="rows of a pass"))
-        check_schedule(data, random_model(spec, precision, pools[threads - 1], group), texts, expected)
+        model = random_model(spec, precision, pools[threads - 1], group, kv_precision)
+        check_schedule(data, model, texts, expected)

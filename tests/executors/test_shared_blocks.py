@@ -9,7 +9,7 @@ import torch
 from conftest import HAS_NATIVE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_models import PRECISIONS, VARIANTS, loaded, tokens
+from native_models import INT8_KEYS, PRECISIONS, VARIANTS, loaded, tokens
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
@@ -22,10 +22,10 @@ native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 SIZE = 256
 
 
-def model_of(blocks: int) -> NativeModel:
+def model_of(blocks: int, kv_precision: str = "fp32") -> NativeModel:
     """A model whose pool has so many blocks."""
     packed = loaded("llama", "fp32").packed
-    made = NativeModel(packed, KvMemory(blocks * packed.block_bytes))
+    made = NativeModel(packed, KvMemory(blocks * packed.block_bytes(kv_precision)), kv_precision)
     assert made.blocks.count == blocks
     return made
 
@@ -60,7 +60,7 @@ def test_a_full_pool_refuses_and_changes_nothing() -> None:
 
 @native
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_forks_go_on_as_texts_of_their_own(variant: str, precision: str) -> None:
     """Whichever of them writes to the shared part first, and wherever the fork is: at a block's end, or within."""
     model, text = loaded(variant, precision), tokens(300)
@@ -118,7 +118,7 @@ class Twin:
 @given(data=st.data())
 def test_random_schedules_of_forks_and_writes(data: st.DataObject) -> None:
     """Against texts computed from nothing: a block that is written while another text reads it, or freed under it."""
-    model = model_of(64)
+    model = model_of(64, data.draw(st.sampled_from(["fp32", "int8"])))
     twins = [Twin(model.new_sequence(1000), [])]
     for number in range(data.draw(st.integers(1, 12))):
         twin = twins[data.draw(st.integers(0, len(twins) - 1))]  # hypothesis would hold on to a twin

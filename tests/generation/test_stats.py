@@ -100,6 +100,8 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
     linears = linear_bytes(model.spec, precision)
     assert linears <= ours.weight_bytes <= 1.15 * linears + 8192
     assert ours.kv_bytes_per_token == model.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
+    narrow = load_model(open_checkpoint(str(tmp_path)), precision, "native", kv_precision="int8")
+    assert traffic_of(narrow, precision).kv_bytes_per_token == model.spec.kv_bytes_per_token(1, 4)
 
 
 def test_traffic_of_other_executors(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ const void* ia_model_image(void* handle);
 int32_t ia_model_allocate(void* handle);
 int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type, const void* data,
                       int64_t rows, int64_t columns);
-void* ia_blocks_new(void* handle, int64_t count);
+void* ia_blocks_new(void* handle, int64_t count, int32_t precision);
 void ia_blocks_delete(void* blocks);
 int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to);
 int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number);
-int64_t ia_block_bytes(void* handle);
+int64_t ia_block_bytes(void* handle, int32_t precision);
 int32_t ia_forward(void* handle, void* pool, const ipex_assist::Batch* batch);
 int32_t ia_choose(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Choices* choices);
 int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Drafts* drafts);
@@ -135,7 +135,7 @@ struct Text {
 // A sequence of the model, with memory of its own for what calls read and write.
 struct Sequence {
     Sequence(Loaded& x, int32_t rows, uint32_t seed)
-        : model(x), blocks(ia_blocks_new(x.handle, 1)), tokens(some_tokens(rows, seed)) {
+        : model(x), blocks(ia_blocks_new(x.handle, 1, BF16)), tokens(some_tokens(rows, seed)) {
         CHECK(blocks, "%s", ia_last_error());
         for (int32_t i = 0; i < rows; i++) wanted.push_back(i);
         stretch.blocks = &block, stretch.block_count = 1, stretch.rows = rows;
@@ -239,7 +239,7 @@ void test_memory(const Kernels& k) {
             return thing != nullptr;
         };
         const std::vector<int32_t> windows(size_t(x.spec.layers));
-        starve("ia_blocks_new", [&] { return made(ia_blocks_new(x.handle, 20), ia_blocks_delete); });
+        starve("ia_blocks_new", [&] { return made(ia_blocks_new(x.handle, 20, INT8), ia_blocks_delete); });
         Sequence pair(x, 3, 5);
         const int32_t none = 0;
         starve("ia_blocks_copy", [&] { return ia_blocks_copy(pair.blocks, x.pool, 0, 0) == 0; });

@@ -7,15 +7,33 @@
 namespace check {
 namespace {
 
+// How keys and values lie in a block, and what attention computes in.
+struct Form {
+    Precision stored, precision;
+};
+const Form FORMS[] = {{FP32, FP32}, {BF16, BF16}, {INT8, FP32}, {INT8, BF16}};
+
+// A row as int8 and its scale, by a plain loop.
+struct Integers {
+    explicit Integers(const Buffer<float>& row) {
+        for (size_t d = 0; d < row.size(); d++) largest = std::max(largest, std::abs(row[d]));
+        for (size_t d = 0; d < row.size(); d++) values.push_back(largest >= 1e-36f ? std::rint(row[d] * (127.0f / largest)) : 0);
+    }
+    double value(size_t d) const { return double(values[d]) * double(largest / 127.0f); }
+    float largest = 0;
+    std::vector<float> values;
+};
+
 // Keys and values of one KV head in `count` positions, stored through the kernels.
 struct Head {
-    Head(const Kernels& kernels, Precision p, int32_t dim, int32_t count, uint32_t seed)
-        : k(kernels), precision(p), head_dim(dim), positions(count), key_depth(padded_depth(FP32, dim)),
-          value_width((dim + LANES - 1) / LANES * LANES) {
+    Head(const Kernels& kernels, const Form& form, int32_t dim, int32_t count, uint32_t seed)
+        : k(kernels), stored(form.stored), precision(form.precision), head_dim(dim), positions(count),
+          key_depth(padded_depth(FP32, dim)), value_width((dim + LANES - 1) / LANES * LANES) {
         Random random(seed);
         for (int32_t b = 0; b * KEYS < positions; b++) {
             keys.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * key_depth * bytes())));
             values.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * value_width * bytes())));
+            scales.push_back(std::make_unique<Buffer<float>>(size_t(2 * KEYS)));
         }
         Buffer<float> key(static_cast<size_t>(dim)), value(key.size());
         // Not in order, as a cache is written after a rollback.
@@ -27,40 +45,51 @@ struct Head {
 
     void put(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
         const KeyValueBlock at = block(position / KEYS);
-        k.store_key(precision, key.data(), head_dim, key_depth, position % KEYS, at.keys);
-        k.store_value(precision, value.data(), head_dim, position % KEYS, at.values);
+        k.store_key(stored, key.data(), head_dim, key_depth, position % KEYS, at);
+        k.store_value(stored, value.data(), head_dim, position % KEYS, at);
     }
 
     void store(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
         put(position, key, value);
+        const Integers key_integers(key), value_integers(value);
         for (int32_t d = 0; d < head_dim; d++) {
-            CHECK(this->key(position, d) == double(rounded(precision, key[size_t(d)])), "key %d of %d", d, position);
-            CHECK(this->value(position, d) == double(rounded(precision, value[size_t(d)])), "value %d of %d", d, position);
+            const size_t i = size_t(d);
+            const double right = stored == INT8 ? key_integers.value(i) : double(rounded(stored, key[i]));
+            const double right_value = stored == INT8 ? value_integers.value(i) : double(rounded(stored, value[i]));
+            CHECK(this->key(position, d) == right, "key %d of %d: %g != %g", d, position, this->key(position, d), right);
+            CHECK(this->value(position, d) == right_value, "value %d of %d", d, position);
         }
     }
 
-    int bytes() const { return precision == FP32 ? 4 : 2; }
-    KeyValueBlock block(int32_t b) const { return {keys[size_t(b)]->data(), values[size_t(b)]->data()}; }
+    int bytes() const { return stored == FP32 ? 4 : stored == BF16 ? 2 : 1; }
+    KeyValueBlock block(int32_t b) const {
+        float* at = stored == INT8 ? scales[size_t(b)]->data() : nullptr;
+        return {keys[size_t(b)]->data(), values[size_t(b)]->data(), at, at ? at + KEYS : nullptr};
+    }
 
     // Like weights whose output columns are positions …
     double key(int32_t position, int32_t d) const {
-        return packed(keys[size_t(position / KEYS)]->data(), key_depth, position % KEYS, d);
+        const KeyValueBlock at = block(position / KEYS);
+        return packed(at.keys, key_depth, position % KEYS, d) * (at.key_scales ? double(at.key_scales[position % KEYS]) : 1);
     }
     // … and whose input columns are.
     double value(int32_t position, int32_t d) const {
-        return packed(values[size_t(position / KEYS)]->data(), KEYS, d, position % KEYS);
+        const KeyValueBlock at = block(position / KEYS);
+        return packed(at.values, KEYS, d, position % KEYS) * (at.value_scales ? double(at.value_scales[position % KEYS]) : 1);
     }
     double packed(const uint8_t* data, int64_t depth, int64_t column, int64_t k) const {
         const uint8_t* start = data + column / LANES * LANES * depth * bytes();
-        if (precision == FP32) return bits_as<float>(start + (k * LANES + column % LANES) * 4);
+        if (stored == FP32) return bits_as<float>(start + (k * LANES + column % LANES) * 4);
+        if (stored == INT8) return int8_t(start[k * LANES + column % LANES]);
         return from_bf16(bits_as<uint16_t>(start + k / 2 * 64 + column % LANES * 4 + k % 2 * 2));
     }
 
     const Kernels& k;
-    Precision precision;
+    Precision stored, precision;
     int32_t head_dim, positions;
     int64_t key_depth, value_width;
     std::vector<std::unique_ptr<Buffer<uint8_t>>> keys, values;
+    std::vector<std::unique_ptr<Buffer<float>>> scales;
 };
 
 struct Query {
@@ -77,6 +106,7 @@ struct Tile {
         Buffer<uint8_t> query(queries.size() * size_t(head.key_depth) * size_t(row_bytes));
         Buffer<uint8_t> probabilities(queries.size() * KEYS * size_t(row_bytes), 0xff);
         Buffer<float> scores(queries.size() * KEYS, NAN);
+        Buffer<uint8_t> widened(size_t(widened_bytes(head.key_depth)), 0xff);
         Buffer<int32_t> first(queries.size()), end(queries.size());
         for (size_t q = 0; q < queries.size(); q++) {
             k.convert(head.precision, queries[q].values.data(), head.head_dim, head.key_depth,
@@ -96,6 +126,7 @@ struct Tile {
         tile.end = end.data();
         tile.scores = scores.data();
         tile.probabilities = probabilities.data();
+        tile.widened = widened.data();
         k.attend(tile, head.block(b), partials.data());
     }
 
@@ -175,16 +206,16 @@ std::vector<Query> make_queries(const Head& head, int32_t rows, int32_t group, i
 
 // One block and several, ends anywhere in a block, sliding windows, grouped queries, heads of odd sizes.
 void test_values(const Kernels& k) {
-    for (const Precision precision : {FP32, BF16}) {
+    for (const Form& form : FORMS) {
         for (const int32_t dim : {10, 16, 64, 80, 128}) {
             for (const int32_t positions : {1, 16, 37, 256, 257, 700}) {
-                const Head head(k, precision, dim, positions, uint32_t(dim + positions));
+                const Head head(k, form, dim, positions, uint32_t(dim + positions));
                 check_values(head, make_queries(head, 1, 1, 0, 1));
                 check_values(head, make_queries(head, std::min(positions, 5), 3, 0, 2));
                 check_values(head, make_queries(head, std::min(positions, 3), 2, 20, 3));
             }
         }
-        const Head head(k, precision, 64, 600, 11);
+        const Head head(k, form, 64, 600, 11);
         check_values(head, make_queries(head, 16, 4, 0, 4));    // 64 queries, the largest tile
         check_values(head, make_queries(head, 7, 1, 300, 5));   // a window over two blocks and a piece of a third
         check_values(head, make_queries(head, 70, 1, 50, 6));   // rows of which some see nothing of a block
@@ -198,9 +229,9 @@ bool same(const Partial& a, const Partial& b, int32_t size) {
 
 // A query's part of a block has the same bits alone and among up to 64 others that see more or less of the block.
 void test_queries_alone(const Kernels& k) {
-    for (const Precision precision : {FP32, BF16}) {
+    for (const Form& form : FORMS) {
         for (const int32_t window : {0, 30}) {
-            const Head head(k, precision, 40, 300, 12);
+            const Head head(k, form, 40, 300, 12);
             for (const int32_t rows : {2, 3, 8, 9, 16, 50}) {
                 const std::vector<Query> queries = make_queries(head, rows, rows > 16 ? 1 : 4, window, uint32_t(rows));
                 for (int32_t b = 0; b < 2; b++) {
@@ -220,8 +251,8 @@ void test_queries_alone(const Kernels& k) {
 // Products so small that they round to -0 in all chains of a sum, which the zeros of positions that only a neighbour sees
 // would turn into +0.
 void test_zeros(const Kernels& k) {
-    for (const Precision precision : {FP32, BF16}) {
-        Head head(k, precision, 24, 256, 15);
+    for (const Form& form : FORMS) {
+        Head head(k, form, 24, 256, 15);
         const Buffer<float> large(24, 20.0f), small(24, 3.0f), zero(24, 0.0f), least(24, -1e-10f), one(24, 1.0f);
         for (int32_t i = 0; i < 256; i++) head.put(i, i ? small : large, i == 0 ? zero : i < 5 ? least : one);
         const Query query{std::vector<float>(24, 1.0f), 0, 5}, neighbour{std::vector<float>(24, 1.0f), 0, 200};
@@ -233,9 +264,9 @@ void test_zeros(const Kernels& k) {
 
 // What a rolled-back draft left behind the end of a sequence, however large, does not show.
 void test_stale_rows(const Kernels& k) {
-    for (const Precision precision : {FP32, BF16}) {
+    for (const Form& form : FORMS) {
         for (const int32_t end : {1, 15, 16, 100, 241}) {
-            Head clean(k, precision, 24, 256, 13);
+            Head clean(k, form, 24, 256, 13);
             const std::vector<Query> queries = {{std::vector<float>(24, 0.5f), 0, end}, {std::vector<float>(24, -0.5f), 0, end}};
             const Tile before(clean, queries, 0);
             Buffer<float> key(24, 1e18f), value(24, -3e38f);
@@ -249,12 +280,12 @@ void test_stale_rows(const Kernels& k) {
 // Nor do rows of NaN or infinity, which zero times anything does not take away: behind a sequence's end, in front of its
 // window, and rows of the same pass that only queries behind this one see. Those that see such a row get it.
 void test_rows_that_are_no_numbers(const Kernels& k) {
-    for (const Precision precision : {FP32, BF16}) {
+    for (const Form& form : FORMS) {
         for (const int32_t dim : {24, 64}) {
             const std::vector<float> x(size_t(dim), 0.5f), y(size_t(dim), -0.5f);
             for (const float bad : {NAN, INFINITY, -INFINITY}) {
                 for (const auto& [first, end] : {std::pair{0, 1}, {0, 16}, {0, 17}, {0, 100}, {37, 100}, {48, 241}, {3, 256}}) {
-                    Head head(k, precision, dim, 256, 14);
+                    Head head(k, form, dim, 256, 14);
                     const std::vector<Query> queries = {{x, first, end}, {y, first, end}};
                     const Tile before(head, queries, 0);
                     const Buffer<float> row(size_t(dim), bad);
@@ -303,7 +334,26 @@ void test_merge(const Kernels& k) {
 
 }  // namespace
 
+// Rows of int8 whose values are all alike, zero, too small for their reciprocals, or half way between two integers.
+void test_integers(const Kernels& k) {
+    Head head(k, {INT8, FP32}, 20, 256, 16);
+    Buffer<float> key(20), value(20);
+    const float sizes[] = {0.0f, 1.0f, -1.0f, 1e-30f, 3e38f, 1e-36f, 9e-37f, 1e-44f};
+    for (size_t i = 0; i < std::size(sizes); i++) {
+        for (size_t d = 0; d < 20; d++) key[d] = sizes[i], value[d] = sizes[i] * ((float(d) - 10) / 10);
+        head.store(int32_t(i), key, value);
+        const float largest = std::abs(sizes[i]);
+        CHECK(head.key(int32_t(i), 3) == (largest >= 1e-36f ? std::copysign(127.0 * double(largest / 127.0f), double(sizes[i])) : 0), "%g", double(sizes[i]));
+    }
+    for (size_t d = 0; d < 20; d++) key[d] = d ? float(d) + 0.5f : 127.0f, value[d] = -key[d];
+    head.store(100, key, value);
+    for (int32_t d = 1; d < 20; d++) {
+        CHECK(head.key(100, d) == (d + d % 2) && head.value(100, d) == -(d + d % 2), "%d: %g", d, head.key(100, d));
+    }
+}
+
 void test_attention(const Kernels& k) {
+    test_integers(k);
     test_values(k);
     test_queries_alone(k);
     test_zeros(k);

@@ -12,13 +12,13 @@ namespace {
 
 // A prompt up to just before a block's end (the positions before it hold nothing, which is as good as anything), and rows
 // across it: one by one, together, and beside another sequence.
-void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more_threads) {
+void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more_threads, bool int8 = false) {
     std::vector<float> first_prompt, one_by_one;
     std::vector<uint8_t> first_image;
     const std::vector<int32_t> prompt = some_tokens(70, 1), steps = some_tokens(16, 2), other = some_tokens(5, 3);
     for (int run = 1; run <= (more_threads ? 5 : 3); run++) {
         const int threads = run < 3 ? run : run - 1;
-        Fixture x(k, f, kind, threads, run == 3 || run == 4);
+        Fixture x(k, f, kind, threads, run == 3 || run == 4, int8);
         const std::vector<uint8_t> image(x.model->image(), x.model->image() + x.model->image_bytes());
         if (threads == 1) first_image = image;
         CHECK(image == first_image, "%s, %s: packed by %d threads", f.name, kind.name, threads);
@@ -68,8 +68,8 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
 }
 
 // Drafting in one call gives the tokens of single greedy passes, across a block's end, and their probabilities.
-void check_draft(const Kernels& k, const Format& f, const Kind& kind) {
-    Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1);
+void check_draft(const Kernels& k, const Format& f, const Kind& kind, bool int8 = false) {
+    Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1, false, int8);
     const Table table(x, 300);
     x.append(table, 245 - 40, some_tokens(40, 4));
     std::vector<int32_t> feed = some_tokens(3, 5), expected;
@@ -175,8 +175,8 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
 }
 
 // A row of several sequences that share blocks has the bits of sequences of their own; and a copied block is the same.
-void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes) {
-    Fixture x(k, f, kind, 3, several_nodes);
+void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes, bool int8 = false) {
+    Fixture x(k, f, kind, 3, several_nodes, int8);
     const std::vector<int32_t> text = some_tokens(290, 13), steps = some_tokens(2, 14);
     const Table table(x, 300);
     x.append(table, 0, text);
@@ -219,45 +219,56 @@ void check_division(const Kernels& k) {
 }
 
 // Blocks are zero at first, lie side by side, hold what is written to their ends, are copied whole, and are zero again
-// when they were discarded, while their neighbours are not.
+// when they were discarded, while their neighbours are not. Those of int8 have scales beside half the bytes of bf16.
+void check_blocks(const Fixture& x, const char* name, Precision stored) {
+    const Blocks blocks(*x.model, 3, stored);
+    CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name, long(blocks.count()));
+    CHECK(blocks.attention_precision() == (stored == INT8 ? x.model->attention_precision() : stored), "%s", name);
+    const int64_t element = stored == FP32 ? 4 : stored == BF16 ? 2 : 1, scale_bytes = stored == INT8 ? KEYS * 4 : 0;
+    const int64_t key_bytes = KEYS * x.model->key_depth() * element, value_bytes = KEYS * x.model->value_width() * element;
+    const int64_t each = Blocks::bytes_each(*x.model, stored);
+    CHECK(each == 4 * (key_bytes + value_bytes + 2 * scale_bytes), "%s: %ld bytes a block", name, long(each));
+    std::set<uint8_t*> seen;
+    const auto parts = [&](int32_t id, auto&& use) {
+        for (int32_t layer = 0; layer < 2; layer++) {
+            for (int32_t h = 0; h < 2; h++) {
+                const KeyValueBlock block = blocks.at(id, layer, h);
+                use(block.keys, size_t(key_bytes)), use(block.values, size_t(value_bytes));
+                CHECK(!block.key_scales == (stored != INT8) && !block.value_scales == (stored != INT8), "%s: scales", name);
+                if (scale_bytes) use(reinterpret_cast<uint8_t*>(block.key_scales), size_t(scale_bytes));
+                if (scale_bytes) use(reinterpret_cast<uint8_t*>(block.value_scales), size_t(scale_bytes));
+            }
+        }
+    };
+    const auto holds = [&](int32_t id, uint8_t value) {
+        bool all = true;
+        parts(id, [&](uint8_t* start, size_t size) { all &= std::all_of(start, start + size, [=](uint8_t v) { return v == value; }); });
+        return all;
+    };
+    for (int32_t id = 0; id < 3; id++) {
+        CHECK(holds(id, 0), "%s: block %d is not empty", name, id);
+        parts(id, [&](uint8_t* start, size_t size) {
+            std::memset(start, 7 + id, size);
+            CHECK(seen.insert(start).second, "%s: given twice", name);
+        });
+    }
+    Pool pool(3, nullptr);
+    blocks.copy(pool, 0, 2);
+    CHECK(holds(0, 7) && holds(1, 8) && holds(2, 7), "%s: a copy", name);
+    const int32_t ids[] = {2, 0};
+    blocks.discard(ids, 2);
+    CHECK(holds(1, 8), "%s: a neighbour of discarded blocks", name);
+    const int32_t whole[] = {1, 0, 2};
+    blocks.discard(whole, 3);
+    CHECK(holds(0, 0) && holds(1, 0) , "%s: discarded", name);
+}
+
 void check_blocks(const Kernels& k) {
     for (const Format& f : FORMATS) {
         const Fixture x(k, f, KINDS[0], 2);
-        const Blocks blocks(*x.model, 3);
-        CHECK(blocks.count() == 3 && blocks.fits(*x.model), "%ld", long(blocks.count()));
-        const int64_t element = f.precision == FP32 ? 4 : 2;
-        const int64_t key_bytes = KEYS * x.model->key_depth() * element, value_bytes = KEYS * x.model->value_width() * element;
-        CHECK(Blocks::bytes_each(*x.model) == 4 * (key_bytes + value_bytes), "%ld bytes a block", long(Blocks::bytes_each(*x.model)));
-        std::set<uint8_t*> seen;
-        const auto parts = [&](int32_t id, auto&& use) {
-            for (int32_t layer = 0; layer < 2; layer++) {
-                for (int32_t h = 0; h < 2; h++) {
-                    const KeyValueBlock block = blocks.at(id, layer, h);
-                    use(block.keys, size_t(key_bytes)), use(block.values, size_t(value_bytes));
-                }
-            }
-        };
-        const auto holds = [&](int32_t id, uint8_t value) {
-            bool all = true;
-            parts(id, [&](uint8_t* start, size_t size) { all &= std::all_of(start, start + size, [=](uint8_t v) { return v == value; }); });
-            return all;
-        };
-        for (int32_t id = 0; id < 3; id++) {
-            CHECK(holds(id, 0), "%s: block %d is not empty", f.name, id);
-            parts(id, [&](uint8_t* start, size_t size) {
-                std::memset(start, 7 + id, size);
-                CHECK(seen.insert(start).second, "%s: given twice", f.name);
-            });
+        for (const Precision stored : {FP32, BF16, INT8}) {
+            if (stored != FP32 || f.precision == FP32) check_blocks(x, f.name, stored);
         }
-        Pool pool(3, nullptr);
-        blocks.copy(pool, 0, 2);
-        CHECK(holds(0, 7) && holds(1, 8) && holds(2, 7), "%s: a copy", f.name);
-        const int32_t ids[] = {2, 0};
-        blocks.discard(ids, 2);
-        CHECK(holds(1, 8), "%s: a neighbour of discarded blocks", f.name);
-        const int32_t whole[] = {1, 0, 2};
-        blocks.discard(whole, 3);
-        CHECK(holds(0, 0) && holds(1, 0) , "%s: discarded", f.name);
     }
 }
 
@@ -313,6 +324,10 @@ void test_model(const Kernels& k) {
             check_drafts(k, f, kind);
             check_choices(k, f, kind);
             check_sharing(k, f, kind, &kind == KINDS);
+            if (f.precision != FP32 && f.precision != BF16) continue;  // whose attention is that of bf16
+            check_passes(k, f, kind, false, true);
+            check_draft(k, f, kind, true);
+            check_sharing(k, f, kind, &kind == KINDS, true);
         }
     }
     check_division(k);

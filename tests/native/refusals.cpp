@@ -208,8 +208,14 @@ void check_batches(const Kernels& k) {
         pass([](Batch& b, Stretch&) { b.vocabulary = 16, b.stride = 16; });
         if (!x.model->spec.positions) CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));
         if (!x.model->spec.positions) CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Stretch& s) { s.table_start = 3, s.table_rows = 5; }));
-        CHECK_REFUSED("a pool of 0 blocks", Blocks(*x.model, 0));
-        CHECK_REFUSED("a pool of 2147483648", Blocks(*x.model, int64_t(1) << 31));
+        CHECK_REFUSED("a pool of 0 blocks", Blocks(*x.model, 0, BF16));
+        CHECK_REFUSED("a pool of 2147483648", Blocks(*x.model, int64_t(1) << 31, BF16));
+        const Fixture wide(k, FORMATS[0], kind, 1), narrow(k, FORMATS[1], kind, 1);
+        CHECK_REFUSED("in precision 0 for attention in precision 1", Blocks(*narrow.model, 1, FP32));
+        CHECK_REFUSED("in precision 3 for attention in precision 0", Blocks(*wide.model, 1, INT4));
+        CHECK(!Blocks(*x.model, 1, INT8).fits(*narrow.model) && Blocks(*x.model, 1, INT8).fits(*x.model), "int8");
+        CHECK(!Blocks(*wide.model, 1, FP32).fits(*narrow.model), "fp32");
+        CHECK(Blocks(*wide.model, 1, BF16).fits(*narrow.model), "bf16");
         CHECK_REFUSED("block -1 of a pool of 23", x.blocks->copy(x.pool, 0, -1));
         CHECK_REFUSED("block 23 of a pool of 23", x.blocks->copy(x.pool, 23, 0));
         const int32_t beyond[] = {0, 23};
@@ -217,6 +223,7 @@ void check_batches(const Kernels& k) {
         Spec spec = x.model->spec;
         const std::vector<int32_t> windows(size_t(spec.layers), 0);
         Model empty(spec, windows.data(), &k);
+        CHECK_REFUSED("keys of int8 for a model without weights", Blocks(empty, 1, INT8));
         const Pass made = x.make_pass({1}, {0}, {&table}, logits.data());
         const Batch& batch = made.batch;
         CHECK_REFUSED("no weights yet", Forward(empty, x.pool, x.workspace, batch));

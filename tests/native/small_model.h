@@ -96,14 +96,13 @@ struct Pass {
 struct Fixture {
     static constexpr int32_t BLOCKS = 23;
 
-    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, bool several_nodes = false)
+    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, bool several_nodes = false, bool int8 = false)
         : pool(threads, nullptr, several_nodes), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
         Spec spec = base_spec(f);
         kind.change(spec);
         const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
         model = std::make_unique<Model>(spec, windows.data(), &k);
         model->allocate();
-        blocks = std::make_unique<Blocks>(*model, BLOCKS);
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
@@ -117,6 +116,7 @@ struct Fixture {
                       "%s: weight %d may have another shape", kind.name, shape.slot);
             }
         }
+        blocks = std::make_unique<Blocks>(*model, BLOCKS, int8 ? INT8 : model->attention_precision());
         const int32_t dim = spec.head_dim;
         for (int32_t i = 0; i < POSITIONS * dim; i++) {
             const double angle = i / dim * std::pow(1e4, -2.0 * (i % dim % (dim / 2)) / dim);

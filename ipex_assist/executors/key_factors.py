@@ -1,0 +1,59 @@
+"""How large each channel of a model's keys is: what their int8 form is divided by."""
+
+from __future__ import annotations
+
+import torch
+
+from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.weights import Norm, Weights
+from ipex_assist.models.spec import DecoderSpec
+
+_ROWS = 16
+_LAST_32 = (1 << 32) - 1
+
+
+@torch.inference_mode()
+def key_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> list[torch.Tensor]:
+    """Powers of two (kv_heads, 1, head_dim) of each layer, near the square root of the size of its keys' channels.
+
+    Channels of a key may lie a hundredfold apart, and always the same ones do (large biases): by one scale for all of
+    them the small ones would be nothing but rounding. The factors halve that distance, as in SmoothQuant (Xiao et al.
+    2022, arXiv:2211.10438). The two channels that rotation turns against each other have one factor. What the keys are
+    is seen on rows of +1 and -1, weighted as the norm before them weights its rows: a matter of the weights alone. The
+    native core does the same (key_factors.cpp).
+    """
+    return [_layer_factors(spec, weights, kernels, index) for index in range(spec.num_hidden_layers)]
+
+
+def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index: int) -> torch.Tensor:
+    layer = weights.layers[index]
+    weight, bias = _norm_before(spec, weights, index)
+    rows = signs(_ROWS, spec.hidden_size)
+    rows = rows if weight is None else rows * weight.float()
+    rows = rows if bias is None else rows + bias.float()
+    first, size = spec.query_size, spec.key_value_size
+    keys = layer.qkv(rows.to(kernels.dtype))[:, first : first + size]
+    keys = keys.reshape(_ROWS, spec.num_key_value_heads, spec.head_dim)
+    if layer.k_norm is not None:
+        keys = kernels.rms_norm(keys.contiguous(), layer.k_norm, spec.norm_eps)
+    squares = keys.double().square().mean(0)
+    if spec.rope is not None:
+        squares = (squares + squares.roll(spec.head_dim // 2, -1)) / 2
+    exponents = (squares.log2() / 4).round().clamp(-30, 30)
+    known = torch.isfinite(squares) & (squares > 0)
+    return torch.where(known, exponents, 0).exp2().float()[:, None]
+
+
+def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
+    """The norm whose rows a layer's keys are made of, none where they are an embedding's."""
+    if not spec.post_norm:
+        return weights.layers[index].attention_norm
+    return weights.layers[index - 1].mlp_norm if index else (None, None)
+
+
+def signs(rows: int, width: int) -> torch.Tensor:
+    """+1 or -1 (rows, width): the last bit of a number's hash, which has no structure that weights may have."""
+    number = torch.arange(rows * width)
+    number = (number * 0x9E3779B1) & _LAST_32
+    number = ((number ^ (number >> 15)) * 0x85EBCA77) & _LAST_32
+    return ((number ^ (number >> 13)) & 1).float().view(rows, width) * 2 - 1
