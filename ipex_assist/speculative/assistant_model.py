@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
 from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.propose import DraftCall, RowsCall, Steps, propose_alone
@@ -90,7 +91,11 @@ class AssistantModel:
             except LogitsError:
                 raise LogitsError("the assistant", len(tokens)) from None
             return Proposal(drafted, confidence, len(pending))
-        return (yield from self._decode(tokens, pending, k, min_confidence, left_out))
+        try:
+            return (yield from self._decode(tokens, pending, k, min_confidence, left_out))
+        except IpexAssistError:  # no block is left for a drafted token, say: those before it are nobody's
+            self.accept(0)
+            raise
 
     def accept(self, count: int) -> None:
         """Forget the rows of rejected tokens; the last drafted token was never fed, so it has none."""

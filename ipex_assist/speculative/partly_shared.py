@@ -33,7 +33,7 @@ class PartlyShared:
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """What the assistant says, and nothing right behind a token it does not know."""
+        """What the assistant says up to a token it does not know, and nothing right behind one."""
         return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
 
     def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
@@ -43,7 +43,14 @@ class PartlyShared:
             return Proposal([])
         left_out = (self._left_out[0], self._left_out[1])
         steps = self._model.steps(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
-        return (yield from steps)
+        proposal = yield from steps
+        # An id that is the target's alone may have a row, and so a logit: what is left out of the text must not be in
+        # the assistant's sequence either.
+        known = next((i for i, token in enumerate(proposal.tokens) if not self._reads(token)), len(proposal.tokens))
+        if known == len(proposal.tokens):
+            return proposal
+        self._model.accept(known)
+        return Proposal(proposal.tokens[:known], proposal.confidence[:known], proposal.read)
 
     def accept(self, count: int) -> None:
         """Tell the assistant, which has read as many of its own tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from distributions import assert_follows, probabilities
 
 import ipex_assist
 from ipex_assist import api
+from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.costs import Costs
@@ -248,6 +250,50 @@ def test_the_text_is_read_without_unknown_tokens(tmp_path: Path) -> None:
     assert ours.propose(text, 3) == Proposal([])
     assert ours.propose([*text, 4, 15, 4], 3) == plain.propose([3, 7, 1, 2, 4, 4], 3)
     assert ours.propose([*text, 4, 15, 4, 13], 3) == Proposal([])
+
+
+@pytest.mark.parametrize("masked", [frozenset(), frozenset({4})], ids=["one call", "pass by pass"])
+def test_unknown_tokens_with_rows(masked: frozenset[int], tmp_path: Path) -> None:
+    """The assistant has rows for ids that it must not read, and likes them: they are not drafted, and what it keeps of
+    accepted drafts is the text without them. So a source that drafted before says what a new one does.
+    """
+    model = small(tmp_path / "one", 12)
+    unknown = frozenset({1, 3, 6, 7, 8})
+    cut_short = 0
+
+    def source() -> PartlyShared:
+        return PartlyShared(AssistantModel(model, GREEDY, 20, None, 80, masked), unknown)
+
+    for seed in range(12):
+        chance, ours = random.Random(seed), source()
+        text = [chance.randrange(14) for _ in range(4)]
+        while len(text) < 70:
+            proposal = ours.propose(text, chance.randrange(1, 6))
+            anew = source().propose(text, max(1, len(proposal.tokens)))
+            assert (proposal.tokens, proposal.confidence) == (anew.tokens, anew.confidence)
+            assert not unknown.intersection(proposal.tokens)
+            assert len(proposal.tokens) == len(proposal.confidence)
+            cut_short += text[-1] < 12 and text[-1] not in unknown and len(proposal.tokens) < 1
+            kept = chance.randrange(len(proposal.tokens) + 1)
+            if proposal.tokens:
+                ours.accept(kept)
+            text += [*proposal.tokens[:kept], *(chance.randrange(14) for _ in range(chance.randrange(1, 4)))]
+    assert cut_short, "the assistant never drafted such an id at once: this shows nothing"
+
+
+def test_a_draft_without_blocks_never_happened(tmp_path: Path) -> None:
+    """Memory ends in the midst of a draft that goes pass by pass: the next one is that of a new source."""
+    model = small(tmp_path / "one", 12, "torch")
+    ours = AssistantModel(model, GREEDY, 20, masked=frozenset({4}))
+    steps = ours.steps([3, 7, 1], 4)
+    call = next(steps)
+    for _ in range(2):
+        call = steps.send(model.forward([call.rows], call.vocabulary))  # type: ignore[union-attr]
+    with pytest.raises(NoBlocksError):
+        steps.throw(NoBlocksError(1, 0, 5))
+    text = [3, 7, 1, 9, 9, 9, 2]
+    anew = AssistantModel(model, GREEDY, 20, masked=frozenset({4}))
+    assert ours.propose(text, 4).tokens == anew.propose(text, 4).tokens
 
 
 def test_a_text_of_unknown_tokens_alone(tmp_path: Path) -> None:
