@@ -71,7 +71,7 @@ class Engine:
         Raises IpexAssistError where the text could never fit.
         """
         limit = options.max_new_tokens if limit is None else limit
-        self._check_fits(len(tokens) + limit)
+        self._check_fits(len(tokens) + limit - 1)  # nothing is read behind the last token
         request = self._request(list(tokens), options, limit, draft, schedule)
         request.number = next(self._numbers)
         self._arrived.append(request)
@@ -156,8 +156,8 @@ class Engine:
         blocks = self.target.blocks
         if blocks is not None and -(-tokens // blocks.size) > blocks.count:
             raise IpexAssistError(
-                f"the keys and values of {tokens} tokens, prompt and text, do not fit into the memory that is left for "
-                f"them, which holds {blocks.count * blocks.size}: shorten them, or give more by --kv-memory"
+                f"the keys and values of {tokens} tokens, prompt and text, take {-(-tokens // blocks.size)} blocks of "
+                f"{blocks.size}, and there is memory for {blocks.count}: shorten them, or give more by --kv-memory"
             )
 
     def _request(

@@ -60,6 +60,10 @@ class Room:
         part = sequence.length % size and blocks.references(held[sequence.length // size]) > 1
         return max(0, more) + bool(part)
 
+    def holds(self, request: Request) -> bool:
+        """Whether a request has blocks."""
+        return self._blocks is not None and isinstance(request.sequence, HasBlocks) and bool(request.sequence.blocks)
+
     def make(self, blocks: int) -> bool:
         """Have so many blocks free, giving up prefixes that nobody uses. False where that is not enough."""
         if self._blocks is None:

@@ -97,6 +97,8 @@ class Work:
 
     def _run_alone(self) -> None:
         for request in list(self.running):
+            if request not in self.running:  # it was put back for another
+                continue
             try:
                 self._run([request])
             except Exception as error:
@@ -140,17 +142,27 @@ class Work:
         return self._chunks.rows(going, self.drafts.pass_s(going) if going else None)
 
     def _make_room(self, parts: list[Part]) -> list[Part]:
-        """Return the parts for which there are blocks: drafts go first, then the youngest request is put back."""
+        """Return the parts for which there are blocks: drafts go first, then the youngest request is put back.
+
+        That may be one which waits for its turn in a later pass, and holds blocks of a beginning meanwhile.
+        """
         parts = [part for part in parts if not part.request.over]
-        if self.room.make(sum(self.room.needs(part.rows()) for part in parts)):
+        if self._room_for(parts):
             return parts
         for part in parts:
             part.drop_proposal()
-        while len(parts) > 1 and not self.room.make(sum(self.room.needs(part.rows()) for part in parts)):
-            youngest = max(parts, key=lambda part: part.request.number)
-            parts.remove(youngest)
-            self._put_back(youngest.request)
+        while not self._room_for(parts):
+            passing = [part.request for part in parts]
+            holding = [request for request in self.running if request in passing or self.room.holds(request)]
+            if len(holding) < 2:
+                break
+            youngest = max(holding, key=lambda request: request.number)
+            parts = [part for part in parts if part.request is not youngest]
+            self._put_back(youngest)
         return parts
+
+    def _room_for(self, parts: list[Part]) -> bool:
+        return self.room.make(sum(self.room.needs(part.rows()) for part in parts))
 
     def _put_back(self, request: Request) -> None:
         """Give up a request's memory; it is computed again later."""
