@@ -1,0 +1,82 @@
+"""The soak: a short one passes, and what it is there to find it finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import pytest
+import soak
+from conftest import HAS_NATIVE
+
+from ipex_assist.engine.prefix_cache import PrefixCache
+from ipex_assist.env.errors import IpexAssistError
+
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")]
+SHORT = ["--minutes", "0.05", "--interval", "1", "--check", "0.3", "--most-growth", "1000"]
+
+
+@pytest.fixture(autouse=True)
+def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    monkeypatch.setattr(soak, "SMALL", soak.SMALL | small)
+    monkeypatch.setattr(soak, "leave_cores_to_native", lambda: None)
+    ticks = itertools.count()
+    monkeypatch.setattr(soak, "monotonic", lambda: next(ticks) / 100)  # so many passes a second, on any machine
+
+
+def test_a_short_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts that are put back, prefixes that are found, drafts that are right, and nothing to complain of."""
+    assert soak.soak(soak.parse(SHORT)) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (totals,) = found["table"]
+    for count in ("finished", "cancelled", "put back", "prefix tokens", "accepted", "compared"):
+        assert totals[count] > 0, count
+    assert found["complaints"] == []
+    assert found["samples"][0]["lost"] == 0
+
+
+def test_a_lost_block_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reference too many of a block that the prefix cache gives up."""
+    give_up = PrefixCache.give_up
+    lost: list[int] = []
+
+    def losing(self: PrefixCache) -> bool:
+        if len(self) and not lost:
+            lost.append(next(iter(self._nodes)).block)
+            self._pool.share(lost[0])
+        return give_up(self)
+
+    monkeypatch.setattr(PrefixCache, "give_up", losing)
+    assert soak.soak(soak.parse(SHORT)) == 1
+    assert lost
+    assert "1 blocks of keys and values are lost" in capsys.readouterr().err
+
+
+def test_a_wrong_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a draft that the target does not choose had been kept."""
+    read = soak.Soak._read
+
+    def wrong(self: soak.Soak, client: soak.Client) -> None:
+        if client.text:
+            client.text[0] = (client.text[0] + 1) % 256
+        read(self, client)
+
+    monkeypatch.setattr(soak.Soak, "_read", wrong)
+    with pytest.raises(IpexAssistError, match=r"differs from the text alone, with --seed 0 after \d+ requests"):
+        soak.soak(soak.parse(SHORT))
+
+
+def test_what_is_wrong_with_samples() -> None:
+    """Memory that grows while it should be warm, and no other growth."""
+    flat = [soak.Sample(60.0 * n, 100.0 + (n < 3) * n + n % 2, 5, 0, 1.0, 1, 1, 0) for n in range(1, 13)]
+    growing = [dataclasses.replace(each, rss_mib=100 + each.active_s / 30) for each in flat]
+
+    def of(samples: Any) -> list[str]:
+        return soak.complaints(samples, 120, 8)
+
+    assert of(flat) == of(growing[:3]) == of([]) == []
+    (complaint,) = of(growing)
+    assert "grew by 14.0 MiB after the warm-up, from 108.0 MiB" in complaint
