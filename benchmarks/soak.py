@@ -234,7 +234,7 @@ class Pair:
             )
         )
         if not args.kv_memory:  # so little that texts get into each other's way
-            block = self.target.packed.block_bytes + self.assistant.packed.block_bytes
+            block = self.target.block_bytes + self.assistant.block_bytes
             memory.limit = block * max(args.concurrency, 6)
         self.vocabulary = min(self.target.spec.vocab_size, self.assistant.spec.vocab_size)
         self.drafting = Drafting(
@@ -243,7 +243,7 @@ class Pair:
             self.assistant,
             lookup=True,
         )
-        alone = KvMemory(self.target.packed.block_bytes * -(-self.target.spec.context_length // 256))
+        alone = KvMemory(self.target.block_bytes * -(-self.target.spec.context_length // 256))
         self._alone = NativeModel(self.target.packed, alone)
         self.blocks = self.target.blocks
 

@@ -326,11 +326,12 @@ def add_flags(group: argparse._ActionsContainer, cls: type[Options], names: Iter
         if each.name not in table or (names is not None and each.name not in names):
             continue
         one = table[each.name]
+        if not (flags := flags_of(each.name, one)):
+            continue
         keywords = {"default": None, "help": described(default_of(each), one), **one.kind.keywords()}
         if not isinstance(one.kind, Switch):
             keywords |= {"type": read_flag(cls, each.name), "metavar": one.metavar}
-        if flags := flags_of(each.name, one):
-            group.add_argument(*flags, **keywords)
+        group.add_argument(*flags, **keywords)
 
 
 def described(default: Any, one: Option) -> str:

@@ -186,7 +186,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         log.warning(
             "--kv-memory: no effect with --executor %s, where each text has memory of its own", request.executor
         )
-    kv_memory = KvMemory(options.kv_memory)
+    kv_memory = KvMemory(options.kv_memory, options.kv_share)
     started = time.perf_counter()
     target = load_model(
         request.checkpoint,

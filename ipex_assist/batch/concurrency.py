@@ -10,10 +10,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ipex_assist.batch.prompts import Entry
-from ipex_assist.commands.load import memory_need
+from ipex_assist.commands.load import memory_need, runs_native
 from ipex_assist.commands.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
+from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ log = logging.getLogger("ipex_assist")
 
 MOST = 16  # unless more are asked for: beyond that a pass is bound by arithmetic, and wins little
 LINE_BYTES_PER_TOKEN = 3  # English has four, code and most other scripts fewer
-BLOCK = 256  # tokens; keys and values are given out in such blocks
 
 
 def longest_texts(entries: Iterable[Entry], count: int = MOST) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def fitting(sizes: Sequence[int], room: int) -> int:
 class InstanceNeed:
     """Bytes of an instance: `base` without texts (None: not known), and those of each text, the longest first.
 
-    kv_limit: what all texts together do not exceed, however many there are (--kv-memory).
+    kv_limit: what all texts together take in the end, however many there are (--kv-memory).
     """
 
     base: int | None
@@ -54,15 +54,14 @@ class InstanceNeed:
         """By the headers and configs of the models. texts: tokens of each; none: one of usual length."""
         need = memory_need(load, max_new_tokens, offline=load.offline, texts=texts)
         base = None if need.total is None else need.total - need.kv
-        return cls(base, need.texts, load.kv_memory)
+        return cls(base, need.texts, load.kv_memory if runs_native(load) else None)
 
     @property
     def total(self) -> int | None:
         """Bytes for all purposes; None where that is not known."""
         if self.base is None:
             return None
-        kv = sum(self.texts)
-        return self.base + (kv if self.kv_limit is None else min(kv, self.kv_limit))
+        return self.base + (sum(self.texts) if self.kv_limit is None else self.kv_limit)
 
 
 def check_memory_of_all(need: InstanceNeed, instances: int, available: int | None) -> None:
@@ -95,16 +94,16 @@ def concurrency_of(model: TextModel, settings: WorkerSettings) -> int:
         return 1
     if settings.concurrency is not None:
         return settings.concurrency
-    need = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts)
-    room = read_memory().available // settings.neighbours
-    if need.kv_limit is not None:
-        room = min(room, need.kv_limit) if room else need.kv_limit
-    # What is not known to be too much is tried: where blocks of memory run out, texts wait for each other.
-    chosen = max(1, fitting(need.texts, room) if room else len(need.texts))
-    log.info(
-        "prompts in flight: %d (%s of %s for keys and values, by the longest prompts; --concurrency says otherwise)",
-        chosen,
-        gib(sum(need.texts[:chosen])),
-        gib(room),
-    )
+    blocks = model.kv_blocks
+    if blocks is not None:  # all models of it have as many
+        wanted = [-(-tokens // blocks.size) for tokens in settings.texts]
+        chosen = max(1, fitting(wanted, blocks.count))
+        how = f"{sum(wanted[:chosen])} of {blocks.count} blocks of {blocks.size} tokens"
+    else:
+        sizes = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts).texts
+        room = read_memory().available // settings.neighbours
+        # What is not known to be too much is tried.
+        chosen = max(1, fitting(sizes, room) if room else len(sizes))
+        how = f"{gib(sum(sizes[:chosen]))} of {gib(room)} for keys and values"
+    log.info("prompts in flight: %d (%s, by the longest prompts; --concurrency says otherwise)", chosen, how)
     return chosen

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from ipex_assist.batch.concurrency import concurrency_of
@@ -138,8 +138,11 @@ def _load(settings: WorkerSettings) -> TextModel:
     configure_messages(settings.verbose, "%(message)s", progress=False)
     from ipex_assist.commands.load import load_models
 
+    load = settings.load
+    if settings.neighbours > 1 and load.kv_memory is None:
+        load = replace(load, kv_share=1 / settings.neighbours)
     model, _ = load_models(
-        settings.load,
+        load,
         settings.max_new_tokens,
         settings.threads,
         verbose=settings.verbose,

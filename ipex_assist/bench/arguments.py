@@ -160,7 +160,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def pair_options(args: argparse.Namespace) -> PairOptions:
     """What parsed flags ask to be loaded."""
-    names = ("universal", "draft_vocabulary", "recalibrate", "executor", "cache_packed", "revision", "offline")
+    names = (
+        "universal",
+        "draft_vocabulary",
+        "recalibrate",
+        "executor",
+        "kv_memory",
+        "cache_packed",
+        "revision",
+        "offline",
+    )
     load = LoadOptions.of(
         target=args.model,
         assistant=args.assistant_model if args.assisted is not False else NONE,
@@ -177,6 +186,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         max_new_tokens=max(args.max_new_tokens),
         threads=args.threads,
         verbose=args.verbose,
+        concurrency=max(args.concurrency, default=1),
     )
 
 

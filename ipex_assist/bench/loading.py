@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,22 @@ from ipex_assist.bench.options import PairOptions
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.load import leave_cores_to_native, memory_need
-from ipex_assist.commands.memory_need import PROMPT_TOKENS, MemoryNeed, check_memory
+from ipex_assist.commands.load import leave_cores_to_native, memory_need, runs_native
+from ipex_assist.commands.memory_need import (
+    PROMPT_TOKENS,
+    MemoryNeed,
+    check_memory,
+    need_of,
+    wanted_rows,
+    within,
+)
 from ipex_assist.env.memory import release_free_memory
-from ipex_assist.executors.traffic import linear_bytes, table_bytes
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.model_bytes import ModelBytes, library_bytes, native_bytes
+from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, kv_precision_of, kv_sizes
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.speculative.assistant_name import SELF
 
 if TYPE_CHECKING:
@@ -76,23 +86,26 @@ def _combinations(asked: PairOptions) -> list[tuple[str | None, str | None]]:
 
 
 def _need(asked: PairOptions, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints) -> MemoryNeed:
+    texts = ((asked.prompt_tokens or PROMPT_TOKENS) + asked.max_new_tokens,) * asked.concurrency
     if not asked.random_weights:
         load = replace(asked.load, precision=precision, assistant_precision=draft)
-        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints)
+        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, texts=texts)
     precision = precision or "bf16"
-    target = _spec(_target(asked))
-    length = min(asked.max_new_tokens + (asked.prompt_tokens or PROMPT_TOKENS), target.context_length)
-    kv = length * target.kv_bytes_per_token(*kv_sizes(kv_precision_of(precision, asked.load.kv_precision)))
-    if not asked.load.assists:
-        return MemoryNeed(_packed(target, precision), None, kv)
-    draft = _draft_precision(asked, precision, draft)
-    assistant = _spec(_assistant(asked))
-    kv += length * assistant.kv_bytes_per_token(*kv_sizes(kv_precision_of(draft, asked.load.kv_precision)))
-    return MemoryNeed(_packed(target, precision), _packed(assistant, draft), kv)
+    bytes_of = functools.partial(_bytes, load=asked.load, texts=texts)
+    target, other = bytes_of(_target(asked), precision), None
+    if asked.load.assists:
+        other = bytes_of(_assistant(asked), _draft_precision(asked, precision, draft), group=DRAFT_INT4_GROUP)
+    return within(need_of(target, other, texts), asked.load.kv_memory)
 
 
-def _packed(spec: DecoderSpec, precision: str) -> int:
-    return linear_bytes(spec, precision) + table_bytes(spec, precision)
+def _bytes(
+    source: str, precision: str, *, load: LoadOptions, texts: Sequence[int], group: int = INT4_GROUP
+) -> ModelBytes:
+    spec, kv = _spec(source), load.kv_precision
+    if not runs_native(load):
+        return library_bytes(spec, precision, kv_precision=kv)
+    wanted = wanted_rows(len(texts))
+    return native_bytes(spec, precision, wanted=wanted, longest=max(texts), group=group, kv_precision=kv)
 
 
 def _spec(source: str) -> DecoderSpec:
@@ -129,12 +142,14 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
         precision = precision or "bf16"
         drafts = [_draft_precision(asked, precision, draft) for draft in asked.assistant_precisions]
         executor = resolve_executor(asked.load.executor, precision, *drafts)
+        kv_memory = KvMemory(asked.load.kv_memory)
         target = load_model(
             _random(_target(asked)),
             precision,
             executor,
             cache_packed=asked.load.cache_packed,
             kv_precision=asked.load.kv_precision,
+            kv_memory=kv_memory,
         )
         for draft in dict.fromkeys(drafts) if asked.load.assists else [None]:
             assistant_model: Model | None = None
@@ -147,6 +162,7 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
                     cache_packed=asked.load.cache_packed,
                     group=DRAFT_INT4_GROUP,
                     kv_precision=asked.load.kv_precision,
+                    kv_memory=kv_memory,
                 )
             yield _assembled(asked, target, assistant_model, precision, draft, executor), _settle()
             del assistant_model

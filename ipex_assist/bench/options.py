@@ -15,7 +15,7 @@ class PairOptions:
 
     load: all but the precisions, None among which is the default. random_weights: the exact shapes, with weights that
     nobody trained. prompt_tokens (None: not known), max_new_tokens: of the longest text. threads: where no launcher has
-    planned them. verbose: whether to talk about loading.
+    planned them. verbose: whether to talk about loading. concurrency: texts under way at a time, at most.
     """
 
     load: LoadOptions
@@ -26,6 +26,7 @@ class PairOptions:
     max_new_tokens: int
     threads: int | None
     verbose: bool
+    concurrency: int = 1
 
 
 @dataclass(frozen=True)

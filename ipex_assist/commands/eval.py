@@ -24,6 +24,7 @@ from ipex_assist.quantization.precision import PRECISIONS
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.checkpoints.open import OpenCheckpoints
+    from ipex_assist.commands.memory_need import MemoryNeed
     from ipex_assist.commands.perplexity import Comparison, Score, Window
     from ipex_assist.executors.interface import Model
 
@@ -86,13 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None) -> int | None:
     """Memory of the model, and of what it is compared with."""
-    from ipex_assist.commands.memory_need import estimate_need
-
-    kv = args.kv_precision
-    own = estimate_need(
-        args.model, None, args.precision, None, WINDOW, args.revision, checkpoints=checkpoints, kv_precision=kv
-    )
-    needs = [own.total]
+    needs = [_need(args, args.model, args.precision, args.revision, checkpoints, args.kv_precision).total]
     if args.against or args.against_model:
         needs.append(_reference_need(args, checkpoints))
     known = [need for need in needs if need is not None]
@@ -100,13 +95,29 @@ def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None)
 
 
 def _reference_need(args: argparse.Namespace, checkpoints: OpenCheckpoints | None) -> int | None:
-    from ipex_assist.commands.memory_need import RUNTIME_BYTES, estimate_need
+    from ipex_assist.commands.memory_need import RUNTIME_BYTES
 
     source = args.against_model or args.model
     revision = None if args.against_model else args.revision
-    precision = args.against or "bf16"
-    total = estimate_need(source, None, precision, None, WINDOW, revision, checkpoints=checkpoints).total
+    total = _need(args, source, args.against or "bf16", revision, checkpoints).total
     return None if total is None else total - RUNTIME_BYTES
+
+
+def _need(
+    args: argparse.Namespace,
+    source: str,
+    precision: str | None,
+    revision: str | None,
+    checkpoints: OpenCheckpoints | None,
+    kv_precision: str | None = None,
+) -> MemoryNeed:
+    from ipex_assist.commands.load import runs_native
+    from ipex_assist.commands.memory_need import estimate_need
+
+    native = runs_native(LoadOptions.from_flags(args))
+    plan: dict[str, Any] = {"native": native, "checkpoints": checkpoints, "kv_precision": kv_precision}
+    wanted = WINDOW // 2  # all logits of a window, of which nobody makes others
+    return estimate_need(source, None, precision, None, 1, revision, texts=(WINDOW,), wanted=wanted, **plan)
 
 
 def _run(args: argparse.Namespace) -> int:

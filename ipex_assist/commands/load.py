@@ -12,9 +12,10 @@ from typing import Any
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.memory_need import MemoryNeed, check_memory, estimate_need
+from ipex_assist.commands.memory_need import MemoryNeed, check_memory, estimate_need, within
 from ipex_assist.commands.messages import quiet_stderr
 from ipex_assist.commands.relaunch import set_threads
+from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.generation.load_options import LoadOptions
 
 log = logging.getLogger("ipex_assist")
@@ -84,24 +85,31 @@ def memory_need(
 ) -> MemoryNeed:
     """What loading and a text, or `texts` of so many tokens each, will take.
 
-    offline: read only what is on this machine. checkpoints: those that are open already. Keys and values take no more
-    than options.kv_memory, however many texts there are.
+    offline: read only what is on this machine. checkpoints: those that are open already. With options.kv_memory keys
+    and values take that in the end, however many texts there are.
     """
     assert options.target is not None
+    native = runs_native(options)
     # Only the native core keeps a quantized checkpoint's 4 bits.
-    precision = options.precision or (None if options.executor in ("auto", "native") else "bf16")
-    assistant = options.assistant if options.assists else None
-    draft = options.assistant_precision
+    precision = options.precision or (None if native else "bf16")
     need = estimate_need(
         options.target,
-        assistant,
+        options.assistant if options.assists else None,
         precision,
-        draft,
+        options.assistant_precision,
         max_new_tokens,
         options.revision,
         offline=offline,
         checkpoints=checkpoints,
         texts=texts,
         kv_precision=options.kv_precision,
+        native=native,
     )
-    return need if options.kv_memory is None else replace(need, kv=min(need.kv, options.kv_memory))
+    return within(need, options.kv_memory)
+
+
+def runs_native(options: LoadOptions) -> bool:
+    """Whether the native core will run what has a spec."""
+    if options.executor == "auto":
+        return EXECUTORS["native"].available()
+    return options.executor == "native"

@@ -29,11 +29,11 @@ from ipex_assist.executors.rope import RotaryTable
 from ipex_assist.executors.turn import turn
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.model import PackedModel
+from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.native.structures import Batch, Choices, Drafts, Stretch
 from ipex_assist.quantization.precision import kv_precision_of
 
 FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
-PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
 
 
 class Part(NamedTuple):
@@ -56,11 +56,17 @@ class NativeModel(Model):
         self.kv_precision = kv_precision_of(packed.precision, kv_precision)
         self.rotary = RotaryTable(self.spec, torch.float32) if self.spec.rope is not None else None
         self._kv_memory = kv_memory or KvMemory()
-        self._kv_memory.join(packed.block_bytes(self.kv_precision), self.spec.context_length)
+        workspace = workspace_bytes(self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length)
+        self._kv_memory.join(self.block_bytes, self.spec.context_length, workspace)
         self._memory: BlockMemory | None = None
         self._pool: BlockPool | None = None
         self._making = threading.Lock()
         self._width = -(-self.spec.vocab_size // 16) * 16
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of its keys and values."""
+        return self.packed.block_bytes(self.kv_precision)
 
     @property
     def blocks(self) -> BlockPool:

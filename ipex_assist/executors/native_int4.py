@@ -17,6 +17,7 @@ import torch
 
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.model_bytes import stored_outer_precision
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
@@ -29,22 +30,18 @@ log = logging.getLogger("ipex_assist")
 
 # Weights that the core computes as one linear, so that they share an order of input columns.
 _TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
-# The head and the embedding's projections, where they are floats: they are few, and int8 costs them nothing.
-OUTER_PRECISION = "int8"
 
 
 def int4_model(
     checkpoint: QuantizedCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool
 ) -> PackedModel:
     """An empty model of the core with the checkpoint's groups, for `pack_stored`."""
-    head = sources.get("lm_head.weight")
-    quantized = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
     return PackedModel(
         spec,
         "int4",
         pool,
         checkpoint.core_group(),
-        outer_precision="int4" if quantized else OUTER_PRECISION,
+        outer_precision=stored_outer_precision(checkpoint, sources),
         ordered=bool(checkpoint.act_order),
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
@@ -77,6 +78,11 @@ class AssistedModel(TextModel):
     def traffic(self) -> Traffic:
         """The bytes that a pass of the target reads from memory."""
         return traffic_of(self.target, self.identity.precision)
+
+    @property
+    def kv_blocks(self) -> BlockPool | None:
+        """The target's pool; an assistant's has as many blocks."""
+        return self.target.blocks
 
     def draft_source(self, prompt: Sequence[int], options: GenerationOptions) -> DraftSource | None:
         """What would draft for this text if nothing else is passed to `stream`; None where there is no assistant.

@@ -53,6 +53,12 @@ class LoadOptions(Options):
     kv_precision: str | None = option(
         None, "of keys and values: bf16 or int8, half as large (default: attention's)", Choice(KV_PRECISIONS), "P"
     )
+    kv_share: float | None = option(
+        None,
+        "part of the memory that is left which may become keys and values (default: by the launcher's plan)",
+        Number(0.001, 1),
+        flags=(),
+    )
     cache_packed: bool = option(False, "keep the native core's packed weights on disk (XDG cache folder)", Switch())
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())

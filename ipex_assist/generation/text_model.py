@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
@@ -43,6 +44,11 @@ class TextModel(ABC):
     @property
     def traffic(self) -> Traffic | None:
         """The bytes that a pass of the target reads from memory; None where that is not known."""
+        return None
+
+    @property
+    def kv_blocks(self) -> BlockPool | None:
+        """The blocks of keys and values that all texts share; None where each has memory of its own."""
         return None
 
     @abstractmethod

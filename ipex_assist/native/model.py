@@ -9,8 +9,9 @@ import torch
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError
-from ipex_assist.native.library import Pool, kernels, last_error, library
-from ipex_assist.native.structures import PRECISIONS, SLOTS, SOURCE_TYPES, native_spec
+from ipex_assist.native.library import Pool, last_error, library
+from ipex_assist.native.sizes import new_model
+from ipex_assist.native.structures import PRECISIONS, SLOTS, SOURCE_TYPES
 from ipex_assist.quantization.precision import INT4_GROUP
 
 
@@ -33,12 +34,7 @@ class PackedModel:
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
-        windows = [spec.window(layer) or 0 for layer in range(spec.num_hidden_layers)]
-        self._spec = native_spec(spec, precision, group, outer_precision, ordered)
-        self.handle = self.library.ia_model_new(
-            kernels(), ctypes.byref(self._spec), (ctypes.c_int32 * len(windows))(*windows)
-        )
-        self.check(0 if self.handle else -1)
+        self.handle = new_model(spec, precision, group, outer_precision, ordered)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

@@ -13,9 +13,10 @@ from typing import Any
 import checkpoint_files
 import pytest
 from batch_runs import write_prompts
+from conftest import HAS_NATIVE
 
 import ipex_assist
-from ipex_assist.batch import command, concurrency, progress
+from ipex_assist.batch import command, concurrency, progress, worker
 from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all, concurrency_of, fitting, longest_texts
 from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
 from ipex_assist.batch.worker import Desk, WorkerSettings
@@ -27,6 +28,7 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.round import Round
 
 GIB = 1 << 30
+needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
 
 
 @pytest.fixture(scope="module")
@@ -226,52 +228,78 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
     assert settings["texts"] == (256,) * 4
 
 
-def test_keys_and_values_are_no_more_than_kv_memory(tiny: str) -> None:
+@needs_native
+def test_keys_and_values_are_kv_memory_where_that_is_given(tiny: str) -> None:
     """An instance with a pool of blocks does not refuse to begin for texts that would wait for each other in it."""
-    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="torch", offline=True)
+    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="native", offline=True)
     limited = replace(load, kv_memory=1 << 20)
     texts = (256,) * 4000
     whole = memory_need(load, 20, texts=texts)
-    assert whole.kv == 4000 * memory_need(load, 20, texts=(256,)).kv > 1 << 20
+    assert whole.kv == 4000 * memory_need(load, 20, texts=(1,)).kv > 1 << 20
     assert memory_need(limited, 20, texts=texts).kv == 1 << 20
-    fewer_bits = memory_need(replace(load, kv_precision="int8"), 20, texts=texts)
-    # Of fp32 and heads of 16: a byte of four for each element, and four for each head.
-    assert fewer_bits.kv == whole.kv * (16 + 4) // (16 * 4)
+    assert memory_need(replace(load, kv_precision="int8"), 20, texts=texts).kv < whole.kv / 3
     assert InstanceNeed.of(load, 20, texts).total == whole.total
-    assert InstanceNeed.of(limited, 20, texts).total == InstanceNeed.of(load, 20, ()).base + (1 << 20)
+    assert InstanceNeed.of(limited, 20, texts).total == memory_need(limited, 20, texts=texts).total
+    on_torch = replace(load, executor="torch")
+    fewer_bits = memory_need(replace(on_torch, kv_precision="int8"), 20, texts=texts)
+    # Of fp32 and heads of 16: a byte of four for each element, and four for each head.
+    assert fewer_bits.kv == memory_need(on_torch, 20, texts=texts).kv * (16 + 4) // (16 * 4)
+    on_torch = replace(limited, executor="torch")
+    assert memory_need(on_torch, 20, texts=texts).kv > 1 << 20, "which has no pool"
+    assert InstanceNeed.of(on_torch, 20, texts).total == memory_need(on_torch, 20, texts=texts).total
+
+
+@needs_native
+def test_the_pool_says_how_many_texts_fit(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks of the longest texts: 2, 1, 1, … into a pool of five."""
+    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="native", offline=True)
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="native", kv_memory=5 * memory_need(load, 1).kv)
+    settings = WorkerSettings(load, 20, texts=(257, 256, 256, 3, 3, 3))
+    with caplog.at_level(logging.INFO, "ipex_assist"):
+        assert concurrency_of(model, settings) == 4
+    assert "prompts in flight: 4 (5 of 5 blocks of 256 tokens" in caplog.text
+
+
+def test_an_instance_leaves_memory_to_its_neighbours(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a launcher, whose plan would say so; memory that was given by number stays that."""
+    asked: list[LoadOptions] = []
+    monkeypatch.setattr("ipex_assist.commands.load.load_models", lambda load, *_, **__: (asked.append(load), []))
+    load = LoadOptions(target=tiny, offline=True)
+    for settings in (
+        WorkerSettings(load, 20, neighbours=4),
+        WorkerSettings(load, 20),
+        WorkerSettings(replace(load, kv_memory=1 << 30), 20, neighbours=4),
+    ):
+        worker._load(settings)
+    assert [each.kv_share for each in asked] == [0.25, None, None]
 
 
 @pytest.mark.parametrize(
-    ("asked", "available", "neighbours", "limit", "wanted"),
+    ("asked", "available", "neighbours", "wanted"),
     [
-        (None, 8 * GIB, 1, None, 16),
-        (None, 0, 1, None, 16),  # nobody knows how much there is
-        (40, 8 * GIB, 1, None, 40),
-        (None, 10, 1, None, 5),
-        (None, 10, 2, None, 2),
-        (None, 10, 1, 6, 3),
-        (None, 1, 1, None, 1),
+        (None, 8 * GIB, 1, 16),
+        (None, 0, 1, 16),  # nobody knows how much there is
+        (40, 8 * GIB, 1, 40),
+        (None, 10, 1, 5),
+        (None, 10, 2, 2),
+        (None, 1, 1, 1),
     ],
 )
 def test_the_default_is_what_memory_holds(
     asked: int | None,
     available: int,
     neighbours: int,
-    limit: int | None,
     wanted: int,
     model: TextModel,
     tiny: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the instance, by what its weights left. `available` and `limit` below 100 count half texts."""
+    """In the instance, by what its weights left. `available` below 100 counts half texts."""
     load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="torch", offline=True)
     settings = WorkerSettings(load, 20, concurrency=asked, texts=(64,) * 16, neighbours=neighbours)
     text = InstanceNeed.of(load, 20, (64,)).texts[0]
     room = available * text // 2 if available < 100 else available
     monkeypatch.setattr(concurrency, "read_memory", lambda: Memory(room, room))
-    if limit is not None:
-        of = InstanceNeed.of
-        monkeypatch.setattr(InstanceNeed, "of", lambda *arguments: replace(of(*arguments), kv_limit=limit * text // 2))
     assert concurrency_of(model, settings) == wanted
 
 

@@ -18,6 +18,7 @@ from ipex_assist.bench.measure import Row
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import Memory
+from ipex_assist.generation.assisted_model import AssistedModel
 
 HERE = ["--no-launch", "--executor", "torch", "--precision", "fp32"]
 SHORT = ["--prompt-tokens", "8,12", "--max-new-tokens", "6", "--repeats", "2", "--num-assistant-tokens", "2,3"]
@@ -172,6 +173,33 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPat
     assert (needed["int4"] or 0) < 10 << 30
     assert (needed["bf16"] or 0) > 24 << 30
     assert loading.needed_bytes(pair_options(parse([*flags, "--precision", "int4,bf16"]))) == needed["bf16"]
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+def test_a_pair_shares_kv_memory(tiny_pair: list[str], pair: list[str]) -> None:
+    """Each of two models took all that was left, so that both together took twice that; --kv-memory had no effect."""
+    where = ["--executor", "native", "--kv-memory", "8M", "--max-new-tokens", "4"]
+    random = [*tiny_pair, "--acceptance", "1", *where]
+    for flags in (random, [*pair, *where]):
+        asked = pair_options(parse(flags))
+        assert loading._need(asked, "bf16", "bf16", OpenCheckpoints()).kv == 8 << 20
+        model, _ = next(loading.models(asked))
+        assert isinstance(model, AssistedModel)
+        assert model.assistant is not None
+        assert model.target.blocks is not None
+        assert model.assistant.blocks is not None
+        blocks = sum(each.block_bytes for each in (model.target, model.assistant))  # type: ignore[attr-defined]
+        assert model.target.blocks.count == model.assistant.blocks.count == (8 << 20) // blocks
+
+
+def test_all_texts_of_a_concurrency_are_planned(tiny_pair: list[str]) -> None:
+    """Of --task throughput, 32 of them took no more than one."""
+    flags = [*tiny_pair, "--no-assisted", "--task", "throughput", "--max-new-tokens", "4", "--executor", "torch"]
+    kv = [
+        loading._need(pair_options(parse([*flags, "--concurrency", each])), "bf16", None, OpenCheckpoints()).kv
+        for each in ("1", "2,32")
+    ]
+    assert kv[1] == 32 * kv[0] > 0
 
 
 def dataset(folder: Path, count: int = 6) -> str:

@@ -198,25 +198,6 @@ def test_where_blocks_run_out(tmp_path: Path, precision: str, kv: str, draft: st
     assert found.prefix_tokens > 0
 
 
-@pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
-def test_what_fits_to_the_last_position_is_not_refused(tmp_path: Path) -> None:
-    """Three blocks hold what is read of 769 tokens, as nothing is read behind the last; one more is refused at once."""
-    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
-    checkpoint = open_checkpoint(str(tmp_path))
-    block = tiny_models.model(tmp_path, "native", "int8").packed.block_bytes  # type: ignore[attr-defined]
-    target = load_model(checkpoint, "int8", "native", kv_memory=KvMemory(3 * block))
-    engine = Engine(target, Drafting(tiny_models.VOCAB, lambda: CHEAP, lookup=True))
-    prompt = prompt_of(random.Random(0), 40) * 20
-    prompt, rest = prompt[:700], 769 - 700
-    options = GenerationOptions.of(max_new_tokens=rest, ignore_eos=True)
-    others = [engine.submit(prompt[:300], options) for _ in range(2)]
-    handle = engine.submit(prompt, options)
-    assert len(tokens_of(handle)) == rest
-    assert all(len(tokens_of(other)) == rest for other in others)
-    with pytest.raises(IpexAssistError, match=r"of 769 tokens, prompt and text, take 4 blocks of 256.* memory for 3:"):
-        engine.submit(prompt, GenerationOptions.of(options, max_new_tokens=rest + 1))
-
-
 def test_requests_pass_together(pair: Pair) -> None:
     """Eight texts of 16 tokens take about as many passes as one, and drafts of all are verified in the same ones."""
     prompts = [prompt_of(random.Random(seed)) for seed in range(8)]
@@ -325,36 +306,6 @@ def test_a_request_that_fails_does_so_alone(pair: Pair, token: int, error: type[
         next(bad)
     assert bad.ended
     assert engine.stats.failed == 1
-
-
-class OneByOne(Failing):
-    """Has memory for one text a pass."""
-
-    def forward(self, rows: Any, vocabulary: int | None = None) -> torch.Tensor:
-        if len(rows) > 1:
-            raise IpexAssistError("out of something")
-        return self._target.forward(rows, vocabulary)
-
-
-@pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
-def test_blocks_of_a_request_that_waits_for_its_turn(tmp_path: Path) -> None:
-    """The older text needs a block while a younger one that is not in its pass has all others: that one is put back.
-
-    The older one failed for want of memory. Random schedules met that once in a hundred, where blocks run out.
-    """
-    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
-    checkpoint = open_checkpoint(str(tmp_path))
-    large = tiny_models.model(tmp_path, "native", "int8")
-    memory = KvMemory(3 * large.packed.block_bytes)  # type: ignore[attr-defined]
-    target = load_model(checkpoint, "int8", "native", kv_memory=memory)
-    engine = Engine(OneByOne(target), Drafting(tiny_models.VOCAB, lambda: CHEAP))  # type: ignore[arg-type]
-    options = GenerationOptions.of(max_new_tokens=16, ignore_eos=True)
-    prompts = [(7, *range(3, 150), *range(3, 103)), (9, *range(3, 150), *range(3, 150), *range(3, 150), *range(3, 60))]
-    handles = [engine.submit(prompt, options) for prompt in prompts]
-    texts = [tokens_of(handle) for handle in handles]
-    assert (engine.stats.preempted, engine.stats.failed) == (1, 0)
-    alone = Pair(large, large)
-    assert texts == [alone.alone(prompt, options) for prompt in prompts]
 
 
 def interrupting(original: Any, calls: Iterator[int], turn: int) -> Any:

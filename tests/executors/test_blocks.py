@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool, NoBlocksError
-from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.kv_memory import KvMemory, room_in, spare_beside
 
 # ---- bookkeeping
 
@@ -123,29 +123,68 @@ def test_memory_is_shared_by_the_bytes_of_a_position(monkeypatch: pytest.MonkeyP
     with pytest.raises(IpexAssistError, match=r"--kv-memory is 0\.0 MiB, and 256 tokens"):
         small.blocks()
     monkeypatch.setattr("ipex_assist.executors.kv_memory.read_memory", lambda: Available(3 << 30))
-    large = KvMemory(4 << 30)
-    large.join(1 << 20, 4096)
-    with pytest.raises(IpexAssistError, match=r"--kv-memory is 4\.0 GiB, and 3\.0 GiB are available"):
+    for limit, workspace, fits in ((3 << 30, 0, True), ((3 << 30) + 1, 0, False), (2 << 30, 1 << 30, True)):
+        memory = KvMemory(limit)
+        memory.join(1 << 20, 4096, workspace)
+        if fits:
+            assert memory.blocks() == limit >> 20
+            continue
+        with pytest.raises(IpexAssistError, match=r"--kv-memory is 3,072\.0 MiB, and 3,072\.0 MiB are available"):
+            memory.blocks()
+    large = KvMemory(2 << 30)
+    large.join(1 << 20, 4096, (1 << 30) + 1)
+    with pytest.raises(IpexAssistError, match=r"is 2,048\.0 MiB, and passes need 1,024\.0 MiB, and 3,072\.0 MiB are"):
         large.blocks()
 
 
 def test_memory_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left when it is first used, but never more than many long texts take, and never nothing."""
+    """What is left when it is first used, but never more than many long texts take."""
     monkeypatch.setattr("ipex_assist.executors.kv_memory.read_memory", lambda: Available(8 << 30))
-    monkeypatch.setattr("ipex_assist.executors.kv_memory._share_of_machine", lambda: 1.0)
-    for block, context, expected in ((1 << 20, 1 << 20, 7 << 10), (1 << 20, 2048, 64 * 8), (1 << 40, 2048, 1)):
+    monkeypatch.setattr("ipex_assist.executors.kv_memory._planned_share", lambda: 1.0)
+    for block, context, workspace, expected in (
+        (1 << 20, 1 << 20, 0, 7 << 10),
+        (1 << 20, 1 << 20, 3 << 30, 5 << 10),  # passes need more than is left for others anyway
+        (1 << 20, 2048, 0, 64 * 8),
+        (7 << 30, 2048, 0, 1),
+    ):
         memory = KvMemory()
-        memory.join(block, context)
+        memory.join(block, context, workspace)
         assert memory.blocks() == expected
-    monkeypatch.setattr("ipex_assist.executors.kv_memory._share_of_machine", lambda: 0.25)
+    monkeypatch.setattr("ipex_assist.executors.kv_memory.read_memory", lambda: Available(1 << 30))
     assert memory.blocks() == 1, "decided once"
     memory = KvMemory()
-    memory.join(1 << 20, 1 << 20)
-    assert memory.blocks() == 7 << 8
+    memory.join((7 << 30) + 1, 2048)
+    with pytest.raises(
+        IpexAssistError, match=r"256 tokens, the least there is, take 7,168\.0 MiB.*1,024\.0 MiB are left"
+    ):
+        memory.blocks()
+
+
+def test_neighbours_have_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of four processes of 3 GiB, whether it is the first to ask or the last one, has a quarter less its own."""
+    monkeypatch.setattr("ipex_assist.executors.kv_memory.resident_bytes", lambda **_: 3 << 30)
+    monkeypatch.setattr("ipex_assist.executors.kv_memory._planned_share", lambda: 0.25)
+    for loaded in (1, 4):
+        available = Available((48 - 3 * loaded) << 30, 48 << 30)
+        monkeypatch.setattr("ipex_assist.executors.kv_memory.read_memory", lambda available=available: available)
+        for memory in (KvMemory(), KvMemory(share=0.25)):
+            memory.join(1 << 20, 1 << 30)
+            assert memory.blocks() == 8 << 10  # a quarter of 48 less 3, and 1 is left for others
+    alone = KvMemory(share=1)
+    alone.join(1 << 20, 1 << 30)
+    assert alone.blocks() == 35 << 10
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, 1 << 34))
+def test_what_is_planned_for_is_given(kv: int, workspace: int) -> None:
+    """With the least that a plan asks for, the pool has room for all of it; with one byte less it has not."""
+    left = kv + spare_beside(kv, workspace)
+    assert room_in(left, workspace) >= kv
+    assert room_in(left - 1, workspace) < kv
 
 
 class Available:
     """Stands for env.memory.Memory."""
 
-    def __init__(self, available: int) -> None:
-        self.available = available
+    def __init__(self, available: int, total: int = 64 << 30) -> None:
+        self.available, self.total = available, total

@@ -1,0 +1,113 @@
+"""How many bytes a model takes on an executor, before it is loaded: weights, keys and values, buffers of its passes.
+
+Never imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ipex_assist import launch
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.executors.traffic import linear_bytes, table_bytes
+from ipex_assist.models import Source, find
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.sizes import core_sizes, workspace_bytes
+from ipex_assist.quantization.precision import INT4_GROUP, kv_precision_of, kv_sizes
+
+OUTER_PRECISION = "int8"  # of a stored model's head and projections where they are floats: few, and it costs nothing
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """weights: None where nobody knows. table: of them that of tokens' embeddings, which a copy of the same model on
+    the same executor shares. `unit` tokens of keys and values take `unit_bytes`, up to a length of `context`.
+    workspace: of passes.
+    """
+
+    weights: int | None
+    table: int
+    unit: int
+    unit_bytes: int
+    context: int
+    workspace: int
+
+    def kv(self, tokens: int) -> int:
+        """Bytes of the keys and values of one text."""
+        return -(-min(tokens, self.context) // self.unit) * self.unit_bytes
+
+
+def native_bytes(
+    spec: DecoderSpec,
+    precision: str,
+    *,
+    wanted: int,
+    longest: int | None = None,
+    group: int = INT4_GROUP,
+    outer_precision: str | None = None,
+    kv_precision: str | None = None,
+) -> ModelBytes:
+    """Of the native core, as it says itself. wanted: rows of a pass whose logits are wanted. longest: tokens of a text;
+    as many as the model reads where None. kv_precision: of keys and values, that of attention where None.
+
+    Raises IpexAssistError where the core cannot run it.
+    """
+    sizes = core_sizes(spec, precision, group, outer_precision, kv_precision)
+    context = spec.context_length
+    length = context if longest is None else min(longest, context)
+    return ModelBytes(
+        weights=sizes.image,
+        table=table_bytes(spec, precision) if spec.rope is not None else 0,
+        unit=BLOCK,
+        unit_bytes=sizes.block,
+        context=context,
+        workspace=workspace_bytes(spec, planned_threads(), wanted, length),
+    )
+
+
+def library_bytes(spec: DecoderSpec, precision: str, *, kv_precision: str | None = None) -> ModelBytes:
+    """Of the other executors, whose keys and values are as long as the text."""
+    weights = linear_bytes(spec, precision) + table_bytes(spec, precision)
+    per_token = spec.kv_bytes_per_token(*kv_sizes(kv_precision_of(precision, kv_precision)))
+    return ModelBytes(weights, 0, 1, per_token, spec.context_length, 0)
+
+
+def checkpoint_bytes(
+    checkpoint: Checkpoint,
+    precision: str,
+    *,
+    wanted: int,
+    longest: int | None = None,
+    group: int = INT4_GROUP,
+    kv_precision: str | None = None,
+) -> ModelBytes:
+    """`native_bytes` of a checkpoint at the precision that it will have; stored 4 bits keep their groups."""
+    spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
+    assert architecture is not None, checkpoint.architecture
+    if precision != "int4" or not isinstance(checkpoint, QuantizedCheckpoint):
+        return native_bytes(spec, precision, wanted=wanted, longest=longest, group=group, kv_precision=kv_precision)
+    return native_bytes(
+        spec,
+        precision,
+        wanted=wanted,
+        longest=longest,
+        group=checkpoint.core_group(),
+        outer_precision=stored_outer_precision(checkpoint, architecture.weights(spec)),
+        kv_precision=kv_precision,
+    )
+
+
+def stored_outer_precision(checkpoint: QuantizedCheckpoint, sources: dict[str, Source]) -> str:
+    """The precision of the head of a checkpoint that is quantized already."""
+    head = sources.get("lm_head.weight")
+    quantized = head is not None and any(name in checkpoint.modules for name in (head.name, *head.alternatives))
+    return "int4" if quantized else OUTER_PRECISION
+
+
+def planned_threads() -> int:
+    """Threads that the launcher has planned for this process; as many as it may run on where there is no plan."""
+    plan = launch.inherited_plan(os.environ)
+    return plan.threads if plan is not None else len(os.sched_getaffinity(0))

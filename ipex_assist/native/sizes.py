@@ -1,0 +1,72 @@
+"""Bytes that a model takes on the core, told by the core itself before anything is loaded. Never imports torch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.library import kernels, last_error, library
+from ipex_assist.native.structures import PRECISIONS, native_spec
+from ipex_assist.quantization.precision import kv_precision_of
+
+PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
+_TILE_QUERIES = 64  # forward.cpp
+_UP_COLUMNS = 256
+_FEW_ROWS = 16  # kernels.h: FEW
+_BLOCK = 256  # kernels.h: KEYS
+_ROTATION_ROWS = 1024  # that a table of rotations has at least
+
+
+@dataclass(frozen=True)
+class CoreSizes:
+    """image: packed weights. block: the keys and values of 256 positions."""
+
+    image: int
+    block: int
+
+
+def core_sizes(
+    spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, kv_precision: str | None = None
+) -> CoreSizes:
+    """What a PackedModel of these arguments takes, with keys and values in this precision (None: that of attention).
+
+    Raises IpexAssistError where the core cannot run it.
+    """
+    handle = new_model(spec, precision, group, outer_precision)
+    core, kv = library(), PRECISIONS[kv_precision_of(precision, kv_precision)]
+    try:
+        return CoreSizes(int(core.ia_model_bytes(handle)), int(core.ia_block_bytes(handle, kv)))
+    finally:
+        core.ia_model_delete(handle)
+
+
+def new_model(
+    spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
+) -> int:
+    """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it."""
+    windows = [spec.window(layer) or 0 for layer in range(spec.num_hidden_layers)]
+    described = native_spec(spec, precision, group, outer_precision, ordered)
+    handle = library().ia_model_new(kernels(), ctypes.byref(described), (ctypes.c_int32 * len(windows))(*windows))
+    if not handle:
+        raise IpexAssistError(f"the native core failed: {last_error()}")
+    return int(handle)
+
+
+def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) -> int:
+    """Bytes that buffers and tables of passes take at most: by so many threads, behind `context` tokens at most.
+
+    wanted: rows of a pass whose logits are wanted; what a sampler makes of them counts as much again.
+    """
+    width = max(spec.hidden_size, spec.embedding_size or 0) + 16
+    attended, qkv = spec.query_size + 16, spec.query_size + 2 * spec.key_value_size + 48
+    inner, depth = spec.intermediate_size + 16, max(width, spec.intermediate_size, spec.query_size) + 64
+    head = spec.head_dim + 32
+    rows = PASS_ROWS * (2 * width + qkv + attended + inner + 1.1 * depth)
+    queries = _TILE_QUERIES + spec.num_attention_heads // spec.num_key_value_heads
+    scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (3 * head + 2 * _BLOCK + 32)
+    partials = -(-context // _BLOCK) * spec.num_attention_heads * _FEW_ROWS * head
+    logits = 2 * wanted * (spec.vocab_size + 16)
+    rotation = 2 * spec.head_dim * max(context, _ROTATION_ROWS) if spec.rope is not None else 0
+    return int(4 * (rows + threads * scratch + partials + logits + rotation))

@@ -1,0 +1,70 @@
+"""The engine at the limit of its blocks: what fits is taken, and who must give way does."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+from test_engine import CHEAP, Failing, Pair, prompt_of, tokens_of
+
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.engine.engine import Engine
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.load import load_model
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.options import GenerationOptions
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+
+
+def test_what_fits_to_the_last_position_is_not_refused(tmp_path: Path) -> None:
+    """Three blocks hold what is read of 769 tokens, as nothing is read behind the last; one more is refused at once."""
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    checkpoint = open_checkpoint(str(tmp_path))
+    block = tiny_models.model(tmp_path, "native", "int8").block_bytes  # type: ignore[attr-defined]
+    target = load_model(checkpoint, "int8", "native", kv_memory=KvMemory(3 * block))
+    engine = Engine(target, Drafting(tiny_models.VOCAB, lambda: CHEAP, lookup=True))
+    prompt = prompt_of(random.Random(0), 40) * 20
+    prompt, rest = prompt[:700], 769 - 700
+    options = GenerationOptions.of(max_new_tokens=rest, ignore_eos=True)
+    others = [engine.submit(prompt[:300], options) for _ in range(2)]
+    handle = engine.submit(prompt, options)
+    assert len(tokens_of(handle)) == rest
+    assert all(len(tokens_of(other)) == rest for other in others)
+    with pytest.raises(IpexAssistError, match=r"of 769 tokens, prompt and text, take 4 blocks of 256.* memory for 3:"):
+        engine.submit(prompt, GenerationOptions.of(options, max_new_tokens=rest + 1))
+
+
+class OneByOne(Failing):
+    """Has memory for one text a pass."""
+
+    def forward(self, rows: Any, vocabulary: int | None = None) -> torch.Tensor:
+        if len(rows) > 1:
+            raise IpexAssistError("out of something")
+        return self._target.forward(rows, vocabulary)
+
+
+def test_blocks_of_a_request_that_waits_for_its_turn(tmp_path: Path) -> None:
+    """The older text needs a block while a younger one that is not in its pass has all others: that one is put back.
+
+    The older one failed for want of memory. Random schedules met that once in a hundred, where blocks run out.
+    """
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    checkpoint = open_checkpoint(str(tmp_path))
+    large = tiny_models.model(tmp_path, "native", "int8")
+    memory = KvMemory(3 * large.block_bytes)  # type: ignore[attr-defined]
+    target = load_model(checkpoint, "int8", "native", kv_memory=memory)
+    engine = Engine(OneByOne(target), Drafting(tiny_models.VOCAB, lambda: CHEAP))  # type: ignore[arg-type]
+    options = GenerationOptions.of(max_new_tokens=16, ignore_eos=True)
+    prompts = [(7, *range(3, 150), *range(3, 103)), (9, *range(3, 150), *range(3, 150), *range(3, 150), *range(3, 60))]
+    handles = [engine.submit(prompt, options) for prompt in prompts]
+    texts = [tokens_of(handle) for handle in handles]
+    assert engine.stats.preempted > engine.stats.failed == 0
+    alone = Pair(large, large)
+    assert texts == [alone.alone(prompt, options) for prompt in prompts]

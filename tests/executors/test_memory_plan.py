@@ -1,0 +1,172 @@
+"""What a run is planned to take, against what it takes; and the limit: what fits is accepted, one byte less refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+
+import pytest
+import tiny_models
+from conftest import HAS_NATIVE
+
+from ipex_assist.bench.random_checkpoint import RandomCheckpoint
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands import memory_need
+from ipex_assist.commands.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.memory import Memory, release_free_memory, resident_bytes
+from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.model_bytes import ModelBytes, checkpoint_bytes, native_bytes
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
+
+native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
+
+# Little to compute, and much to keep: 8 MiB of bf16 keys and values a block.
+WIDE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 60_000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture(autouse=True)
+def _settled() -> None:
+    """What other tests had does not go in the midst of a measurement."""
+    gc.collect()
+    release_free_memory()
+
+
+@native
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode"])
+def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_path: Path) -> None:
+    """To the byte, before anything is loaded."""
+    tiny_models.save(tmp_path, variant)
+    planned = checkpoint_bytes(open_checkpoint(str(tmp_path)), precision, wanted=1)
+    model = tiny_models.model(tmp_path, "native", precision)
+    assert isinstance(model, NativeModel)
+    assert (planned.weights, planned.unit_bytes, planned.unit) == (model.packed.nbytes, model.block_bytes, 256)
+
+
+@native
+def test_a_run_takes_what_was_planned() -> None:
+    """Weights of both, a pool that texts fill, and the buffers, as memory of this process: hardly less, never more."""
+    checkpoint = RandomCheckpoint("wide", WIDE)
+    texts = (256 * 3,) * 2
+    target_plan = native_bytes(checkpoint.spec, "int8", wanted=memory_need.wanted_rows(2))
+    draft_plan = native_bytes(checkpoint.spec, "int4", wanted=2, group=DRAFT_INT4_GROUP)
+    planned = need_of(target_plan, draft_plan, texts, copy=True)
+    assert planned.target is not None
+    assert planned.assistant is not None
+    before = resident_bytes(own=True)
+    memory = KvMemory(planned.kv)
+    target = load_model(checkpoint, "int8", "native", kv_memory=memory)
+    assistant = load_model(
+        checkpoint, "int4", "native", exact=False, table_of=target, group=DRAFT_INT4_GROUP, kv_memory=memory
+    )
+    loaded = resident_bytes(own=True) - before
+    assert 0.96 < loaded / (planned.target + planned.assistant) < 1.15  # tables of rotations are there, too
+    held = [model.new_sequence(length) for model in (target, assistant) for length in texts]
+    for sequence in held:
+        sequence.model.forward([Rows(sequence, [7] * texts[0], 17)])  # type: ignore[attr-defined]
+    taken = resident_bytes(own=True) - before
+    everything = planned.target + planned.assistant + planned.kv
+    assert 0.96 * everything < taken < everything + planned.workspace
+    assert planned.workspace < 0.25 * everything, "else the limits above say little"
+
+
+@native
+def test_buffers_are_no_larger_than_planned() -> None:
+    """Of the largest pass there is, behind a long text, all of whose logits are wanted."""
+    checkpoint = RandomCheckpoint("wide", WIDE)
+    model = load_model(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20))
+    assert isinstance(model, NativeModel)
+    sequence = model.new_sequence(2048)
+    sequence.length = 1536  # of blocks that nobody wrote: zeros
+    before = resident_bytes(own=True)
+    kept = model.choose([Rows(sequence, [5] * PASS_ROWS, PASS_ROWS)])
+    taken = resident_bytes(own=True) - before - model.block_bytes
+    planned = workspace_bytes(model.spec, model.packed.pool.threads, PASS_ROWS, 2048)
+    assert len(kept) == PASS_ROWS
+    assert 0.3 * planned < taken < planned
+
+
+BLOCK = ModelBytes(weights=3 << 30, table=0, unit=256, unit_bytes=1 << 20, context=1 << 24, workspace=50 << 20)
+
+
+@pytest.mark.parametrize("limit", [None, 512 << 20])
+@pytest.mark.parametrize("tokens", [256 * 40, 256 * 1000, 256 * 9000])
+def test_the_limit(tokens: int, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as much as is asked for a run begins, and its pool holds the text; with a byte less it is refused."""
+    assistant = dataclasses.replace(BLOCK, weights=1 << 30, unit_bytes=1 << 18, workspace=20 << 20)
+    need = memory_need.within(need_of(BLOCK, assistant, (tokens, 300)), limit)
+    assert need.total is not None
+    monkeypatch.setattr(memory_need, "resident_bytes", lambda: 0)
+    monkeypatch.setattr("ipex_assist.executors.kv_memory._planned_share", lambda: 1.0)
+
+    def available(size: int) -> None:
+        for module in ("commands.memory_need", "executors.kv_memory"):
+            monkeypatch.setattr(f"ipex_assist.{module}.read_memory", lambda: Memory(1 << 40, size))
+
+    available(need.total)
+    check_memory(need)
+    left = need.total - 4 * (1 << 30) - RUNTIME_BYTES  # when the weights are loaded
+    available(left)
+    memory = KvMemory(limit)
+    for each in (BLOCK, assistant):
+        memory.join(each.unit_bytes, each.context, each.workspace)
+    wanted = -(-tokens // 256) + 2 if limit is None else limit // (5 << 18)
+    assert wanted <= memory.blocks() <= wanted + 1
+    available(need.total - 1)
+    with pytest.raises(
+        IpexAssistError, match=r"too little memory: [\d.]+ GiB are needed \(3\.0 GiB for the target, 1\.0"
+    ):
+        check_memory(need)
+
+
+def test_what_is_loaded_already_is_not_needed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the second pair of a run the libraries are in memory."""
+    need = MemoryNeed(1 << 30, None, 1 << 20)
+    assert need.total == (1 << 30) + (1 << 20) + RUNTIME_BYTES
+    for resident, available, fits in (
+        (0, need.total - 1, False),
+        (RUNTIME_BYTES // 2, need.total - RUNTIME_BYTES // 2, True),
+        (RUNTIME_BYTES // 2, need.total - RUNTIME_BYTES // 2 - 1, False),
+        (9 << 30, need.total - RUNTIME_BYTES, True),
+        (9 << 30, need.total - RUNTIME_BYTES - 1, False),
+    ):
+        monkeypatch.setattr(memory_need, "resident_bytes", lambda resident=resident: resident)
+        monkeypatch.setattr(memory_need, "read_memory", lambda available=available: Memory(1 << 40, available))
+        if fits:
+            check_memory(need)
+        else:
+            with pytest.raises(IpexAssistError, match="too little memory"):
+                check_memory(need)
+
+
+@native
+def test_whole_blocks_of_both_models(tmp_path: Path) -> None:
+    """Texts of 1 and of 257 tokens take one block and two of the target and of its assistant."""
+    for name, layers in (("target", 4), ("assistant", 1)):
+        tiny_models.save(tmp_path / name, "llama", max_position_embeddings=2048, num_hidden_layers=layers)
+    names = str(tmp_path / "target"), str(tmp_path / "assistant")
+    models = [tiny_models.model(Path(name), "native", "bf16") for name in names]
+    blocks = [model.block_bytes for model in models]  # type: ignore[attr-defined]
+    need = estimate_need(*names, "bf16", None, 1, texts=(1, 257), native=True)
+    assert need.texts == (sum(blocks), 2 * sum(blocks))
+    alone = estimate_need(names[0], None, "bf16", None, 1, texts=(1, 257), native=True)
+    assert alone.texts == (blocks[0], 2 * blocks[0])
+    library = estimate_need(*names, "bf16", None, 1, texts=(1, 257))
+    assert library.texts[1] == 257 * library.texts[0]
