@@ -26,7 +26,8 @@ from ipex_assist.commands.memory_need import (
 )
 from ipex_assist.env.memory import release_free_memory
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.model_bytes import ModelBytes, library_bytes, native_bytes
+from ipex_assist.executors.model_bytes import library_bytes, native_bytes
+from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec

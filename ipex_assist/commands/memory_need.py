@@ -12,14 +12,14 @@ from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
-from ipex_assist.executors.model_bytes import ModelBytes, checkpoint_bytes, library_bytes
-from ipex_assist.native.sizes import PASS_ROWS
+from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.speculative.assistant_name import SELF, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
 
 RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
+PASS_ROWS = 256  # native/sizes.py
 PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
 
 
@@ -139,6 +139,8 @@ class _Plan:
         try:
             checkpoint = self.checkpoints.open(source, revision=revision, offline=True)
             spec = checkpoint.decoder_spec()
+            from ipex_assist.executors.model_bytes import checkpoint_bytes, library_bytes  # late: most of a start
+
             chosen = self.precision(source, precision, revision)
             if self.native:
                 return checkpoint_bytes(

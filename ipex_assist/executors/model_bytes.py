@@ -6,12 +6,12 @@ Never imports torch.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
@@ -19,25 +19,6 @@ from ipex_assist.native.sizes import core_sizes, workspace_bytes
 from ipex_assist.quantization.precision import INT4_GROUP, kv_precision_of, kv_sizes
 
 OUTER_PRECISION = "int8"  # of a stored model's head and projections where they are floats: few, and it costs nothing
-
-
-@dataclass(frozen=True)
-class ModelBytes:
-    """weights: None where nobody knows. table: of them that of tokens' embeddings, which a copy of the same model on
-    the same executor shares. `unit` tokens of keys and values take `unit_bytes`, up to a length of `context`.
-    workspace: of passes.
-    """
-
-    weights: int | None
-    table: int
-    unit: int
-    unit_bytes: int
-    context: int
-    workspace: int
-
-    def kv(self, tokens: int) -> int:
-        """Bytes of the keys and values of one text."""
-        return -(-min(tokens, self.context) // self.unit) * self.unit_bytes
 
 
 def native_bytes(

@@ -19,8 +19,9 @@ from ipex_assist.env.memory import Memory, release_free_memory, resident_bytes
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
-from ipex_assist.executors.model_bytes import ModelBytes, checkpoint_bytes, native_bytes
+from ipex_assist.executors.model_bytes import checkpoint_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 
@@ -99,7 +100,7 @@ def test_buffers_are_no_larger_than_planned() -> None:
     kept = model.choose([Rows(sequence, [5] * PASS_ROWS, PASS_ROWS)])
     taken = resident_bytes(own=True) - before - model.block_bytes
     planned = workspace_bytes(model.spec, model.packed.pool.threads, PASS_ROWS, 2048)
-    assert len(kept) == PASS_ROWS
+    assert len(kept) == PASS_ROWS == memory_need.PASS_ROWS
     assert 0.3 * planned < taken < planned
 
 
