@@ -24,7 +24,8 @@ void keep_partial(const Partial& partial, float* row, int64_t width) {
 
 }  // namespace
 
-void Forward::attention(int thread, int32_t index) {
+// Of many rows, those that `some` names, or all, go on to the output linear.
+void Forward::attention(int thread, int32_t index, const std::vector<int32_t>* some) {
     const uint64_t started = __rdtsc();
     if (few()) {
         attend_few(thread, index);
@@ -37,7 +38,7 @@ void Forward::attention(int thread, int32_t index) {
         attend_many(thread, index);
         wait(thread);
         quantize_all(thread, w_.attended.as<float>(), attended_width_, int64_t(spec_.heads) * spec_.head_dim,
-                     model_.layers[size_t(index)].output);
+                     some ? int64_t(some->size()) : rows(), some, model_.layers[size_t(index)].output);
     }
     wait(thread);
     if (thread == 0) timing.attention += __rdtsc() - started;

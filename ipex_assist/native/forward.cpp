@@ -74,6 +74,10 @@ void Forward::reserve(const int32_t* counts) {
     w_.row_sums.grow(size_t(padded * depth / 32 * 4));
     w_.scratch.grow(size_t(scratch_bytes() * pool_.threads()));
     inputs_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
+    if (k_.tiled && rows > FEW) {
+        w_.row_tiles.grow(size_t(padded * depth));
+        inputs_.tiles = w_.row_tiles.data();
+    }
     const int64_t attended_rows = few() ? rows : counts ? std::min<int64_t>(FEW, batch_.stretch_count) : 0;
     if (!attended_rows) return;
     int64_t blocks = 0;
@@ -132,21 +136,23 @@ void Forward::run() {
 }
 
 void Forward::pass(int thread) {
-    const int64_t rows = this->rows();
     embed_rows(thread);
     for (size_t i = 0; i < model_.layers.size(); i++) {
         const Layer& layer = model_.layers[i];
+        const std::vector<int32_t>* some = narrows() && i + 1 == model_.layers.size() ? &wanted_ : nullptr;
+        const int64_t rows = some ? int64_t(some->size()) : this->rows();
         const Norm* before = spec_.post_norm && i > 0 ? &model_.layers[i - 1].mlp_norm : nullptr;
         prepare_rows(thread, i > 0, before, spec_.post_norm ? nullptr : &layer.attention_norm, nullptr, layer.qkv);
         wait(thread);
-        linear(thread, layer.qkv, rows, w_.qkv.as<float>(), qkv_width_);
-        attention(thread, int32_t(i));
+        linear(thread, layer.qkv, this->rows(), w_.qkv.as<float>(), qkv_width_);
+        if (!rows) return append(thread, int32_t(i));
+        attention(thread, int32_t(i), some);
         linear(thread, layer.output, rows, w_.delta.as<float>(), width_);
         prepare_rows(thread, true, spec_.post_norm ? &layer.attention_norm : nullptr,
-                     spec_.post_norm ? nullptr : &layer.mlp_norm, nullptr, layer.up);
+                     spec_.post_norm ? nullptr : &layer.mlp_norm, some, layer.up);
         wait(thread);
-        up_linear(thread, layer);
-        quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, layer.down);
+        up_linear(thread, layer, rows);
+        quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, rows, nullptr, layer.down);
         wait(thread);
         linear(thread, layer.down, rows, w_.delta.as<float>(), width_);
     }
@@ -172,15 +178,16 @@ void Forward::embed_rows(int thread) {
 }
 
 // x += delta, then the norm behind the sum, then the norm before `next`, then the form that `next` multiplies. Of all
-// rows, or of those that `some` names, which `next` gets side by side.
+// rows, or of those that `some` names, which `next` gets side by side (as delta has them where the last layer narrows).
 void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, const std::vector<int32_t>* some,
                            const Linear& next) {
     const int64_t count = some ? int64_t(some->size()) : rows(), threads = pool_.threads();
+    const bool narrow = some && narrows();
     float* scratch_row = scratch(thread).row;
     for (int64_t i = share(count, thread, int(threads)); i < share(count, thread + 1, int(threads)); i++) {
         const int64_t row = some ? (*some)[size_t(i)] : i;
         float* x = w_.x.as<float>() + row * width_;
-        if (add) k_.add(x, w_.delta.as<float>() + row * width_, spec_.hidden_size);
+        if (add) k_.add(x, w_.delta.as<float>() + (narrow ? i : row) * width_, spec_.hidden_size);
         if (post) k_.normalise(spec_.rms_norm, x, post->weight, post->bias, spec_.norm_eps, spec_.hidden_size, x);
         if (pre) k_.normalise(spec_.rms_norm, x, pre->weight, pre->bias, spec_.norm_eps, spec_.hidden_size, scratch_row);
         quantize(thread, pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
@@ -195,11 +202,14 @@ void Forward::quantize(int thread, const float* from, int64_t width, int64_t fir
     k_.quantize(next.precision, next.group, from, width, first, last, row, rows);
 }
 
-void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next) {
-    const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = rows() * spans;
+// Of `rows` rows, which are those that `some` names or lie side by side.
+void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
+                           const std::vector<int32_t>* some, const Linear& next) {
+    const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = rows * spans;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / spans, first = u % spans * SPAN;
-        quantize(thread, from + row * stride, width, first, std::min(first + SPAN, next.depth), row, next);
+        const float* x = from + (some ? (*some)[size_t(row)] : row) * stride;
+        quantize(thread, x, width, first, std::min(first + SPAN, next.depth), row, next);
     }
 }
 
@@ -213,7 +223,7 @@ void Forward::linear(int thread, const Linear& linear, int64_t rows, float* out,
     if (thread == 0) timing.linear += __rdtsc() - started;
 }
 
-void Forward::up_linear(int thread, const Layer& layer) {
+void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
     const uint64_t started = __rdtsc();
     Rows in = inputs_;
     in.depth = layer.up.depth;
@@ -222,8 +232,8 @@ void Forward::up_linear(int thread, const Layer& layer) {
     const auto [first, last] = model_.slice(layer.up, thread, pool_.threads());
     for (int64_t b = first; b < last; b += UP_BLOCKS) {
         const int64_t end = std::min(b + UP_BLOCKS, last);
-        k_.linear(layer.up, in, rows(), b, end, temporary, UP_BLOCKS * LANES);
-        for (int64_t r = 0; r < rows(); r++) {
+        k_.linear(layer.up, in, rows, b, end, temporary, UP_BLOCKS * LANES);
+        for (int64_t r = 0; r < rows; r++) {
             k_.activate(spec_.activation, spec_.gated, temporary + r * UP_BLOCKS * LANES, (end - b) / parts,
                         w_.active.as<float>() + r * inner_ + b / parts * LANES);
         }

@@ -55,7 +55,7 @@ struct Choices {
 
 // Buffers of passes; they grow with the largest one.
 struct Workspace {
-    Memory x, delta, qkv, attended, active, partials, row_values, row_scales, row_sums, scratch, maxima;
+    Memory x, delta, qkv, attended, active, partials, row_values, row_tiles, row_scales, row_sums, scratch, maxima;
 };
 
 // Cycles of thread 0, waiting for the others included.
@@ -95,6 +95,8 @@ private:
     Scratch scratch(int thread) const;
     void wait(int thread) { pool_.wait(thread); }
     bool few() const { return rows() <= FEW; }
+    // Whether rows without wanted logits end with the last layer's keys and values: in passes of many.
+    bool narrows() const { return !few() && wanted_.size() < tokens_.size(); }
     int32_t rows() const { return int32_t(tokens_.size()); }
 
     void pass(int thread);
@@ -103,9 +105,10 @@ private:
                       const std::vector<int32_t>* some, const Linear& next);
     void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                   const Linear& next);
-    void quantize_all(int thread, const float* from, int64_t stride, int64_t width, const Linear& next);
+    void quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
+                      const std::vector<int32_t>* some, const Linear& next);
     void linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride);
-    void up_linear(int thread, const Layer& layer);
+    void up_linear(int thread, const Layer& layer, int64_t rows);
     void head(int thread);
 
     // choose.cpp
@@ -117,7 +120,7 @@ private:
     void go_on(const Drafts& drafts, std::vector<int32_t>& order);
 
     // attention.cpp
-    void attention(int thread, int32_t index);
+    void attention(int thread, int32_t index, const std::vector<int32_t>* some);
     void append(int thread, int32_t index);
     void append_rows(int thread, int32_t index, const Tile& piece, int32_t kv_head);
     void attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end);

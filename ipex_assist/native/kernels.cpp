@@ -10,7 +10,7 @@
 #include "rows.h"
 #if defined(__AMX_TILE__) || defined(IPEX_ASSIST_EMULATE_AMX)
 #define IPEX_ASSIST_HAS_AMX
-#include "linear_amx_integer.h"
+#include "linear_amx_many.h"
 #endif
 
 namespace ipex_assist {
@@ -28,7 +28,8 @@ void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_
 #ifdef IPEX_ASSIST_HAS_AMX
     if (w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
     if (rows > VECTOR_ROWS && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
-        return amx_integer(w, in, rows, first, last, out, stride);
+        return rows > TILE ? amx_many(w, in, rows, first, last, out, stride)
+                           : amx_integer(w, in, rows, first, last, out, stride);
     }
 #endif
     switch (w.precision) {
@@ -41,7 +42,12 @@ void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_
 }  // namespace
 
 const Kernels* IPEX_ASSIST_KERNELS() {
-    static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), linear,      quantize, normalise,
+#ifdef IPEX_ASSIST_HAS_AMX
+    constexpr bool tiled = true;
+#else
+    constexpr bool tiled = false;
+#endif
+    static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), tiled,       linear,   quantize, normalise,
                                   add,                  activate,          rotate,      convert,  store_key,
                                   store_value,          attend,            merge,       maximum,  pack,
                                   widen,                read,              narrow};

@@ -61,6 +61,9 @@ struct Rows {
     float* scales;
     int32_t* negated_sums;
     int64_t depth;
+    // Integers once more as tiles of 16 rows, (rows / 16, depth / 64, 16, 64), for linears of more than 16 rows; null where
+    // the kernels use none, and where they are to make them themselves. Room for rows up to a multiple of 32.
+    uint8_t* tiles = nullptr;
 };
 
 // One block of 256 positions of one KV head. Keys are packed like weights whose output columns are positions, values
@@ -106,6 +109,7 @@ struct Maximum {
 struct Kernels {
     const char* name;
     int32_t bf16_row_bytes;  // bytes of a value in rows of bf16: 2, or 4 where they are kept widened
+    bool tiled;              // whether Rows.tiles are used
 
     // out[r * stride + (b - first) * 16 …] for blocks first <= b < last.
     void (*linear)(const Linear&, const Rows&, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);

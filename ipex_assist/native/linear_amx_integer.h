@@ -1,5 +1,5 @@
-// Linears of int8 and int4 on AMX, with the bits of linear_integer.h. Rows.values must have room for rows up to a multiple
-// of 32.
+// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_integer.h. Rows.values must have room for 16
+// rows or a multiple of 32.
 #pragma once
 #include <utility>
 
@@ -109,28 +109,6 @@ inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* l
     if (N > 1) TILE_STORE(1, right_sums, 64);
 }
 
-// Sums of 32 rows with a group of one block. Tiles 0 and 1: sums, 2 to 5: rows, 6 and 7: weights.
-template <int COLUMNS>
-inline void amx_group_of_32(const uint8_t* rows, int64_t depth, const uint8_t* weights, int32_t* sums) {
-    const uint8_t* lower = rows + TILE * depth;
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_LOAD(6, weights, 64);
-    TILE_LOAD(2, rows, depth);
-    TILE_DOT_SIGNED_UNSIGNED(0, 2, 6);
-    TILE_LOAD(3, lower, depth);
-    TILE_DOT_SIGNED_UNSIGNED(1, 3, 6);
-    if (COLUMNS > 64) {
-        TILE_LOAD(7, weights + TILE_BYTES, 64);
-        TILE_LOAD(4, rows + 64, depth);
-        TILE_DOT_SIGNED_UNSIGNED(0, 4, 7);
-        TILE_LOAD(5, lower + 64, depth);
-        TILE_DOT_SIGNED_UNSIGNED(1, 5, 7);
-    }
-    TILE_STORE(0, sums, 64);
-    TILE_STORE(1, sums + TILE * LANES, 64);
-}
-
 // `count` rows of at most M times N blocks. Weights and sums go through memory on their way to and from the tiles: weights
 // are unpacked one group ahead of them, and sums are used one group behind.
 template <class F, int M, int N, int64_t AHEAD>
@@ -158,12 +136,8 @@ inline void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count
             prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
             if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
         }
-        if (M > TILE) {
-            amx_group_of_32<F::COLUMNS>(rows, w.depth, weights[g & 1][0], sums[g & 1][0]);
-        } else {
-            amx_group_of_16<F::COLUMNS, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
-                                           sums[g & 1][N - 1]);
-        }
+        amx_group_of_16<F::COLUMNS, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
+                                       sums[g & 1][N - 1]);
         if (g > 0) add(g - 1);
     }
     add(groups - 1);
@@ -179,54 +153,44 @@ inline uint8_t* own_memory(size_t bytes) {
     return memory.data();
 }
 
-// Rows r … of some blocks, `count` of them and at most M; where N is 2, two blocks share the tiles of rows.
+// `count` rows and at most M of some blocks, of which N at a time share the tiles of rows.
 template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
-inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t r, int64_t count, int64_t first, int64_t last,
-                              float* out, int64_t stride) {
+inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+                              int64_t stride) {
     const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SPAN;
     float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
     int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
     for (int64_t m = 0; m < count; m++) {
         for (int64_t g = 0; g < groups; g++) {
-            scales[g * M + m] = in.scales[(r + m) * spans + g * F::COLUMNS / SPAN];
-            starts[g * M + m] = F::start(in.negated_sums[(r + m) * groups + g]);
+            scales[g * M + m] = in.scales[m * spans + g * F::COLUMNS / SPAN];
+            starts[g * M + m] = F::start(in.negated_sums[m * groups + g]);
         }
     }
-    const AmxRows rows{in.values + r * w.depth, scales, starts};
+    const AmxRows rows{in.values, scales, starts};
     tiles_begin(M);
     int64_t b = first;
     for (; b + N <= last; b += N) amx_integer_blocks<F, M, N, AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
     for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
 }
 
-// Likewise up to 32 rows.
+// Up to 16 rows.
 template <class F>
-inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t r, int64_t count, int64_t first, int64_t last,
-                             float* out, int64_t stride) {
-    if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, r, count, first, last, out, stride);
-    if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, r, count, first, last, out, stride);
-    if (count <= 16) return amx_integer_strip<F, 16, 2>(w, in, r, count, first, last, out, stride);
-    amx_integer_strip<F, 32, 1>(w, in, r, count, first, last, out, stride);
+inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+                             int64_t stride) {
+    if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
+    if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
+    amx_integer_strip<F, 16, 2>(w, in, count, first, last, out, stride);
 }
 
-// int8, and int4 in groups of 64 and 128. Many rows: a few blocks at a time, which stay in a cache.
+// Up to 16 rows of int8, or of int4 in groups of 64 and 128.
 inline void amx_integer(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                         int64_t stride) {
-    constexpr int64_t ROWS = 2 * TILE, GROUP = 16;
-    const int64_t unit = count <= ROWS ? last - first : GROUP;
-    for (int64_t b = first; b < last; b += unit) {
-        const int64_t end = b + unit < last ? b + unit : last;
-        for (int64_t r = 0; r < count; r += ROWS) {
-            const int64_t part = count - r < ROWS ? count - r : ROWS;
-            float* to = out + r * stride + (b - first) * LANES;
-            if (w.precision == INT8) {
-                amx_integer_rows<Int8Groups>(w, in, r, part, b, end, to, stride);
-            } else if (w.group == 64) {
-                amx_integer_rows<Int4Groups<64>>(w, in, r, part, b, end, to, stride);
-            } else {
-                amx_integer_rows<Int4Groups<128>>(w, in, r, part, b, end, to, stride);
-            }
-        }
+    if (w.precision == INT8) {
+        amx_integer_rows<Int8Groups>(w, in, count, first, last, out, stride);
+    } else if (w.group == 64) {
+        amx_integer_rows<Int4Groups<64>>(w, in, count, first, last, out, stride);
+    } else {
+        amx_integer_rows<Int4Groups<128>>(w, in, count, first, last, out, stride);
     }
     tiles_end();
 }

@@ -24,7 +24,11 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
     workspace.row_values.grow(size_t(padded * depth * 4));
     workspace.row_scales.grow(size_t(padded * depth / 32 * 4));
     workspace.row_sums.grow(size_t(padded * depth / 32 * 4));
-    const Rows in{workspace.row_values.data(), workspace.row_scales.as<float>(), workspace.row_sums.as<int32_t>(), depth};
+    Rows in{workspace.row_values.data(), workspace.row_scales.as<float>(), workspace.row_sums.as<int32_t>(), depth};
+    if (model.kernels->tiled && rows > FEW) {
+        workspace.row_tiles.grow(size_t(padded * depth));
+        in.tiles = workspace.row_tiles.data();
+    }
     pool.run([&](int thread) {
         std::vector<float> buffer(static_cast<size_t>(depth));
         for (const Layer& layer : model.layers) {

@@ -168,6 +168,12 @@ inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* 
     }
 }
 
+// Columns first … last of row `row`, which has `depth` of them, to their places among the tiles.
+inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t depth, int64_t first, int64_t last, uint8_t* tiles) {
+    uint8_t* to = tiles + row / 16 * 16 * depth + row % 16 * 64;
+    for (int64_t i = first; i < last; i += 64) _mm512_store_si512(to + i * 16, _mm512_loadu_si512(values + i));
+}
+
 void quantize(Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last,
               int64_t row, const Rows& out) {
     if (precision == FP32 || precision == BF16) {
@@ -180,6 +186,7 @@ void quantize(Precision precision, int32_t group, const float* x, int64_t width,
         quantize_span(x + k, width - k, group, reinterpret_cast<int8_t*>(out.values) + row * out.depth + k,
                       out.scales + row * spans + k / SPAN, out.negated_sums + row * groups + k / group);
     }
+    if (out.tiles) copy_to_tiles(out.values + row * out.depth, row, out.depth, first, last, out.tiles);
 }
 
 // One stream: several in one thread were slower (38 against 60 GB/s on Zen 4). Prefetching `ahead` bytes, if any.

@@ -43,6 +43,7 @@ inline void tiles_end() { _tile_release(); }
                      : : "r"(static_cast<void*>(to)), "r"(static_cast<int64_t>(stride)) : "memory")
 #define TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
 #define TILE_DOT_SIGNED_UNSIGNED(c, a, b) _tile_dpbsud(c, a, b)
+#define TILE_DOT_SIGNED(c, a, b) _tile_dpbssd(c, a, b)
 
 #else
 
@@ -92,14 +93,15 @@ inline void emulated_dot_bf16(int c, int a, int b) {
     }
 }
 
-inline void emulated_dot_signed_unsigned(int c, int a, int b) {
+template <class Weight>
+inline void emulated_dot_bytes(int c, int a, int b) {
     for (int64_t m = 0; m < emulated_rows[c]; m++) {
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 16; n++) {
                 int32_t sum;
                 std::memcpy(&sum, &emulated_tiles[c][m][n * 4], 4);
                 for (int i = 0; i < 4; i++) {
-                    sum += int32_t(int8_t(emulated_tiles[a][m][k * 4 + i])) * emulated_tiles[b][k][n * 4 + i];
+                    sum += int32_t(int8_t(emulated_tiles[a][m][k * 4 + i])) * Weight(emulated_tiles[b][k][n * 4 + i]);
                 }
                 std::memcpy(&emulated_tiles[c][m][n * 4], &sum, 4);
             }
@@ -111,7 +113,8 @@ inline void emulated_dot_signed_unsigned(int c, int a, int b) {
 #define TILE_LOAD(tile, from, stride) emulated_load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) emulated_store(tile, to, stride)
 #define TILE_DOT_BF16(c, a, b) emulated_dot_bf16(c, a, b)
-#define TILE_DOT_SIGNED_UNSIGNED(c, a, b) emulated_dot_signed_unsigned(c, a, b)
+#define TILE_DOT_SIGNED_UNSIGNED(c, a, b) emulated_dot_bytes<uint8_t>(c, a, b)
+#define TILE_DOT_SIGNED(c, a, b) emulated_dot_bytes<int8_t>(c, a, b)
 
 #endif
 

@@ -134,6 +134,21 @@ void test_prompt(const Kernels& k) {
     }
 }
 
+// More blocks and columns than many rows go by at once, and a last part of fewer than 16 rows, of an odd block and of fewer
+// columns: every row has the bits it has alone.
+void test_panels(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+        const Case c(k, f, 300, 620, 37, true, 11);
+        const int64_t stride = c.packed.linear.blocks * LANES;
+        const std::vector<float> all = c.run(0, 37), split = c.run(0, 37, 3);
+        CHECK(same_bits(all.data(), split.data(), all.size()), "%s in 3 parts", f.name);
+        for (int64_t r = 0; r < 37; r++) {
+            const std::vector<float> alone = c.run(r, 1);
+            CHECK(same_bits(all.data() + r * stride, alone.data(), size_t(stride)), "%s: row %ld of 37", f.name, long(r));
+        }
+    }
+}
+
 // Rows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
 void test_extremes(const Kernels& k) {
     for (const Format& f : FORMATS) {
@@ -194,6 +209,7 @@ void test_linears(const Kernels& k) {
     test_values(k);
     test_rows_alone(k);
     test_prompt(k);
+    test_panels(k);
     test_extremes(k);
     test_rows_that_are_no_numbers(k);
 }

@@ -174,6 +174,32 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
     }
 }
 
+// Of many rows, those without wanted logits end early in the last layer: the others have the bits they have without that,
+// and so has what later rows see of them.
+void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
+    Fixture x(k, f, kind, 2);
+    const std::vector<int32_t> tokens = some_tokens(40, 15), next = some_tokens(1, 16);
+    const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
+    std::vector<int32_t> positions;
+    for (int32_t i = 0; i < 40; i++) positions.push_back(i);
+    const Table whole(x, 50);
+    const std::vector<float> all = x.append(whole, 0, tokens), behind = x.append(whole, 40, next);
+    const std::vector<std::vector<int32_t>> cases = {{}, {39}, {3, 17, 38}};
+    for (const std::vector<int32_t>& wanted : cases) {
+        const Table table(x, 50);
+        Buffer<float> logits(std::max<size_t>(wanted.size(), 1) * stride, NAN);
+        Pass pass = x.make_pass(tokens, positions, std::vector<const Table*>(40, &table), logits.data());
+        pass.wanted = wanted, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = int32_t(wanted.size());
+        Forward(*x.model, x.pool, x.workspace, pass.batch).run();
+        for (size_t i = 0; i < wanted.size(); i++) {
+            CHECK(same_bits(logits.data() + i * stride, all.data() + size_t(wanted[i]) * VOCAB, VOCAB),
+                  "%s, %s: row %d of %zu wanted", f.name, kind.name, wanted[i], wanted.size());
+        }
+        const std::vector<float> got = x.append(table, 40, next);
+        CHECK(same_bits(got.data(), behind.data(), VOCAB), "%s, %s: behind %zu wanted", f.name, kind.name, wanted.size());
+    }
+}
+
 // A row of several sequences that share blocks has the bits of sequences of their own; and a copied block is the same.
 void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes, bool int8 = false) {
     Fixture x(k, f, kind, 3, several_nodes, int8);
@@ -323,6 +349,7 @@ void test_model(const Kernels& k) {
             check_draft(k, f, kind);
             check_drafts(k, f, kind);
             check_choices(k, f, kind);
+            check_wanted(k, f, kind);
             check_sharing(k, f, kind, &kind == KINDS);
             if (f.precision != FP32 && f.precision != BF16) continue;  // whose attention is that of bf16
             check_passes(k, f, kind, false, true);
