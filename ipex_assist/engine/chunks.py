@@ -6,6 +6,7 @@ from ipex_assist.engine.limits import EngineLimits
 
 PASSES = 4.0  # a pass with a chunk may take so many times as long as one without
 FEWEST_ROWS = 16  # that a chunk has at least: it must come to an end
+REMEMBERED = 16  # passes with chunks, after which one without tells how fast the machine is by now
 FIRST_ROWS = 32  # of the first chunk, before anything is known
 _FORGET = 0.3  # weight of the latest pass in what is known
 
@@ -17,30 +18,30 @@ class ChunkSizes:
         self._limits = limits
         self._plain_s: dict[int, float] = {}  # by the number of texts, in powers of two
         self._row_s: float | None = None
+        self._since_plain = 0  # passes with chunks
 
-    def rows(self, going: int, plain_s: float | None) -> int:
-        """Rows of prompts in the pass to come, beside `going` texts. plain_s: seconds without them, where known.
-
-        0 where what a pass takes must be found out first.
-        """
+    def rows(self, going: int) -> int:
+        """Rows of prompts in the pass to come, beside `going` texts; 0 where one without must tell what that takes."""
         most = max(FEWEST_ROWS, self._limits.rows - going)
         if not going:
             return most
-        plain = plain_s or self._plain_s.get(going.bit_length())
-        if plain is None:
+        plain = self._plain_s.get(going.bit_length())
+        if plain is None or self._since_plain >= REMEMBERED:
             return 0  # the pass without a chunk tells
         if self._row_s is None:
             return min(FIRST_ROWS, most)
         limit = self._limits.max_pass_s or PASSES * plain
         return int(min(most, max(FEWEST_ROWS, (limit - plain) / max(self._row_s, 1e-9))))
 
-    def observe(self, read: int, going: int, seconds: float, plain_s: float | None) -> None:
+    def observe(self, read: int, going: int, seconds: float) -> None:
         """Hear of a pass with `read` rows of prompts beside `going` texts."""
         if not read:
-            texts = going.bit_length()
+            texts, self._since_plain = going.bit_length(), 0
             self._plain_s[texts] = _mixed(self._plain_s.get(texts), seconds)
-        elif read >= FEWEST_ROWS:
-            plain = plain_s or self._plain_s.get(going.bit_length(), 0.0)
+            return
+        self._since_plain += 1
+        if read >= FEWEST_ROWS:
+            plain = self._plain_s.get(going.bit_length(), 0.0)
             self._row_s = _mixed(self._row_s, max(0.0, seconds - plain) / read)
 
 

@@ -30,10 +30,6 @@ class Drafts:
         self._shared = False  # whether `joint` decides in the pass under way
         self._texts = 1  # in it
 
-    def pass_s(self, texts: int) -> float | None:
-        """Seconds of a pass of so many texts in which nothing is drafted; None where no schedule measures."""
-        return None if self.joint is None else self.joint.pass_s(texts)
-
     def draft(self, parts: Sequence[Part], others: int) -> float:
         """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took."""
         drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]

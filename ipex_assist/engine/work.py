@@ -139,7 +139,7 @@ class Work:
     def _chunk_rows(self, going: int) -> int:
         if self.target.exact_rows < ANY_ROWS:  # whose prompts must pass as a whole
             return 1 << 30
-        return self._chunks.rows(going, self.drafts.pass_s(going) if going else None)
+        return self._chunks.rows(going)
 
     def _make_room(self, parts: list[Part]) -> list[Part]:
         """Return the parts for which there are blocks: drafts go first, then the youngest request is put back.
@@ -193,7 +193,7 @@ class Work:
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
         read, going = sum(part.pending for part in parts if part.reads), sum(not part.reads for part in parts)
-        self._chunks.observe(read, going, seconds, self.drafts.pass_s(count - read) if read and going else None)
+        self._chunks.observe(read, going, seconds)
         place = 0
         for part, each in zip(parts, rows, strict=True):
             part.request.prompt_s += 0.0 if part.request.begun else seconds
