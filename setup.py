@@ -89,6 +89,7 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray>=2.30"],
+        "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20", "llguidance>=1.0"],
         "dev": [
             "pytest>=8",
             "hypothesis>=6.100",
@@ -98,6 +99,7 @@ setup(
             "mypy==2.4.1",
             "import-linter>=2.1",
             "pre-commit>=4",
+            "httpx>=0.27",
         ],
     },
     entry_points={

@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's API, a page, metrics, and the engine processes behind them; the front never imports torch."""
