@@ -1,0 +1,77 @@
+"""What a server may be told: every such option with its default, range and help. Never imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import Number, Options, Size, Text, Texts, documented, option
+
+DAY = 86400.0
+
+
+def _path(text: str) -> None:
+    if not text.startswith("/") or text.endswith("/"):
+        raise ValueError("must begin with /, and not end so")
+
+
+@documented
+@dataclass(frozen=True)
+class ServeOptions(Options):
+    """How the server listens, whom it answers, and how much it takes on."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine's", Text(), "ADDRESS")
+    port: int = option(8000, "0 is any free one", Number(0, 65535, whole=True), "N")
+    uds: str | None = option(None, "listen on this UNIX socket, and on no port", Text(), "FILE")
+    root_path: str | None = option(None, "prefix that a proxy in front takes away, such as /llm", Text(_path), "PATH")
+    api_key: tuple[str, ...] = option((), "answer only those who have it; repeatable", Texts(), "KEY")
+    api_key_file: str | None = option(None, "likewise, a key a line, which no process list shows", Text(), "FILE")
+    cors_origin: tuple[str, ...] = option(
+        (), "let pages of this origin use the API; * is any; repeatable", Texts(), "URL"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "as requests call the model, the first in answers; repeatable (default: as -m names it)", Texts(), "NAME"
+    )
+    max_queue: int = option(
+        256, "requests that wait for an engine; more are told 429", Number(0, 1_000_000, whole=True), "N"
+    )
+    max_concurrency: int | None = option(
+        None,
+        "texts at a time in each engine, which share passes (default: what its memory holds, up to 16)",
+        Number(1, 4096, whole=True),
+        "N",
+    )
+    text_tokens: int = option(
+        1024,
+        "prompt and answer of a usual text, by which memory is planned",
+        Number(1, 10_000_000, whole=True),
+        "N",
+    )
+    timeout: float = option(600.0, "seconds for a request, its waiting included", Number(0.001, DAY), "S")
+    max_body: int = option(16 << 20, "bytes of a request (default: 16M)", Size(), "SIZE")
+    max_prompt: int | None = option(
+        None, "tokens of a prompt (default: what the context holds)", Number(1, 10_000_000, whole=True), "N"
+    )
+    max_new_tokens: int | None = option(
+        None, "for requests that say nothing (default: what the context leaves)", Number(1, 10_000_000, whole=True), "N"
+    )
+    grace: float = option(30.0, "seconds from SIGTERM for what runs", Number(0, DAY), "S")
+
+    def keys(self) -> tuple[str, ...]:
+        """All keys of which a request must have one; none: anybody is answered.
+
+        Raises UsageError where the file cannot be read, or holds no key.
+        """
+        return (*self.api_key, *(_keys_in(self.api_key_file) if self.api_key_file is not None else ()))
+
+
+def _keys_in(file: str) -> list[str]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"--api-key-file {file} cannot be read: {error}") from None
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise UsageError(f"--api-key-file {file} holds no key: write one a line, for example by openssl rand -hex 32")
+    return keys
