@@ -6,19 +6,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class GrammarSpec:
-    """What a text must follow: kind is json_object, json_schema, regex, choice or lark; value is what llguidance
-    compiles, and "" where the kind needs none."""
-
-    kind: str
-    value: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,206 @@
+"""Grammars by llguidance: made once for a model's vocabulary, compiled once for each grammar."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.speculative.grammar import KINDS, GrammarError, GrammarSpec, Mask
+
+try:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+except ImportError:  # said by whoever wants a grammar
+    LLMatcher = LLParserLimits = LLTokenizer = None
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+COMPILED = 64  # grammars that are kept
+# JSON is written in one line, as Python and most training texts do. Free white space would let a model go on with it
+# for ever, and leave hardly a token that is certain before it is chosen.
+JSON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+# What llguidance cannot enforce is refused.
+JSON_STRICT = {"lenient": False, "coerce_one_of": False}
+
+
+def need_llguidance() -> None:
+    """UsageError where llguidance is not installed."""
+    if LLMatcher is None:
+        raise UsageError(
+            "grammars (structured output, forced tool calls) need llguidance: pip install 'ipex-assist[serve]'"
+        )
+
+
+def source_of(spec: GrammarSpec) -> str:
+    """What llguidance compiles. GrammarError where that cannot be written, for JSON that is none, say."""
+    need_llguidance()
+    try:
+        if spec.kind == "json_object":
+            return str(LLMatcher.grammar_from_json_schema({"type": "object"}, JSON_STYLE, JSON_STRICT))
+        if spec.kind == "json_schema":
+            return str(LLMatcher.grammar_from_json_schema(spec.value, JSON_STYLE, JSON_STRICT))
+        if spec.kind == "regex":
+            return str(LLMatcher.grammar_from_regex(spec.value))
+        if spec.kind == "choice":
+            texts = json.loads(spec.value)
+            return str(LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(literal, texts))))
+        if spec.kind == "lark":
+            return str(LLMatcher.grammar_from_lark(spec.value))
+    except ValueError as error:
+        raise GrammarError(f"the {spec.kind} grammar cannot be compiled: {_reason(error)}") from None
+    raise GrammarError(f"there is no kind of grammar {spec.kind!r}; there are {', '.join(KINDS)}")
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def start_of(spec: GrammarSpec, tokenizer: Any) -> Any:
+    """The state (LLMatcher) of a text that has not begun. tokenizer: llguidance's. GrammarError where none is."""
+    matcher = LLMatcher(tokenizer, source_of(spec), log_level=0, limits=LLParserLimits(verbose_errors=False))
+    if matcher.is_error():
+        raise GrammarError(f"the {spec.kind} grammar cannot be compiled: {_reason(matcher.get_error())}")
+    return matcher
+
+
+def _reason(error: object) -> str:
+    """The first line of an error, and what a regular expression's last one says besides."""
+    lines = str(error).strip().splitlines() or ["no reason was given"]
+    more = next((line for line in lines[1:] if line.startswith("error:")), "")
+    return f"{lines[0][:300]} {more[:200]}".strip()
+
+
+class Grammars:
+    """Makes the grammars of one model. Any threads may use it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos: Iterable[int]) -> None:
+        """tokenizer: llguidance's, of at least `vocab_size` tokens, whose end-of-text tokens are `eos`."""
+        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, frozenset(eos)
+        self._compiled: OrderedDict[GrammarSpec, Any] = OrderedDict()
+        self._turn = threading.Lock()
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Iterable[int]) -> Grammars:
+        """For a model with rows for `vocab_size` tokens, whose texts end with any of `eos`. Takes a second.
+
+        UsageError where that is no tokenizer of the `tokenizers` library, or no token ends a text.
+        """
+        need_llguidance()
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        ends = sorted(token for token in eos if token < vocab_size)
+        if backend is None or not ends:
+            what = "its tokenizer is not one of the tokenizers library" if ends else "it has no end-of-text token"
+            raise UsageError(f"this model cannot write by a grammar: {what}. Leave the grammar out")
+        backend = copy.copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+        try:
+            made = LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, len(tokenizer)), eos_token=ends)
+        except Exception as error:  # whatever llguidance does not know about tokenizers
+            raise UsageError(
+                f"this model cannot write by a grammar: llguidance cannot read its tokenizer ({_reason(error)}). "
+                "Leave the grammar out"
+            ) from error
+        return cls(made, vocab_size, ends)
+
+    def grammar(self, spec: GrammarSpec) -> LlguidanceGrammar:
+        """The grammar of a text that has not begun. GrammarError where it cannot be compiled."""
+        with self._turn:
+            start = self._compiled.pop(spec, None)
+            if start is None:
+                start = start_of(spec, self._tokenizer)
+            self._compiled[spec] = start
+            if len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+            return LlguidanceGrammar(start.deep_copy(), self._vocab_size, self._eos)
+
+
+class LlguidanceGrammar:
+    """A `Grammar` (see grammar.py). The end of the text is booked here: llguidance is never told of it."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos: frozenset[int], tokens: Sequence[int] = ()) -> None:
+        self._matcher, self._vocab_size, self._eos = matcher, vocab_size, eos
+        self._tokens = list(tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What it was advanced by."""
+        return self._tokens
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last token ends the text."""
+        return bool(self._tokens) and self._tokens[-1] in self._eos
+
+    def mask(self) -> Mask:
+        """Which tokens may come next, (vocab,)."""
+        if self.ended:
+            raise self._error("the text has ended")
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        allowed: Mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not allowed.any():
+            raise self._error("no token of the model may follow")
+        return allowed
+
+    def forced(self) -> list[int]:
+        """Tokens that spell what must come next."""
+        if self.ended:
+            return []
+        tokens = list(self._matcher.compute_ff_tokens())
+        self._check()
+        return tokens[: self._first_end(tokens)]
+
+    def allows(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may follow."""
+        if self.ended:
+            return 0
+        count = int(self._matcher.validate_tokens(list(tokens[: self._first_end(tokens)])))
+        self._check()
+        return count
+
+    def _first_end(self, tokens: Sequence[int]) -> int:
+        return next(
+            (i for i, token in enumerate(tokens) if token in self._eos or token >= self._vocab_size), len(tokens)
+        )
+
+    def advance(self, token: int) -> None:
+        """Take the next token."""
+        if self.ended:
+            raise self._error("the text has ended")
+        if token in self._eos:
+            if not self._matcher.is_accepting():
+                raise self._error("the text is not complete")
+        elif not self._matcher.consume_token(token):
+            self._check()
+        self._tokens.append(token)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        forgotten = len(self._tokens) - length
+        back = forgotten - self.ended if forgotten else 0
+        del self._tokens[length:]
+        if length == 0:
+            self._matcher.reset()
+        elif back:
+            self._matcher.rollback(back)
+        self._check()
+
+    def copy(self) -> LlguidanceGrammar:
+        """One in the same state."""
+        return LlguidanceGrammar(self._matcher.deep_copy(), self._vocab_size, self._eos, self._tokens)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise self._error(_reason(self._matcher.get_error()))
+
+    def _error(self, reason: str) -> GrammarError:
+        return GrammarError(f"the grammar cannot go on behind {len(self._tokens)} tokens of the text: {reason}")

@@ -1,0 +1,136 @@
+"""Structured output: from fields of requests to grammars, and grammars that nobody should have to wait for."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.speculative.grammar import GrammarSpec
+
+pytest.importorskip("llguidance")
+
+from ipex_assist.serve.grammar_check import Checker, byte_tokenizer, reason_against
+from ipex_assist.serve.structured import grammar_of
+
+pytestmark = pytest.mark.one_stack
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec"),
+    [
+        ({}, None),
+        ({"response_format": None, "guided_regex": None, "temperature": 1}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, GrammarSpec("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": OBJECT}}},
+            GrammarSpec("json_schema", json.dumps(OBJECT)),
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, GrammarSpec("json_object")),
+        ({"guided_json": OBJECT}, GrammarSpec("json_schema", json.dumps(OBJECT))),
+        ({"guided_json": json.dumps(OBJECT)}, GrammarSpec("json_schema", json.dumps(OBJECT))),
+        ({"guided_json": True}, GrammarSpec("json_schema", "{}")),
+        ({"guided_regex": "a+"}, GrammarSpec("regex", "a+")),
+        ({"guided_choice": ["é", "b"]}, GrammarSpec("choice", '["é", "b"]')),
+        ({"guided_grammar": 'start: "a"'}, GrammarSpec("lark", 'start: "a"')),
+        ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
+        ({"structured_outputs": {"json_object": True}}, GrammarSpec("json_object")),
+    ],
+)
+def test_fields_become_grammars(fields: dict[str, Any], spec: GrammarSpec | None) -> None:
+    """OpenAI's form, vLLM's fields, and vLLM's newer object."""
+    assert grammar_of(fields) == spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format.type is 'yaml'"),
+        ({"response_format": "json"}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
+            "json_schema.schema: a JSON schema",
+        ),
+        ({"guided_json": "{"}, "guided_json: this is no JSON"),
+        ({"guided_json": "[" * 100_000}, "guided_json"),
+        ({"guided_json": {"const": float("nan")}}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice must be a list"),
+        ({"guided_choice": [1]}, "guided_choice must be a list"),
+        ({"guided_regex": ""}, "guided_regex must be a text"),
+        ({"guided_regex": "\ud800"}, "surrogate"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice are both given"),
+        ({"structured_outputs": [1]}, "must be an object"),
+    ],
+)
+def test_wrong_fields_are_refused(fields: dict[str, Any], reason: str) -> None:
+    """With the field's name."""
+    with pytest.raises(UsageError, match=reason.replace(".", r"\.")):
+        grammar_of(fields)
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Checker]:
+    """One process for all."""
+    made = Checker()
+    yield made
+    made.close()
+
+
+COSTLY = [
+    GrammarSpec("regex", "x(a{1000}){1000}"),
+    GrammarSpec("json_schema", '{"type": "integer", "multipleOf": 1000003}'),
+    GrammarSpec("json_schema", json.dumps({"enum": [f"x{i}" for i in range(100_000)]})),
+]
+
+
+@pytest.mark.parametrize("spec", COSTLY, ids=lambda each: each.value[:30])
+def test_what_blows_up_is_refused(checker: Checker, spec: GrammarSpec) -> None:
+    """Within a second of work, at once the second time, and the checker lives on."""
+    with pytest.raises(UsageError, match="cannot be used"):
+        checker.check(spec)
+    started = time.perf_counter()
+    with pytest.raises(UsageError, match="cannot be used"):
+        checker.check(spec)
+    assert time.perf_counter() - started < 0.1
+    checker.check(GrammarSpec("choice", '["a", "b"]'))
+
+
+def test_reasons_reach_the_user(checker: Checker) -> None:
+    """What llguidance says of a grammar that is none; many choices are no trouble."""
+    with pytest.raises(UsageError, match="unclosed group"):
+        checker.check(GrammarSpec("regex", "(a"))
+    with pytest.raises(UsageError, match="uniqueItems"):
+        checker.check(GrammarSpec("json_schema", '{"uniqueItems": true}'))
+    checker.check(GrammarSpec("choice", json.dumps([f"choice {i}" for i in range(3000)])))
+
+
+def test_a_process_that_dies_or_hangs() -> None:
+    """A grammar that ends the process is refused; one that never starts is said to be our own trouble."""
+    dies = [sys.executable, "-c", "print('ready', flush=True); input(); exit(1)"]
+    checker = Checker(lambda: dies)
+    with pytest.raises(UsageError, match="too much memory"):
+        checker.check(GrammarSpec("json_object"))
+    spins = "print('ready', flush=True); input()\nwhile True: pass"
+    checker = Checker(lambda: [sys.executable, "-c", spins])
+    with pytest.raises(UsageError, match="longer than 1 s"):
+        checker.check(GrammarSpec("json_object"))
+    checker = Checker(lambda: [sys.executable, "-c", ""])
+    with pytest.raises(IpexAssistError, match=r"ipex-assist\[serve\]"):
+        checker.check(GrammarSpec("json_object"))
+    checker.close()
+
+
+def test_costs_on_the_way_are_found() -> None:
+    """Not at the beginning of a text, but soon after."""
+    tokenizer = byte_tokenizer()
+    assert reason_against(GrammarSpec("regex", "[a-z]*"), tokenizer) is None
+    reason = reason_against(GrammarSpec("lark", 'start: "ab" x\nx: x x | "c" | "cc" | x "c" x | ""'), tokenizer)
+    assert reason is None or "items" in reason
