@@ -1,0 +1,88 @@
+"""The texts of one request as they grow, whatever form their answer has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ipex_assist.serve.backend import Done, Part, Piece, TextRequest
+from ipex_assist.serve.draft_report import DraftCounts, report
+from ipex_assist.serve.logprobs import Logprobs, TokenChoice
+from ipex_assist.serve.protocol.common import Usage
+from ipex_assist.serve.token_texts import TokenTexts
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What became certain of one text: characters, tokens where log-probabilities are wanted, and whence it came."""
+
+    text: str
+    tokens: list[TokenChoice] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+
+@dataclass
+class GrowingText:
+    """One text. tokens: all whose log-probabilities are certain; new_tokens: how many came."""
+
+    index: int
+    logprobs: Logprobs | None
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    tokens: list[TokenChoice] = field(default_factory=list)
+    new_tokens: int = 0
+    result: dict[str, Any] | None = None
+    _shown: int = 0  # characters
+
+    def take(self, part: Part) -> Growth:
+        """Go on by a part."""
+        self.drafts.count(part)
+        self.new_tokens += len(part.pieces)
+        text = "".join(piece.text for piece in part.pieces)
+        self._shown += len(text)
+        tokens = self.logprobs.push(part) if self.logprobs is not None else []
+        self.tokens += tokens
+        return Growth(text, tokens, part.pieces)
+
+    def end(self, done: Done) -> Growth:
+        """The rest: what was held back."""
+        self.result = done.result
+        self.new_tokens = done.result["new_tokens"]
+        tokens = self.logprobs.finish(done.result["stop_reason"]) if self.logprobs is not None else []
+        self.tokens += tokens
+        return Growth(done.result["text"][self._shown :], tokens)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """OpenAI's word; of a text that has ended."""
+        assert self.result is not None
+        return "length" if self.result["stop_reason"] in ("length", "context") else "stop"
+
+    def report(self) -> dict[str, Any]:
+        """Timings and what the draft did, of this text."""
+        assert self.result is not None
+        return report([self.result], self.drafts)
+
+
+class Texts:
+    """All texts of a request."""
+
+    def __init__(self, requests: Sequence[TextRequest], prompt_tokens: int, token_texts: TokenTexts | None) -> None:
+        """prompt_tokens: a prompt of several texts counts once. token_texts: where log-probabilities are wanted."""
+        self.prompt_tokens = prompt_tokens
+        self.all = [
+            GrowingText(index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop)))
+            for index, request in enumerate(requests)
+        ]
+
+    def __getitem__(self, index: int) -> GrowingText:
+        return self.all[index]
+
+    def usage(self) -> dict[str, int]:
+        """So far."""
+        return Usage.of(self.prompt_tokens, sum(text.new_tokens for text in self.all)).model_dump()
+
+    def report(self) -> dict[str, Any]:
+        """Timings and what the draft did, summed over the texts."""
+        counts = sum((text.drafts for text in self.all), DraftCounts())
+        return report([text.result for text in self.all if text.result is not None], counts)

@@ -1,0 +1,96 @@
+"""The application: routes, errors, keys and limits hung together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.middleware.cors import CORSMiddleware
+
+from ipex_assist.serve.auth import Authentication, Keys, is_open
+from ipex_assist.serve.backend import Backend, NotReady
+from ipex_assist.serve.errors import add_error_handlers
+from ipex_assist.serve.limits import BodyLimit, RequestIds
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.protocol.common import TOKEN_ID
+from ipex_assist.serve.routes import server, texts, tokens
+from ipex_assist.serve.service import Service
+from ipex_assist.version import __version__
+
+DESCRIPTION = "OpenAI's API, by a model and its draft; fields beyond OpenAI's are transformers', vLLM's or llama.cpp's."
+
+
+def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
+    """The ASGI application. Raises UsageError where the file of API keys cannot be read."""
+    service = Service(backend, options)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    # No pages of documentation: they load programs from other servers. /openapi.json is there.
+    app = FastAPI(
+        title="ipex-assist",
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        root_path=options.root_path or "",
+        lifespan=lifespan,
+    )
+    add_error_handlers(app)
+    for each in (texts, tokens, server):
+        app.include_router(each.router(service))
+    keys = Keys(options.keys())
+    app.add_middleware(BodyLimit, limit=options.max_body)
+    app.add_middleware(Authentication, keys=keys)
+    if options.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(options.cors_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(RequestIds)
+    app.openapi = lambda: _openapi(app, service, bool(keys))  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
+    """The document as it is true of this server: its vocabulary, its keys; wrong bodies are answered by 400."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, servers=app.servers
+    )
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            if keys and not is_open(path):
+                operation["security"] = [{"key": []}]
+            elif not keys:
+                operation["responses"].pop("401", None)
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    if keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    with contextlib.suppress(NotReady):  # else it is said later
+        _limit_ids(document, service.facts.vocab_size)
+    return document
+
+
+def _limit_ids(node: Any, vocab_size: int) -> None:
+    """Say of every token id in the document how large it may be."""
+    if isinstance(node, dict):
+        if node.pop(TOKEN_ID, False):
+            node.pop("exclusiveMaximum", None)
+            node["maximum"] = vocab_size - 1
+        for value in node.values():
+            _limit_ids(value, vocab_size)
+    elif isinstance(node, list):
+        for value in node:
+            _limit_ids(value, vocab_size)

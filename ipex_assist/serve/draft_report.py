@@ -1,0 +1,91 @@
+"""What the draft did, where tools look for it: llama.cpp's `timings`, vLLM's `metrics.speculative_decoding`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipex_assist.serve.backend import Part
+
+
+@dataclass
+class DraftCounts:
+    """Counts over passes that verified drafted tokens. histogram: how many of them accepted 0, 1, 2, … tokens."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    longest: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    def count(self, part: Part) -> None:
+        """Take in one pass."""
+        if part.drafted:
+            self.steps += 1
+            self.drafted += part.drafted
+            self.accepted += part.accepted
+            self.longest = max(self.longest, part.drafted)
+            self.histogram += [0] * (part.accepted + 1 - len(self.histogram))
+            self.histogram[part.accepted] += 1
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        """Of two texts together."""
+        length = max(len(self.histogram), len(other.histogram))
+        return DraftCounts(
+            self.steps + other.steps,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            max(self.longest, other.longest),
+            [sum(counts.histogram[n] for counts in (self, other) if n < len(counts.histogram)) for n in range(length)],
+        )
+
+
+def speculative_decoding(counts: DraftCounts) -> dict[str, Any] | None:
+    """vLLM's object of one request; None where nothing was drafted.
+
+    mean_acceptance_length: tokens a step, the target's own among them. num_spec_tokens: the longest draft.
+    """
+    if not counts.steps:
+        return None
+    return {
+        "mean_acceptance_length": 1 + counts.accepted / counts.steps,
+        "draft_acceptance_rate": counts.accepted / counts.drafted,
+        "acceptance_histogram": counts.histogram,
+        "num_spec_steps": counts.steps,
+        "num_accepted_draft_tokens": counts.accepted,
+        "num_draft_tokens": counts.drafted,
+        "num_spec_tokens": counts.longest,
+    }
+
+
+def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any]:
+    """llama.cpp's object, of one text or summed over several. results: `Result.as_dict()` of each.
+
+    prompt_ms: to the first token, from when the engine has the request. predicted_ms: of the tokens after the first;
+    predicted_per_second: the speed of these, since the first one's time is the prompt's. draft_n is left out where
+    nothing was drafted, as there.
+    """
+    prompt_n, predicted_n = sum(r["prompt_tokens"] for r in results), sum(r["new_tokens"] for r in results)
+    prompt_s, predicted_s = sum(r["ttft_s"] or 0.0 for r in results), sum(r["decode_s"] for r in results)
+    later = sum(max(0, r["new_tokens"] - 1) for r in results)
+    drafts = {"draft_n": counts.drafted, "draft_n_accepted": counts.accepted} if counts.drafted else {}
+    return {
+        "prompt_n": prompt_n,
+        "prompt_ms": 1000 * prompt_s,
+        "prompt_per_token_ms": 1000 * prompt_s / prompt_n if prompt_n else None,
+        "prompt_per_second": prompt_n / prompt_s if prompt_s else None,
+        "predicted_n": predicted_n,
+        "predicted_ms": 1000 * predicted_s,
+        "predicted_per_token_ms": 1000 * predicted_s / later if later else None,
+        "predicted_per_second": later / predicted_s if predicted_s else None,
+        **drafts,
+    }
+
+
+def report(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any]:
+    """Both objects, ready to stand beside `usage`."""
+    return {
+        "timings": timings(results, counts),
+        "metrics": {"speculative_decoding": speculative_decoding(counts)},
+    }

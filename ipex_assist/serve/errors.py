@@ -1,0 +1,136 @@
+"""Errors as OpenAI's API has them, each with its HTTP status; no traceback reaches an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.serve.backend import Busy, Failed, NotReady
+
+log = logging.getLogger("ipex_assist")
+
+RETRY_SECONDS = 5  # said with 503, where nobody knows better
+MOST_REASONS = 3  # of a body that is wrong in many places
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every answer whose status is 400 or above."""
+
+    error: ErrorBody
+
+
+class ApiError(HTTPException):
+    """An error with its status. param: the field that is wrong. code: for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.message, self.param, self.code = message, param, code
+
+    def body(self) -> dict[str, Any]:
+        """The answer's body, in OpenAI's form."""
+        kind = _TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The answer. ASCII alone: a text of the request that is no Unicode can be repeated, too."""
+        return Response(json.dumps(self.body()), self.status_code, self.headers, media_type="application/json")
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route of the OpenAPI document says about these statuses."""
+    meanings = {
+        400: "The request is wrong; the message says where",
+        401: "There is no API key, or a wrong one",
+        404: "There is no such model, or nothing of that name",
+        413: "The body or the prompt is too long; the message has the numbers",
+        429: "The queue is full; Retry-After says when to come back",
+        500: "The request failed",
+        503: "The server is loading, about to end, or too slow for the time limit",
+    }
+    return {status: {"model": ErrorResponse, "description": meanings[status]} for status in statuses}
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What the client is told of any exception; one that is our own bug is logged, and told without its details."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        case Busy():
+            wait = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+            return ApiError(429, str(error), code="queue_full", headers=wait)
+        case NotReady():
+            return ApiError(503, str(error), code="not_ready", headers={"Retry-After": str(RETRY_SECONDS)})
+        case Failed():
+            return ApiError(503 if error.again else 500, str(error), code="failed")
+        case TimeoutError() | asyncio.TimeoutError():  # two kinds before Python 3.11
+            return ApiError(503, str(error) or "the request took longer than the server allows", code="timeout")
+        case UsageError():
+            return ApiError(400, str(error))
+        case IpexAssistError():
+            return ApiError(500, str(error))
+    log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+    return ApiError(500, f"the server failed by {type(error).__name__}; its log says more", code="internal_error")
+
+
+def refused(error: RequestValidationError | ValidationError) -> ApiError:
+    """400 with the first things that are wrong, each by its place in the body."""
+    found = []
+    for each in error.errors()[:MOST_REASONS]:
+        place = ".".join(str(part) for part in each["loc"] if part != "body")
+        reason = str(each["msg"]).removeprefix("Value error, ")
+        if each["type"] == "json_invalid":
+            place, reason = "", f"the body is no JSON: {each.get('ctx', {}).get('error', reason)} at character {place}"
+        elif each["loc"] == ("body",):
+            place, reason = "", "the body must be a JSON object, sent with Content-Type: application/json"
+        found.append((place, reason))
+    return ApiError(
+        400,
+        "; ".join(f"{place}: {reason}" if place else reason for place, reason in found),
+        param=found[0][0] or None,
+    )
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error of every route OpenAI's form."""
+
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return refused(error).response()
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    for kind in (HTTPException, Busy, NotReady, Failed, TimeoutError, asyncio.TimeoutError, IpexAssistError):
+        app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(Exception, on_error)

@@ -1,0 +1,106 @@
+"""Log-probabilities in OpenAI's two forms, held back with the text so that no stop text leaks through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipex_assist.serve.backend import Part
+from ipex_assist.serve.token_texts import TokenTexts
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """A token of a text with its bytes, its log-probability, and the likeliest ones (id, log-probability)."""
+
+    token: int
+    bytes: bytes
+    log_probability: float
+    top: list[tuple[int, float]]
+
+
+@dataclass
+class Logprobs:
+    """Of one text. stop: whether it may end before a stop text, of which nothing is shown then."""
+
+    texts: TokenTexts
+    stop: bool
+    _waiting: list[TokenChoice] = field(default_factory=list)
+    _released: int = 0  # bytes of the text that are certain
+    _passed: int = 0  # bytes of the tokens that were given out
+
+    def push(self, part: Part) -> list[TokenChoice]:
+        """Take in a part; returns the tokens whose text is certain."""
+        for each in part.logprobs or []:
+            token, top = each["token"], [(int(other), float(value)) for other, value in each["top"]]
+            self._waiting.append(TokenChoice(token, self.texts.bytes_of(token), each["log_probability"], top))
+        self._released += sum(len(piece.text.encode()) for piece in part.pieces)
+        if not self.stop:
+            ready, self._waiting = self._waiting[:-1], self._waiting[-1:]  # the last may be the end-of-text token
+            return ready
+        ready = []
+        while len(self._waiting) > 1 and self._passed + len(self._waiting[0].bytes) <= self._released:
+            ready.append(self._take())
+        return ready
+
+    def finish(self, reason: str) -> list[TokenChoice]:
+        """The rest. reason: Result.stop_reason; the end-of-text token and what follows a stop text are left out."""
+        rest, self._waiting = self._waiting, []
+        if reason == "eos":
+            return rest[:-1]
+        if reason != "stop":
+            return rest
+        shown = []
+        for each in rest:
+            room = self._released - self._passed
+            if room <= 0:
+                break
+            self._passed += len(each.bytes)
+            shown.append(TokenChoice(each.token, each.bytes[:room], each.log_probability, each.top))
+        return shown
+
+    def _take(self) -> TokenChoice:
+        taken = self._waiting.pop(0)
+        self._passed += len(taken.bytes)
+        return taken
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", errors="backslashreplace")
+
+
+def chat_form(tokens: list[TokenChoice], texts: TokenTexts) -> list[dict[str, Any]]:
+    """As /v1/chat/completions has them: token, logprob, bytes, top_logprobs."""
+
+    def entry(content: bytes, value: float) -> dict[str, Any]:
+        return {"token": _text(content), "logprob": value, "bytes": list(content)}
+
+    return [
+        {
+            **entry(each.bytes, each.log_probability),
+            "top_logprobs": [entry(texts.bytes_of(token), value) for token, value in each.top],
+        }
+        for each in tokens
+    ]
+
+
+def completion_form(tokens: list[TokenChoice], texts: TokenTexts, offset: int, top: int) -> dict[str, Any]:
+    """As /v1/completions has them: lists side by side. offset: characters of the text before; top: how many likeliest.
+
+    Of likeliest tokens that are written alike the likelier one is kept.
+    """
+    offsets = []
+    likeliest: list[dict[str, float]] = []
+    for each in tokens:
+        offsets.append(offset)
+        offset += len(_text(each.bytes))
+        found: dict[str, float] = {}
+        for token, value in each.top:
+            found.setdefault(texts.text_of(token), value)
+        likeliest.append(found)
+    return {
+        "tokens": [_text(each.bytes) for each in tokens],
+        "token_logprobs": [each.log_probability for each in tokens],
+        "top_logprobs": likeliest if top else None,
+        "text_offset": offsets,
+    }

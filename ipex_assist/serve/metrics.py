@@ -1,0 +1,201 @@
+"""Figures for Prometheus: by vLLM's names what vLLM has, so that dashboards and load generators find it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ipex_assist.serve.backend import Backend, Busy, Done, NotReady, Part, TextRequest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_MODEL = "model_name"
+# Bounds as vLLM's, so that its dashboards show ours.
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075),
+    *(0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0, 80.0),
+)
+_REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+_TOKENS = tuple(float(number * 10**power) for power in range(7) for number in (1, 2, 5))
+_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "interrupted": "abort"}
+
+
+class ServerMetrics:
+    """Counts what passes by, and asks the backend for the rest when somebody reads it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineFigures(backend))
+        self._drafts = self._counter("spec_decode_num_drafts", "Passes that verified drafted tokens")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
+        self._accepted_at = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their position in the draft", "position"
+        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, those found in the cache among them")
+        self._new_tokens = self._counter("generation_tokens", "Generated tokens")
+        self._ended = self._counter("request_success", "Texts that ended, by the reason", "finished_reason")
+        self._first_token_s = self._histogram(
+            "time_to_first_token_seconds", "From the request to its first token", _FIRST_TOKEN_S
+        )
+        self._token_s = self._histogram("inter_token_latency_seconds", "Time of each token after the first", _TOKEN_S)
+        self._mean_token_s = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time of a text's tokens after the first", _TOKEN_S
+        )
+        self._request_s = self._histogram("e2e_request_latency_seconds", "From the request to its end", _REQUEST_S)
+        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self._texts = self._histogram("request_generation_tokens", "Generated tokens of a text", _TOKENS)
+        self._full = Counter(
+            "ipex_assist:queue_full", "Texts that were refused since the queue was full", [_MODEL],
+            registry=self._registry,
+        )  # fmt: skip
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"vllm:{name}", meaning, [_MODEL, *labels], registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"vllm:{name}", meaning, [_MODEL], buckets=bounds, registry=self._registry)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads. Counters of drafts are there from the beginning, as zeros."""
+        try:
+            name = self._backend.facts.name
+        except NotReady:
+            pass
+        else:
+            for each in (self._drafts, self._drafted, self._accepted, self._prompt_tokens, self._new_tokens):
+                each.labels(name)
+        return generate_latest(_WithoutDates(self._registry))  # type: ignore[arg-type]
+
+    async def generate(
+        self, request: TextRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[Part | Done, None]:
+        """`Backend.generate`, counted."""
+        started = time.perf_counter()
+        model, first, last, tokens, reason = self._backend.facts.name, 0.0, started, 0, "abort"
+        try:
+            async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
+                async for part in parts:
+                    if isinstance(part, Done):
+                        reason = _REASONS.get(part.result["stop_reason"], "error")
+                    elif part.pieces:
+                        now = time.perf_counter()
+                        if not tokens:
+                            first = now
+                            self._first_token_s.labels(model).observe(now - started)
+                            self._prompt_tokens.labels(model).inc(len(request.tokens))
+                            self._prompts.labels(model).observe(len(request.tokens))
+                        self._count_part(model, part, tokens > 0, now - last)
+                        tokens, last = tokens + len(part.pieces), now
+                    yield part
+        except Busy:
+            self._full.labels(model).inc()
+            raise
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            if tokens or reason != "abort":
+                self._ended.labels(model, reason).inc()
+                self._request_s.labels(model).observe(time.perf_counter() - started)
+                self._texts.labels(model).observe(tokens)
+                if tokens > 1:
+                    self._mean_token_s.labels(model).observe((last - first) / (tokens - 1))
+
+    def _count_part(self, model: str, part: Part, later: bool, seconds: float) -> None:
+        self._new_tokens.labels(model).inc(len(part.pieces))
+        if later:
+            each = self._token_s.labels(model)
+            for _ in part.pieces:
+                each.observe(seconds / len(part.pieces))
+        if part.drafted:
+            self._drafts.labels(model).inc()
+            self._drafted.labels(model).inc(part.drafted)
+            self._accepted.labels(model).inc(part.accepted)
+            for position in range(part.accepted):
+                self._accepted_at.labels(model, str(position)).inc()
+
+
+class _WithoutDates:
+    """A registry without the dates at which counters began, which load generators take for counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class _EngineFigures(Collector):
+    """What the engines and the queue say of themselves, asked when somebody reads it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering does not ask the backend."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges and counters of this moment."""
+        try:
+            model = [self._backend.facts.name]
+        except NotReady:
+            model = [""]
+        now = self._backend.statistics()
+        yield _gauge("vllm:num_requests_running", "Requests that an engine has begun", model, now.running)
+        yield _gauge("vllm:num_requests_waiting", "Requests in the queue", model, now.waiting)
+        if now.blocks_total:
+            share = (now.blocks_used or 0) / now.blocks_total
+            yield _gauge("vllm:kv_cache_usage_perc", "Blocks of keys and values in use, 0 to 1", model, share)
+            yield _gauge("ipex_assist:kv_blocks_used", "Blocks in use", model, now.blocks_used or 0)
+            yield _gauge("ipex_assist:kv_blocks_total", "Blocks that there are", model, now.blocks_total)
+        yield _gauge("ipex_assist:places", "Engine processes that there should be", model, now.places)
+        yield _gauge("ipex_assist:places_alive", "Engine processes that answer", model, now.alive)
+        yield _counted("ipex_assist:restarts", "Engine processes started anew", model, now.restarts)
+        engine = now.engine
+        read, found = engine.get("prompt_tokens", 0), engine.get("prefix_tokens", 0)
+        yield _counted("vllm:prefix_cache_queries", "Tokens looked for in the prefix cache", model, read + found)
+        yield _counted("vllm:prefix_cache_hits", "Tokens found in the prefix cache", model, found)
+        yield _counted("vllm:num_preemptions", "Texts put back for others", model, engine.get("preempted", 0))
+        for name, meaning in (("draft", "drafting"), ("target", "the target's passes"), ("choose", "choosing tokens")):
+            seconds = engine.get(f"{name}_s", 0.0)
+            yield _counted(f"ipex_assist:{name}_seconds", f"Time of {meaning}", model, seconds)
+        yield _by_rows("ipex_assist:passes", "Passes of the target", model, engine.get("passes_by_rows", {}))
+        yield _by_rows("ipex_assist:pass_seconds", "Time of passes", model, engine.get("seconds_by_rows", {}))
+
+
+def _gauge(name: str, meaning: str, model: list[str], value: float) -> Metric:
+    metric = GaugeMetricFamily(name, meaning, labels=[_MODEL])
+    metric.add_metric(model, value)
+    return metric
+
+
+def _counted(name: str, meaning: str, model: list[str], value: float) -> Metric:
+    metric = CounterMetricFamily(name, meaning, labels=[_MODEL])
+    metric.add_metric(model, value)
+    return metric
+
+
+def _by_rows(name: str, meaning: str, model: list[str], values: Mapping[Any, float]) -> Metric:
+    """A counter by rows of a pass: each number up to 8, then up to the next power of two (the label is the most)."""
+    sums: dict[int, float] = {}
+    for rows, value in values.items():
+        most = int(rows) if int(rows) <= 8 else 1 << (int(rows) - 1).bit_length()
+        sums[most] = sums.get(most, 0.0) + value
+    metric = CounterMetricFamily(name, f"{meaning}, by their rows (label: the most)", labels=[_MODEL, "rows"])
+    for most in sorted(sums):
+        metric.add_metric([*model, str(most)], sums[most])
+    return metric

@@ -1,0 +1,138 @@
+"""Bodies and answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ipex_assist.serve.protocol.common import (
+    Answer,
+    Count,
+    Form,
+    Generation,
+    MaxTokens,
+    Refused,
+    Report,
+    StreamOptions,
+    Usage,
+)
+from ipex_assist.serve.protocol.structured import TextForm
+from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, ToolChoice
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class TextPart(Form):
+    """A piece of a message. Models here read text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Form):
+    """A turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: parts joined by line ends; a developer is to templates what a system is."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content or ""}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class ChatRequest(TextForm):
+    """A conversation, to be answered."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    model: str | None = None
+    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokens | None = None
+    n: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Generation("logprobs")] | None = Field(None, description="means logprobs, too")
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")
+    functions: Annotated[Any, Refused("functions are OpenAI's old form: use tools")] = None
+    function_call: Annotated[Any, Refused("function_call is OpenAI's old form: use tool_choice")] = None
+    audio: Annotated[Any, Refused("this server writes text alone")] = None
+    modalities: list[Literal["text"]] | None = None
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """How long the answer may be; None where nobody said."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """As GenerationOptions has it: how many likeliest tokens beside each; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs or self.top_logprobs is not None else None
+
+
+class AnswerMessage(Answer):
+    """The model's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
+
+
+class TopLogprob(Answer):
+    """A likely token, and the natural logarithm of its probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """The token of the text, and the likeliest at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    """Of each token of the text."""
+
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class ChatChoice(Answer):
+    """One of n answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Report):
+    """An answer as a whole."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str

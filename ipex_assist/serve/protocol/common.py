@@ -1,0 +1,207 @@
+"""What several forms of the API share: the fields of sampling, usage, and how they become GenerationOptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from ipex_assist.env.options import Choice as OneOf
+from ipex_assist.env.options import Kind, Number, Switch, Text, Texts, TokenNumbers, described, options_of
+from ipex_assist.speculative.options import GenerationOptions
+
+MOST_CHOICES = 128  # texts of one request, as with OpenAI
+TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
+OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
+
+
+class Form(BaseModel):
+    """A body: no value is taken for another kind of value, and unknown fields are ignored, as OpenAI does."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Answer(BaseModel):
+    """A part of an answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Generation:
+    """Annotation of a field that is an option of GenerationOptions: its range, help and errors stand there."""
+
+    def __init__(self, name: str) -> None:
+        self._option = options_of(GenerationOptions)[name]
+        if name in OPENAI:
+            self._help = f"(default: {OPENAI[name]:g})"
+        else:
+            default = None if name == "max_new_tokens" else getattr(GenerationOptions(), name)
+            self._help = described(default, self._option)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Values are taken as the option takes them."""
+        return core_schema.no_info_plain_validator_function(self._option.kind.take)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The same as a JSON schema."""
+        return {**json_schema(self._option.kind), **({"description": self._help} if self._help else {})}
+
+
+def json_schema(kind: Kind) -> dict[str, Any]:
+    """The values that a kind of option takes."""
+    match kind:
+        case Number():
+            between = {"type": "integer" if kind.whole else "number", "minimum": kind.lowest, "maximum": kind.highest}
+            return {"anyOf": [{"const": value} for value in kind.also] + [between]} if kind.also else between
+        case Switch():
+            return {"type": "boolean"}
+        case OneOf():
+            return {"type": "string", "enum": list(kind.names)}
+        case Texts():
+            text = {"type": "string", "minLength": 1}
+            return {"anyOf": [text, {"type": "array", "items": text}]}
+        case Text():
+            return {"type": "string", "minLength": 1}
+        case TokenNumbers():
+            numbers = json_schema(kind.number)
+            return {"type": "object", "propertyNames": {"pattern": "^[0-9]{1,9}$"}, "additionalProperties": numbers}
+    raise AssertionError(f"no JSON schema of {kind}")
+
+
+class SamplingForm(Form):
+    """How tokens are chosen, and where a text ends; names are OpenAI's or, beyond them, transformers' and vLLM's."""
+
+    temperature: Annotated[float, Generation("temperature")] | None = None
+    top_p: Annotated[float, Generation("top_p")] | None = None
+    top_k: Annotated[int, Generation("top_k")] | None = None
+    min_p: Annotated[float, Generation("min_p")] | None = None
+    presence_penalty: Annotated[float, Generation("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, Generation("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, Generation("repetition_penalty")] | None = None
+    logit_bias: Annotated[dict[int, float], Generation("logit_bias")] | None = None
+    seed: Annotated[int, Generation("seed")] | None = None
+    stop: Annotated[tuple[str, ...], Generation("stop")] | None = None
+    ignore_eos: Annotated[bool, Generation("ignore_eos")] | None = None
+    assisted: Annotated[bool, Generation("assisted")] | None = None
+    num_assistant_tokens: Annotated[int, Generation("num_assistant_tokens")] | None = None
+    num_assistant_tokens_schedule: Annotated[str, Generation("num_assistant_tokens_schedule")] | None = None
+
+    def generation_options(self, max_new_tokens: int, logprobs: int | None = None) -> GenerationOptions:
+        """The options, with OpenAI's defaults: tokens are drawn at temperature 1, unless the temperature is 0."""
+        names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingForm.model_fields)
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        values: dict[str, Any] = {**OPENAI, **given}
+        return GenerationOptions(
+            **values, do_sample=values["temperature"] > 0, max_new_tokens=max_new_tokens, logprobs=logprobs
+        )
+
+
+def choices(options: GenerationOptions, count: int) -> list[GenerationOptions]:
+    """Options of `count` texts of one request: a given seed is the first one's, and each further one has the next."""
+    limit = options_of(type(options))["seed"].kind
+    assert isinstance(limit, Number)
+    if options.seed is None or not options.draws:
+        return [options] * count
+    span = int(limit.highest) + 1
+    return [dataclasses.replace(options, seed=(options.seed + index) % span) for index in range(count)]
+
+
+MaxTokens = Annotated[int, Generation("max_new_tokens")]
+Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31, json_schema_extra={TOKEN_ID: True})]
+
+
+class StreamOptions(Form):
+    """What a stream says besides its text."""
+
+    include_usage: bool | None = Field(None, description="end with a chunk of no choices that has the usage")
+    continuous_usage_stats: bool | None = Field(None, description="every chunk has the usage so far")
+
+
+class Usage(Answer):
+    """Tokens that were read and written. A prompt counts once, however many texts follow it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int) -> Usage:
+        """With their sum."""
+        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+class Timings(Answer):
+    """Counts, milliseconds and speeds, by llama.cpp's names."""
+
+    prompt_n: int
+    prompt_ms: float | None
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float | None
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+
+
+class SpeculativeDecoding(Answer):
+    """What the draft did, by vLLM's names. A step is a pass of the target that verified drafted tokens."""
+
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class Metrics(Answer):
+    """Figures of one answer."""
+
+    speculative_decoding: SpeculativeDecoding | None
+
+
+def new_id(prefix: str) -> str:
+    """An id as OpenAI's answers have them."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
+
+
+class Refused:
+    """Annotation of a field of OpenAI's that is not offered: `reason` is said of every value but those `allowed`."""
+
+    def __init__(self, reason: str, *allowed: Any) -> None:
+        self._reason, self._allowed = reason, [None, *allowed]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Take what asks for nothing."""
+
+        def take(value: Any) -> Any:
+            if not any(value is each or (isinstance(each, str) and value == each) for each in self._allowed):
+                raise ValueError(self._reason)
+            return value
+
+        return core_schema.no_info_plain_validator_function(take)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Only what is taken."""
+        return {"enum": self._allowed, "description": f"not offered: {self._reason}"}
+
+
+class Report(Answer):
+    """What answers have beyond OpenAI's fields."""
+
+    timings: Timings
+    metrics: Metrics

@@ -1,0 +1,40 @@
+"""Answers of /v1/models, /version, /health and /ready."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ipex_assist.serve.protocol.common import Answer
+
+
+class ModelCard(Answer):
+    """One model. max_model_len: tokens of prompt and answer together, by vLLM's name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ipex-assist"
+    root: str
+    assistant: str | None
+    precision: str
+    executor: str
+    max_model_len: int | None
+
+
+class ModelList(Answer):
+    """All names under which the model is served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Version(Answer):
+    """Of ipex-assist."""
+
+    version: str
+
+
+class Health(Answer):
+    """Whether the server lives, is loading, is ready, or is about to end."""
+
+    status: Literal["ok", "loading", "ready", "draining"]

@@ -1,0 +1,66 @@
+"""Structured output as requests ask for it: OpenAI's response_format, and vLLM's fields beyond it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ipex_assist.serve.protocol.common import Form, SamplingForm
+
+
+class TextFormat(Form):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObject(Form):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Form):
+    """A JSON schema with its name."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchema(Form):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObject | JsonSchema, Field(discriminator="type")]
+
+
+class StructuredOutputs(Form):
+    """vLLM's newer form of what a text must follow; one of them."""
+
+    json_: Any = Field(None, alias="json", description="a JSON schema")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class TextForm(SamplingForm):
+    """Fields of every request for texts. Of those that say what a text must follow, one may be given."""
+
+    response_format: ResponseFormat | None = None
+    guided_json: Any = Field(None, description="a JSON schema, as an object or a text")
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = Field(None, description="in llguidance's dialect of Lark")
+    structured_outputs: StructuredOutputs | None = None
+
+    def grammar_fields(self) -> dict[str, Any]:
+        """These fields as `structured.grammar_of` reads them."""
+        own = set(TextForm.model_fields) - set(SamplingForm.model_fields)
+        return self.model_dump(include=own, exclude_none=True, by_alias=True)

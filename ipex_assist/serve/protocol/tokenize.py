@@ -1,0 +1,49 @@
+"""Bodies and answers of /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ipex_assist.serve.protocol.chat import Message
+from ipex_assist.serve.protocol.common import Answer, Form, TokenId
+
+
+class TokenizeText(Form):
+    """A text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = Field(None, description="such as a beginning of the text (default: true)")
+    return_token_strs: bool | None = None
+
+
+class TokenizeMessages(Form):
+    """A conversation, to be put into the model's chat template."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(Answer):
+    """The token ids."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Form):
+    """Token ids."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class DetokenizeResponse(Answer):
+    """Their text, special tokens among it."""
+
+    prompt: str

@@ -1,0 +1,73 @@
+"""Tools as requests name them, and calls of them as messages have them; OpenAI's forms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ipex_assist.serve.protocol.common import Answer, Form
+
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class Function(Form):
+    """What a tool can do. parameters: a JSON schema of an object."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Form):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Form):
+    """Of one of the tools."""
+
+    name: Name
+
+
+class NamedTool(Form):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class FunctionCall(Form):
+    """A call. arguments: a text, JSON if all is well."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Form):
+    """A call of an earlier message."""
+
+    id: str | None = None
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class CalledFunction(Answer):
+    """A call of an answer."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(Answer):
+    """A call of an answer, by its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -1,0 +1,71 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ipex_assist.serve.answers.chat import ChatWriter
+from ipex_assist.serve.answers.completions import CompletionWriter
+from ipex_assist.serve.answers.texts import Texts
+from ipex_assist.serve.backend import TextRequest
+from ipex_assist.serve.errors import ApiError, responses
+from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
+from ipex_assist.serve.protocol.common import SamplingForm, choices
+from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
+from ipex_assist.serve.service import Service
+from ipex_assist.serve.streaming import TextAnswer
+
+ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
+STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+
+
+def check_biases(service: Service, body: SamplingForm) -> None:
+    """400 for a logit_bias of a token that there is not."""
+    size = service.facts.vocab_size
+    if (unknown := next((token for token in body.logit_bias or {} if token >= size), None)) is not None:
+        raise ApiError(400, f"logit_bias: there is no token {unknown}; ids go to {size - 1}", param="logit_bias")
+
+
+def router(service: Service) -> APIRouter:
+    """Both routes."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses={**STREAM, **ERRORS})
+    async def chat_completions(body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        service.check_model(body.model)
+        check_biases(service, body)
+        if body.tools and body.tool_choice != "none":
+            raise ApiError(400, "this server does not offer tools", param="tools")
+        messages = [message.for_template() for message in body.messages]
+        tokens = service.check_prompt(await service.encode_chat(messages))
+        room = service.most_new_tokens(len(tokens), body.wanted_tokens)
+        options = body.generation_options(room, body.wanted_logprobs)
+        grammar = await service.grammar(body)
+        requests = [TextRequest(tokens, each, grammar) for each in choices(options, body.n or 1)]
+        named = None if options.logprobs is None else service.token_texts
+        writer = ChatWriter(service, Texts(requests, len(tokens), named), body)
+        return TextAnswer(service, requests, writer, stream=bool(body.stream))
+
+    @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
+    async def completions(body: CompletionRequest) -> Response:
+        """Go on with a text, or with several."""
+        service.check_model(body.model)
+        check_biases(service, body)
+        special = body.add_special_tokens is not False
+        prompts = [
+            service.check_prompt(await service.encode(prompt, special) if isinstance(prompt, str) else prompt)
+            for prompt in body.prompts
+        ]
+        grammar = await service.grammar(body)
+        requests = []
+        for tokens in prompts:
+            room = service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS)
+            options = body.generation_options(room, body.logprobs)
+            requests += [TextRequest(tokens, each, grammar) for each in choices(options, body.n or 1)]
+        named = None if body.logprobs is None else service.token_texts
+        writer = CompletionWriter(service, Texts(requests, sum(map(len, prompts)), named), body)
+        return TextAnswer(service, requests, writer, stream=bool(body.stream))
+
+    return routes

@@ -1,0 +1,43 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from ipex_assist.serve.errors import responses
+from ipex_assist.serve.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeMessages,
+    TokenizeResponse,
+    TokenizeText,
+)
+from ipex_assist.serve.service import Service
+from ipex_assist.tokenization.tokenizer import checked_ids
+
+
+def router(service: Service) -> APIRouter:
+    """Both routes."""
+    routes = APIRouter(responses=responses(400, 401, 404, 413, 500, 503))
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeText | TokenizeMessages) -> TokenizeResponse:
+        """Token ids of a text, or of a conversation in the model's chat template."""
+        service.check_model(body.model)
+        if isinstance(body, TokenizeText):
+            tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
+        else:
+            tokens = await service.encode_chat([message.for_template() for message in body.messages])
+        texts = [service.token_texts.text_of(token) for token in tokens] if body.return_token_strs else None
+        context = service.facts.context_length
+        return TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=context, token_strs=texts)
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+        """The text of token ids."""
+        service.check_model(body.model)
+        facts = service.facts
+        tokens = checked_ids(body.tokens, facts.vocab_size, service.tokenizer, facts.name)
+        return DetokenizeResponse(prompt=str(await service.in_thread(service.tokenizer.decode, tokens)))
+
+    return routes

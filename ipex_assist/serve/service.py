@@ -1,0 +1,134 @@
+"""What all routes share: the backend, the threads of tokenizers, the checks of a model's name and a prompt's length."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.serve.backend import Backend, ModelFacts
+from ipex_assist.serve.errors import ApiError
+from ipex_assist.serve.grammar_check import Checker
+from ipex_assist.serve.metrics import ServerMetrics
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.protocol.structured import TextForm
+from ipex_assist.serve.structured import grammar_of
+from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
+from ipex_assist.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+THREADS = 4  # for tokenizers and templates, apart from the loop that everybody's streams go through
+
+T = TypeVar("T")
+
+
+class Service:
+    """One server. Methods that compute do so in a thread; all raise ApiError, NotReady, or UsageError for a request."""
+
+    def __init__(self, backend: Backend, options: ServeOptions) -> None:
+        self.backend, self.options = backend, options
+        self.metrics = ServerMetrics(backend)
+        self._grammars = Checker()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What is served; NotReady before it is loaded."""
+        return self.backend.facts
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's; NotReady before it is loaded."""
+        return self.backend.tokenizer
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Bytes of single tokens."""
+        return TokenTexts(self.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with whatever may change a text: model, precision, executor, version."""
+        facts = self.facts
+        names = (facts.target, facts.precision, facts.executor, __version__)
+        return "fp_" + hashlib.sha256("\0".join(names).encode()).hexdigest()[:10]
+
+    def close(self) -> None:
+        """End what was started for it."""
+        self._grammars.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any, **more: Any) -> T:
+        """Run `work` beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments, **more))
+
+    def names(self) -> tuple[str, ...]:
+        """What requests may call the model."""
+        return tuple(dict.fromkeys((self.facts.name, *self.options.served_model_name)))
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that is not served; none named is the one that is."""
+        if name is not None and name not in self.names():
+            known = ", ".join(self.names())
+            raise ApiError(
+                404, f"there is no model {name[:200]!r} here; there is {known}", param="model", code="model_not_found"
+            )
+
+    async def encode(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+
+        def work() -> list[int]:
+            check_text(prompt)
+            return encode(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
+
+        return await self.in_thread(work)
+
+    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, within its time limit."""
+        return await self.in_thread(encode_messages, self.tokenizer, messages)
+
+    async def grammar(self, body: TextForm) -> GrammarSpec | None:
+        """What the texts must follow; UsageError for what cannot be used, or costs more than a second."""
+        return await self._grammars.checked(grammar_of(body.grammar_fields()))
+
+    def check_prompt(self, tokens: Sequence[int]) -> list[int]:
+        """The prompt, where the model can read it; 413 with the numbers where it is too long."""
+        facts, options, count = self.facts, self.options, len(tokens)
+        checked = checked_ids(tokens, facts.vocab_size, self.tokenizer, facts.name)
+        if not checked:
+            raise ApiError(400, "the prompt is empty: it must have a token at least")
+        memory = self._memory()
+        for most, holder in (
+            (facts.context_length and facts.context_length - 1, f"the context of {facts.name} holds"),
+            (options.max_prompt, "this server takes"),
+            (memory and memory - 1, "the memory for keys and values (--kv-memory) holds"),
+        ):
+            if most is not None and count > most:
+                room = ", the answer's among them" if holder != "this server takes" else ""
+                limit = most + (1 if room else 0)
+                raise ApiError(
+                    413,
+                    f"the prompt has {count:,} tokens, and {holder} {limit:,}{room}: shorten it by at least "
+                    f"{count - most:,}",
+                    code="context_length_exceeded",
+                )
+        return checked
+
+    def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
+        """How many tokens may follow a prompt of so many: what is wanted, or what context and memory leave."""
+        limits = [limit - prompt for limit in (self.facts.context_length, self._memory()) if limit is not None]
+        wanted = wanted or self.options.max_new_tokens or (None if limits else self.options.text_tokens)
+        return max(1, min([*limits, *([wanted] if wanted is not None else [])]))
+
+    def _memory(self) -> int | None:
+        """Tokens of the longest text that one engine has memory for; None where that is not known."""
+        now = self.backend.statistics()
+        return now.blocks_total // max(1, now.alive) * BLOCK if now.blocks_total else None

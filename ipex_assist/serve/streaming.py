@@ -1,0 +1,105 @@
+"""Sends the answer of a request: whole, or by server-sent events; and cancels its texts when the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ipex_assist.serve.answers.writer import Writer, compact
+from ipex_assist.serve.backend import TextRequest
+from ipex_assist.serve.choices import Choices
+from ipex_assist.serve.errors import api_error
+from ipex_assist.serve.service import Service
+
+KEEP_ALIVE_SECONDS = 10.0  # of silence, after which a comment tells proxies that the stream lives
+COMMENT = ": keep-alive\n\n"
+# Proxies shall neither keep nor gather it.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class TextAnswer(Response):
+    """Runs texts when it is sent.
+
+    Until something is sent, an error has its own status; in a stream that has begun it is the last event. A stream
+    begins with the first part, or after KEEP_ALIVE_SECONDS without any.
+    """
+
+    def __init__(self, service: Service, requests: Sequence[TextRequest], writer: Writer, *, stream: bool) -> None:
+        self._service, self._requests, self._writer, self._stream = service, requests, writer, stream
+        self.status_code, self.background = 200, None
+        self.media_type = "text/event-stream" if stream else "application/json"
+        self.init_headers(STREAM_HEADERS if stream else None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, unless the client goes before."""
+        work = asyncio.create_task(self._run(scope, receive, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+    def _choices(self) -> Choices:
+        return Choices(self._service.metrics.generate, self._requests, self._service.options.timeout)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await (self._streamed(send) if self._stream else self._answered())
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _answered(self) -> Response:
+        try:
+            async with self._choices() as choices:
+                while not choices.over:
+                    news = await choices.next()
+                    assert news is not None
+                    for _ in self._writer.take(news):
+                        pass
+            return Response(compact(self._writer.whole()), media_type="application/json")
+        except Exception as error:
+            return api_error(error).response()
+
+    async def _streamed(self, send: Send) -> Response | None:
+        """None where a stream was sent, else what is to be sent instead."""
+        begun = False
+        try:
+            async with self._choices() as choices:
+                news = await choices.next(KEEP_ALIVE_SECONDS)
+                await self._start(send)
+                begun = True
+                await _send(send, self._writer.begin())
+                while True:
+                    await _send(send, self._writer.take(news) if news is not None else [COMMENT])
+                    if choices.over:
+                        break
+                    news = await choices.next(KEEP_ALIVE_SECONDS)
+                await _send(send, self._writer.end())
+        except Exception as error:
+            told = api_error(error)
+            if not begun:
+                return told.response()
+            await _send(send, self._writer.failed(told))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+async def _send(send: Send, events: Iterable[str]) -> None:
+    text = "".join(events)
+    if text:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
