@@ -152,8 +152,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -
     return encode_messages(tokenizer, [{"role": "user", "content": prompt}]) if chat else encode(tokenizer, prompt)
 
 
-def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> list[int]:
+def encode_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> list[int]:
     """Token ids of a conversation in the tokenizer's chat template, open for the assistant's answer.
+
+    tools: functions that the model may call, in OpenAI's form.
 
     Raises:
         UsageError: there is no chat template, it refuses the conversation or does not end, or a message is no text.
@@ -165,7 +169,9 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str,
     try:
         text: Any = within(
             TEMPLATE_SECONDS,
-            lambda: tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False),
+            lambda: tokenizer.apply_chat_template(
+                messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+            ),
         )
     except Exception as error:  # jinja2 errors, and what templates raise themselves
         raise UsageError(

@@ -1,0 +1,201 @@
+"""Tools of a request: what the chat template is given, what the text is held to, and who reads the calls out of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.schemas import adapted
+from ipex_assist.serve.tools.forced import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallForm, forced, or_answer
+from ipex_assist.serve.tools.forms import (
+    HERMES_OPEN,
+    LLAMA_TAG,
+    MISTRAL_ARGS,
+    MISTRAL_CALLS,
+    HermesParser,
+    LlamaParser,
+    MistralParser,
+)
+from ipex_assist.serve.tools.parsing import CallParser, call_id, short_id
+from ipex_assist.speculative.grammar import GrammarSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Words of templates whose calls look like Hermes', and are something else (Qwen3-Coder, GLM).
+_OTHER_FORMS = ("<function=", "<arg_key>")
+
+
+# Where a schema has one of these, it says by them what other arguments there may be.
+_OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How some models write calls, by what their chat templates contain."""
+
+    form: CallForm
+    parser: type[CallParser]
+    new_id: Callable[[], str] = call_id
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """messages, tools: for `encode_messages`. grammar: what the text is held to, that of the response format included.
+
+    parser: makes the parser of one text; None where there is nothing to read calls from: all of it is content then.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    grammar: GrammarSpec | None = None
+    parser: Callable[[], CallParser] | None = None
+
+
+def prepare(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    *,
+    parallel: bool = True,
+    response: GrammarSpec | None = None,
+) -> Prepared:
+    """What a conversation with tools needs, by OpenAI's fields of the same names; also without any tools.
+
+    response: the grammar of the response format, or None. Calls of earlier messages become what templates read: their
+    arguments objects, and their ids such as the family takes. Raises UsageError, for status 400: a tool that is not
+    there, tools for a model whose template knows none or has an unknown form of calls, a schema that cannot be forced.
+    """
+    known = [_tool(tool, place) for place, tool in enumerate(tools or ())]
+    names = [tool["function"]["name"] for tool in known]
+    mode, called = _choice(tool_choice, names)
+    family = family_of(tokenizer, known or None) if known or any(each.get("tool_calls") for each in messages) else None
+    written = [_message(message, family) for message in messages]
+    if not known or mode == "none":
+        return Prepared(written, grammar=response)
+    if family is None:
+        raise UsageError(
+            "tools: the chat template of this model has no place for tools, or writes calls in a form that is not "
+            "known here (known are those of Hermes and Qwen, Llama 3 and Mistral). Leave tools out, or serve another "
+            "model"
+        )
+    markers = special_markers(tokenizer)
+    grammar = response
+    if mode == "forced":
+        several = parallel and tool_choice == "required"
+        grammar = forced(family.form, _schemas(known, called), markers, several=several)
+    elif response is not None:
+        grammar = or_answer(forced(family.form, _schemas(known, names), markers, several=parallel), response)
+
+    def parser() -> CallParser:
+        assert family is not None
+        return family.parser(names, parallel=parallel, markers=markers, new_id=family.new_id)
+
+    return Prepared(written, known, grammar, parser)
+
+
+def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None) -> Family | None:
+    """How the model writes calls, by its chat template; None where that has no tools, or an unknown form of calls."""
+    try:
+        template = str(tokenizer.get_chat_template(None, tools=tools))
+    except ValueError:  # there is none
+        return None
+    if not re.search(r"\btools\b", template) or any(word in template for word in _OTHER_FORMS):
+        return None
+    if MISTRAL_CALLS in template:
+        return Family(MISTRAL_NAMED if MISTRAL_ARGS in template else MISTRAL, MistralParser, short_id)
+    if HERMES_OPEN in template:
+        return Family(HERMES, HermesParser)
+    if LLAMA_TAG in template or ('"parameters"' in template and "ipython" in template):
+        return Family(LLAMA, LlamaParser)
+    return None
+
+
+def special_markers(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The special tokens among the words that mark calls, which no text shows, by their ids."""
+    words = (HERMES_OPEN, "</tool_call>", LLAMA_TAG, MISTRAL_CALLS, MISTRAL_ARGS, "[CALL_ID]")
+    added = tokenizer.added_tokens_decoder.items()
+    return {number: token.content for number, token in added if token.special and token.content in words}
+
+
+def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A tool as templates expect it: without fields that say nothing, with parameters."""
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, Mapping) or not function.get("name"):
+        raise UsageError(f"tools[{place}] must be {{'type': 'function', 'function': {{'name': …}}}}")
+    kept = {key: value for key, value in function.items() if value is not None and key != "strict"}
+    kept.setdefault("description", "")
+    kept.setdefault("parameters", {"type": "object", "properties": {}})
+    return {"type": "function", "function": kept}
+
+
+def _choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Whether calls are "auto", "none" or "forced", and the names of those that are forced."""
+    if len(set(names)) < len(names):
+        raise UsageError("tools: two of them have the same name")
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if name not in names:
+            known = ", ".join(names) or "none"
+            raise UsageError(f"tool_choice names {str(name)[:100]!r}, which is not among the tools ({known})")
+        return "forced", [str(name)]
+    if choice not in (None, "auto", "none", "required"):
+        raise UsageError(f"tool_choice is {str(choice)[:100]!r}; there are auto, none, required, and a function's name")
+    if choice == "required" and not names:
+        raise UsageError("tool_choice is required, and there are no tools")
+    return ("forced", names) if choice == "required" else (choice or "auto", ())
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """By these names of functions, what their arguments must be: no others than those named, where any are."""
+    schemas = {}
+    for function in (tool["function"] for tool in tools):
+        if function["name"] not in names:
+            continue
+        try:
+            schema = {"type": "object", **adapted(function["parameters"])}
+        except UsageError as error:
+            raise UsageError(f"the parameters of the tool {function['name']} cannot be forced: {error}") from None
+        if "properties" in schema and not _OPEN & schema.keys():
+            schema["additionalProperties"] = False
+        schemas[function["name"]] = schema
+    return schemas
+
+
+def _message(message: Mapping[str, Any], family: Family | None) -> dict[str, Any]:
+    """A message as templates read it."""
+    made = dict(message)
+    if made.get("tool_call_id") is not None:
+        made["tool_call_id"] = _id(str(made["tool_call_id"]), family)
+    if made.get("tool_calls"):
+        made["tool_calls"] = [_call(call, family) for call in made["tool_calls"]]
+    return made
+
+
+def _call(call: Mapping[str, Any], family: Family | None) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        function["arguments"] = value if isinstance(value, dict) else arguments
+    made = {**call, "type": "function", "function": function}
+    if made.get("id") is not None:
+        made["id"] = _id(str(made["id"]), family)
+    return made
+
+
+def _id(name: str, family: Family | None) -> str:
+    """An id as the family's template takes it; the same one for the same name."""
+    if family is None or family.new_id is not short_id or re.fullmatch("[a-zA-Z0-9]{9}", name):
+        return name
+    return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]

@@ -1,0 +1,365 @@
+"""Tools: calls out of texts however these are cut, calls forced by grammars, what templates are given."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.tools import CallDelta, CallParser, collected, prepare
+from ipex_assist.serve.tools.forms import HermesParser, LlamaParser, MistralParser
+from ipex_assist.serve.tools.parsing import Call
+from ipex_assist.speculative.grammar import GrammarSpec
+
+pytestmark = pytest.mark.one_stack
+
+NAMES = ("get_weather", "add", "f.g-h")
+PARSERS: list[type[CallParser]] = [HermesParser, LlamaParser, MistralParser]
+
+
+def parser(kind: type[CallParser], **more: Any) -> CallParser:
+    """With ids that count."""
+    numbers = itertools.count()
+    return kind(NAMES, new_id=lambda: f"id{next(numbers)}", **more)
+
+
+def parsed(kind: type[CallParser], pieces: list[str], **more: Any) -> tuple[str | None, list[Call]]:
+    one = parser(kind, **more)
+    events = [event for piece in pieces for event in one.push(piece)]
+    return collected([*events, *one.finish()])
+
+
+def calls(*pairs: tuple[str, str]) -> list[Call]:
+    return [Call(f"id{index}", name, arguments) for index, (name, arguments) in enumerate(pairs)]
+
+
+W = '{"city": "Köln }] \\" <x>", "n": [1, {"a": "[TOOL_CALLS]"}]}'
+HERMES_CASES: list[tuple[str, str | None, list[Call]]] = [
+    ("Just text, no calls.\n", "Just text, no calls.\n", []),
+    (f'<tool_call>\n{{"name": "get_weather", "arguments": {W}}}\n</tool_call>', None, calls(("get_weather", W))),
+    (
+        'Let me see.\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>\n'
+        '<tool_call>{"arguments": {"x":1}, "name": "add"}</tool_call>',
+        "Let me see.",
+        calls(("add", "{}"), ("add", '{"x":1}')),
+    ),
+    ('<tool_call>{"name": "other"}</tool_call>', None, calls(("other", "{}"))),
+    ('<tool_call>{"name": "add", "arguments": null}</tool_call> Done.', "Done.", calls(("add", "{}"))),
+    ('<tool_call>{"name": "add", "arguments": "{\\"x\\": 2}"}</tool_call>', None, calls(("add", '{"x": 2}'))),
+    ("<tool_call>\nnothing</tool_call> x < y", "<tool_call>\nnothing</tool_call> x < y", []),
+    ('<tool_call>{"name": 5, "arguments": {}}', '<tool_call>{"name": 5, "arguments": {}}', []),
+    ('<tool_call>{"name": "add", "arguments": {"x": 1', None, calls(("add", '{"x": 1'))),
+    ('<tool_call>{"name": "add", "arguments": {"x": 1}} and on', "and on", calls(("add", '{"x": 1}'))),
+    ('<tool_call>{"name": "add", "arguments": {"x": 1}], so</tool_call>ok', "ok", calls(("add", '{"x": 1}'))),
+    ("a <tool_cal", "a <tool_cal", []),
+    ('<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+]
+LLAMA_CASES: list[tuple[str, str | None, list[Call]]] = [
+    ("The answer is {x}.", "The answer is {x}.", []),
+    (f'{{"name": "get_weather", "parameters": {W}}}', None, calls(("get_weather", W))),
+    (f' <|python_tag|>{{"name": "get_weather", "parameters": {W}}}\n', None, calls(("get_weather", W))),
+    (
+        '{"name": "add", "parameters": {"x": 1}}; {"name": "f.g-h", "parameters": {}}',
+        None,
+        calls(("add", '{"x": 1}'), ("f.g-h", "{}")),
+    ),
+    ('{"name": "Anna", "parameters": {"x": 1}}', '{"name": "Anna", "parameters": {"x": 1}}', []),
+    ('{"name": "add", "age": 3} ', '{"name": "add", "age": 3} ', []),
+    ('{"parameters": {"x": 1}, "name": "add"}', None, calls(("add", '{"x": 1}'))),
+    ('{"age": 3, "b": [1, 2]} text', '{"age": 3, "b": [1, 2]} text', []),
+    ('{"name": "add", "parameters": {"x": 1}} so', "so", calls(("add", '{"x": 1}'))),
+    ("<|python but not", "<|python but not", []),
+    ('{"name": "add", "parameters": {"x"', None, calls(("add", '{"x"'))),
+]
+MISTRAL_CASES: list[tuple[str, str | None, list[Call]]] = [
+    ("Text [TOOL_ and more", "Text [TOOL_ and more", []),
+    (
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {W}}}, {{"name": "add", "arguments": {{}}, "id": "1"}}]',
+        None,
+        calls(("get_weather", W), ("add", "{}")),
+    ),
+    (f'Well.[TOOL_CALLS][{{"name": "get_weather", "arguments": {W}}}]', "Well.", calls(("get_weather", W))),
+    (f"[TOOL_CALLS]get_weather[ARGS]{W}", None, calls(("get_weather", W))),
+    (
+        f"[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{W}[TOOL_CALLS]add{{}}",
+        None,
+        calls(("get_weather", W), ("add", "{}")),
+    ),
+    ('[TOOL_CALLS]{"name": "add", "arguments": {}}', None, calls(("add", "{}"))),
+    ("[TOOL_CALLS] are odd", "[TOOL_CALLS] are odd", []),
+    ("[TOOL_CALLS]add[OTHER]{}", "[TOOL_CALLS]add[OTHER]{}", []),
+    ('[TOOL_CALLS] [{"nam": 1}] x', '[TOOL_CALLS] [{"nam": 1}] x', []),
+    ('[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1', None, calls(("add", '{"x": 1'))),
+]
+CASES = [
+    (kind, *case)
+    for kind, cases in zip(PARSERS, (HERMES_CASES, LLAMA_CASES, MISTRAL_CASES), strict=True)
+    for case in cases
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "content", "wanted"), CASES, ids=lambda each: str(each)[:40])
+def test_forms(kind: type[CallParser], text: str, content: str | None, wanted: list[Call]) -> None:
+    """Each form as a whole, character by character, and in every two pieces."""
+    assert parsed(kind, [text]) == (content, wanted)
+    assert parsed(kind, list(text)) == (content, wanted)
+    for cut in range(len(text)):
+        assert parsed(kind, [text[:cut], text[cut:]]) == (content, wanted)
+
+
+PIECES = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[{", "}]", "{", "}"),
+    *('"name"', '"arguments"', '"parameters"', ": ", ", ", '"add"', '"get_weather"', "add", '"', "\\", "\n", " ", "1"),
+    *("x", "é", ";", "]", "[", "null", '{"name": "add", "arguments": {"x": "y"}}', '{"name": "add", "parameters": {}}'),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(PARSERS), st.lists(st.sampled_from(PIECES), max_size=24), st.data())
+def test_cuts_change_nothing(kind: type[CallParser], pieces: list[str], data: st.DataObject) -> None:
+    """Any text, calls or not, comes out the same however it is cut; nothing is told twice or taken back."""
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parsed(kind, [text])
+    assert parsed(kind, parts) == whole
+    if not whole[1]:
+        assert (whole[0] or "") == text or (kind is LlamaParser and "<|python_tag|>" in text)
+    assert all(call.name for call in whole[1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(PARSERS),
+    st.lists(
+        st.tuples(
+            st.sampled_from(NAMES),
+            st.dictionaries(
+                st.text(max_size=5),
+                st.recursive(
+                    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+                    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=4), each, max_size=3),
+                    max_leaves=6,
+                ),
+                max_size=4,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.booleans(),
+    st.data(),
+)
+def test_what_was_written_is_read(
+    kind: type[CallParser], wanted: list[tuple[str, Any]], ascii_: bool, data: st.DataObject
+) -> None:
+    """Any arguments, in pieces."""
+
+    def written(name: str, arguments: Any, key: str) -> str:
+        return f'{{"name": {json.dumps(name)}, "{key}": {json.dumps(arguments, ensure_ascii=ascii_)}}}'
+
+    if kind is HermesParser:
+        text = "\n".join(f"<tool_call>\n{written(*each, 'arguments')}\n</tool_call>" for each in wanted)
+    elif kind is LlamaParser:
+        text = "; ".join(written(*each, "parameters") for each in wanted)
+    else:
+        text = "[TOOL_CALLS] [" + ", ".join(written(*each, "arguments") for each in wanted) + "]"
+    size = data.draw(st.integers(1, 12))
+    content, found = parsed(kind, [text[i : i + size] for i in range(0, len(text), size)])
+    assert content is None
+    assert [(call.name, json.loads(call.arguments)) for call in found] == wanted
+
+
+def test_deltas_come_as_soon_as_they_are_certain() -> None:
+    """The name before the arguments, the arguments before their end, content at once."""
+    one = parser(HermesParser)
+    assert one.push("Well, ") == ["Well,"]
+    assert one.push('now\n<tool_call>\n{"name": "add"') == [" now", CallDelta(0, "id0", "add")]
+    assert one.push(', "arguments": {"x": ') == [CallDelta(0, arguments='{"x": ')]
+    assert one.push("1}}\n</tool_call>") == [CallDelta(0, arguments="1}")]
+    assert one.finish() == []
+    bare = parser(LlamaParser)
+    assert bare.push('{"name": "add", ') == []  # it may be an answer in JSON yet
+    assert bare.push('"parameters": {') == [CallDelta(0, "id0", "add", "{")]
+
+
+def test_special_tokens_mark_calls() -> None:
+    """They have no text of their own; a second call is left out where calls are not parallel."""
+    one = parser(MistralParser, markers={7: "[TOOL_CALLS]", 8: "[ARGS]"}, parallel=False)
+    events = [*one.push("Hm", 3), *one.push("", 7), *one.push("add", 4), *one.push("", 8), *one.push("{}", 5)]
+    events += [*one.push("", 7), *one.push("add", 4), *one.push("", 8), *one.push("{}", 5), *one.finish()]
+    assert collected(events) == ("Hm", calls(("add", "{}")))
+    assert one.calls == 2
+
+
+HERMES_TEMPLATE = "{% for t in tools %}{{ t }}{% endfor %}<tool_call>"
+LLAMA_TEMPLATE = "{% if tools %}<|python_tag|>{% endif %}"
+MISTRAL_TEMPLATE = "{{ tools }}[TOOL_CALLS]"
+
+
+def tokenizer(template: str | None, special: dict[int, str] | None = None) -> Any:
+    """As far as `prepare` looks at one."""
+
+    def get_chat_template(name: Any, tools: Any = None) -> str:
+        if template is None:
+            raise ValueError("none")
+        return template
+
+    added = {number: SimpleNamespace(content=text, special=True) for number, text in (special or {}).items()}
+    return SimpleNamespace(get_chat_template=get_chat_template, added_tokens_decoder=added)
+
+
+def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+    function = {"name": name, "description": None, "parameters": parameters, **more}
+    return {"type": "function", "function": function}
+
+
+XY = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]}
+TOOLS = [tool("add", XY, strict=True), tool("get_weather")]
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [(HERMES_TEMPLATE, HermesParser), (LLAMA_TEMPLATE, LlamaParser), (MISTRAL_TEMPLATE, MistralParser)],
+)
+def test_families(template: str, kind: type[CallParser]) -> None:
+    """By what the template contains. Tools go to it without empty fields."""
+    prepared = prepare(tokenizer(template), USER, TOOLS)
+    assert prepared.parser is not None
+    assert type(prepared.parser()) is kind
+    assert prepared.grammar is None
+    assert prepared.tools == [
+        {"type": "function", "function": {"name": "add", "parameters": XY, "description": ""}},
+        {
+            "type": "function",
+            "function": {"name": "get_weather", "description": "", "parameters": {"type": "object", "properties": {}}},
+        },
+    ]
+    without = prepare(tokenizer(template), USER, TOOLS, "none", response=GrammarSpec("json_object"))
+    assert (without.tools, without.parser, without.grammar) == (None, None, GrammarSpec("json_object"))
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "choice", "reason"),
+    [
+        (None, TOOLS, None, "no place for tools"),
+        ("{{ messages }}", TOOLS, None, "no place for tools"),
+        ("{{ tools }}<tool_call><function=x>", TOOLS, None, "not known here"),
+        (HERMES_TEMPLATE, TOOLS, "all", "there are auto, none, required"),
+        (HERMES_TEMPLATE, TOOLS, {"type": "function", "function": {"name": "sub"}}, "not among the tools"),
+        (HERMES_TEMPLATE, [], "required", "there are no tools"),
+        (HERMES_TEMPLATE, [TOOLS[0], TOOLS[0]], None, "the same name"),
+        (HERMES_TEMPLATE, [{"type": "function"}], None, r"tools\[0\] must be"),
+        (
+            HERMES_TEMPLATE,
+            [tool("a", {"properties": {"a": {"$ref": "#", "x": 1}}, "$schema": "y"})],
+            "required",
+            "schema",
+        ),
+    ],
+)
+def test_wrong_tools_are_refused(template: Any, tools: Any, choice: Any, reason: str) -> None:
+    """With what is wrong."""
+    with pytest.raises(UsageError, match=reason):
+        prepare(tokenizer(template), USER, tools, choice)
+
+
+def test_messages_as_templates_read_them() -> None:
+    """Arguments become objects, where they are; ids are what Mistral's template takes, the same on both sides."""
+    messages = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}},
+                {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "oops"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+    ]
+    found = prepare(tokenizer(HERMES_TEMPLATE), messages).messages
+    assert [call["function"]["arguments"] for call in found[0]["tool_calls"]] == [{"x": 1}, "oops"]
+    assert found[1]["tool_call_id"] == found[0]["tool_calls"][0]["id"] == "call_1"
+    found = prepare(tokenizer(MISTRAL_TEMPLATE), messages).messages
+    first, second = (call["id"] for call in found[0]["tool_calls"])
+    assert (len(first), first.isalnum(), second) == (9, True, "abcdefghi")
+    assert found[1]["tool_call_id"] == first
+    assert messages[1]["tool_call_id"] == "call_1"
+
+
+def writes(spec: GrammarSpec | None, text: str) -> bool:
+    """Whether a grammar allows a whole text."""
+    from ipex_assist.serve.grammar_check import byte_tokenizer
+    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+
+    assert spec is not None
+    state = LlguidanceGrammar(start_of(spec, byte_tokenizer()), 257, frozenset([256]))
+    tokens = [*text.encode()]
+    if state.allows(tokens) < len(tokens):
+        return False
+    for token in tokens:
+        state.advance(token)
+    return bool(state.mask()[256])
+
+
+def hermes(*pairs: tuple[str, str]) -> str:
+    each = (f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in pairs)
+    return "\n".join(each)
+
+
+def test_forced_calls() -> None:
+    """Required and named: the family's form, the function's schema, no further arguments, and as many as may be."""
+    pytest.importorskip("llguidance")
+    one, two = ("add", '{"x": 1, "y": "é"}'), ("get_weather", "{}")
+    known = tokenizer(HERMES_TEMPLATE)
+    required = prepare(known, USER, TOOLS, "required").grammar
+    assert writes(required, hermes(one))
+    assert writes(required, hermes(one, two, one))
+    for wrong in ("", "text", hermes(("add", "{}")), hermes(("add", '{"x": 1, "z": 2}')), hermes(("sub", "{}"))):
+        assert not writes(required, wrong)
+    assert not writes(required, hermes(one) + " and text")
+    single = prepare(known, USER, TOOLS, "required", parallel=False).grammar
+    assert writes(single, hermes(two))
+    assert not writes(single, hermes(two, two))
+    named = prepare(known, USER, TOOLS, {"type": "function", "function": {"name": "add"}}).grammar
+    assert writes(named, hermes(one))
+    assert not writes(named, hermes(two))
+    assert not writes(named, hermes(one, one))
+    llama = prepare(tokenizer(LLAMA_TEMPLATE), USER, TOOLS, "required").grammar
+    assert writes(llama, '{"name": "add", "parameters": {"x": 1}}')
+    assert not writes(llama, '{"name": "add", "parameters": {"x": 1}}{"name": "add", "parameters": {"x": 1}}')
+    mistral = prepare(tokenizer(MISTRAL_TEMPLATE), USER, TOOLS, "required").grammar
+    assert writes(
+        mistral, '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}}, {"name": "get_weather", "arguments": {}}]'
+    )
+    newer = prepare(tokenizer(MISTRAL_TEMPLATE + "[ARGS]"), USER, TOOLS, "required").grammar
+    assert writes(newer, '[TOOL_CALLS]add[ARGS]{"x": 1}[TOOL_CALLS]get_weather[ARGS]{}')
+
+
+def test_special_tokens_are_forced_as_such() -> None:
+    """What is one token for the model is written by that token: the grammar names it by its number."""
+    spec = prepare(tokenizer(MISTRAL_TEMPLATE, {5: "[TOOL_CALLS]", 6: "<unk>"}), USER, TOOLS, "required").grammar
+    assert spec is not None
+    assert 'calls: <[5]> " [" call' in spec.value
+    assert "TOOL_CALLS" not in spec.value
+
+
+def test_calls_or_an_answer() -> None:
+    """Tools that may be called, and a response format for the answer."""
+    pytest.importorskip("llguidance")
+    response = GrammarSpec(
+        "json_schema", '{"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}'
+    )
+    spec = prepare(tokenizer(HERMES_TEMPLATE), USER, TOOLS, "auto", response=response).grammar
+    assert writes(spec, '{"a": null}')
+    assert writes(spec, hermes(("get_weather", "{}")))
+    assert not writes(spec, '{"b": null}')
+    with pytest.raises(UsageError, match="cannot be had with tools"):
+        prepare(tokenizer(HERMES_TEMPLATE), USER, TOOLS, response=GrammarSpec("regex", "a"))
