@@ -16,7 +16,7 @@ from ipex_assist.serve.errors import add_error_handlers
 from ipex_assist.serve.limits import BodyLimit, RequestIds
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.protocol.common import TOKEN_ID
-from ipex_assist.serve.routes import server, texts, tokens
+from ipex_assist.serve.routes import responses, server, texts, tokens
 from ipex_assist.serve.service import Service
 from ipex_assist.version import __version__
 
@@ -43,7 +43,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         lifespan=lifespan,
     )
     add_error_handlers(app)
-    for each in (texts, tokens, server):
+    for each in (texts, responses, tokens, server):
         app.include_router(each.router(service))
     keys = Keys(options.keys())
     app.add_middleware(BodyLimit, limit=options.max_body)
@@ -52,7 +52,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origin),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )

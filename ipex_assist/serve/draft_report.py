@@ -83,9 +83,16 @@ def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str,
     }
 
 
+def speedup(results: Sequence[dict[str, Any]]) -> float | None:
+    """What plain decoding would have taken for these texts ÷ what they took; of those where it was measured."""
+    timed = [(r["speedup"], r["decode_s"]) for r in results if r["speedup"] is not None]
+    seconds = sum(spent for _, spent in timed)
+    return sum(factor * spent for factor, spent in timed) / seconds if seconds else None
+
+
 def report(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any]:
     """Both objects, ready to stand beside `usage`."""
     return {
         "timings": timings(results, counts),
-        "metrics": {"speculative_decoding": speculative_decoding(counts)},
+        "metrics": {"speculative_decoding": speculative_decoding(counts), "speedup": speedup(results)},
     }

@@ -15,8 +15,6 @@ from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.grammar_check import Checker
 from ipex_assist.serve.metrics import ServerMetrics
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.protocol.structured import TextForm
-from ipex_assist.serve.structured import grammar_of
 from ipex_assist.serve.token_texts import TokenTexts
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
@@ -91,13 +89,13 @@ class Service:
 
         return await self.in_thread(work)
 
-    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Token ids of a conversation in the model's chat template, within its time limit."""
-        return await self.in_thread(encode_messages, self.tokenizer, messages)
+        return await self.in_thread(encode_messages, self.tokenizer, messages, tools)
 
-    async def grammar(self, body: TextForm) -> GrammarSpec | None:
-        """What the texts must follow; UsageError for what cannot be used, or costs more than a second."""
-        return await self._grammars.checked(grammar_of(body.grammar_fields()))
+    async def checked(self, grammar: GrammarSpec | None) -> GrammarSpec | None:
+        """The grammar; UsageError where it cannot be used, or costs more than a second."""
+        return await self._grammars.checked(grammar)
 
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
         """The prompt, where the model can read it; 413 with the numbers where it is too long."""

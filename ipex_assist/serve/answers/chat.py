@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
@@ -10,15 +11,82 @@ from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, chat_form
 from ipex_assist.serve.protocol.chat import ChatRequest
 from ipex_assist.serve.service import Service
+from ipex_assist.serve.tools import CallDelta, CallParser, collected
+
+
+class Turn:
+    """Content and calls of one text, as they come."""
+
+    def __init__(self, parser: CallParser | None) -> None:
+        self._parser = parser
+        self._events: list[str | CallDelta] = []
+
+    @property
+    def called(self) -> bool:
+        """Whether any tool was called."""
+        return self._parser is not None and self._parser.calls > 0
+
+    def grow(self, growth: Growth) -> list[dict[str, Any]]:
+        """OpenAI's deltas of what became certain."""
+        if self._parser is None:
+            return self._took([growth.text] if growth.text else [])
+        held = growth.text[sum(len(piece.text) for piece in growth.pieces) :]  # what no token brought
+        events = [event for piece in growth.pieces for event in self._parser.push(piece.text, piece.token)]
+        return self._took(joined([*events, *self._parser.push(held)]))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The rest, behind the text's end."""
+        return self._took([] if self._parser is None else self._parser.finish())
+
+    def _took(self, events: list[str | CallDelta]) -> list[dict[str, Any]]:
+        self._events += events
+        return [{"content": event} if isinstance(event, str) else _call_delta(event) for event in events]
+
+    def whole(self) -> dict[str, Any]:
+        """Content and calls of the message."""
+        content, calls = collected(self._events)
+        if not calls:
+            return {"content": content or ""}
+        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        named = zip(calls, functions, strict=True)
+        return {
+            "content": content,
+            "tool_calls": [{"id": call.id, "type": "function", "function": function} for call, function in named],
+        }
+
+
+def joined(events: Sequence[str | CallDelta]) -> list[str | CallDelta]:
+    """Neighbours of one kind, which came by several tokens of a pass, as one."""
+    found: list[str | CallDelta] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, str) and isinstance(last, str):
+            found[-1] = last + event
+        elif isinstance(event, CallDelta) and isinstance(last, CallDelta) and event.index == last.index:
+            found[-1] = replace(last, arguments=last.arguments + event.arguments)
+        else:
+            found.append(event)
+    return found
+
+
+def _call_delta(event: CallDelta) -> dict[str, Any]:
+    if event.id is None:
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
+    function = {"name": event.name, "arguments": event.arguments}
+    return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
 
 
 class ChatWriter(ChunkWriter):
     """The model's turn, n times."""
 
-    def __init__(self, service: Service, texts: Texts, body: ChatRequest) -> None:
-        super().__init__(service, texts, "chatcmpl", "chat.completion.chunk", body.stream_options)
+    def __init__(
+        self, service: Service, texts: Texts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
+    ) -> None:
+        """parser: makes what finds calls of tools in one text; None where there are no tools."""
+        super().__init__(service, texts, "chatcmpl-", "chat.completion.chunk", body.stream_options)
         self._service, self._details = service, bool(body.draft_details)
         self._wants_logprobs = body.wanted_logprobs is not None
+        self._turns = [Turn(None if parser is None else parser()) for _ in texts.all]
 
     def begin(self) -> Iterator[str]:
         """Who speaks, for each of the texts."""
@@ -26,14 +94,23 @@ class ChatWriter(ChunkWriter):
             yield self.chunk(self._choice(text, {"role": "assistant", "content": ""}))
 
     def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """A chunk, unless all is held back."""
-        if growth.text or growth.tokens or self._details:
-            yield self.chunk(self._choice(text, {"content": growth.text}, growth))
+        """Chunks of content and of calls, unless all is held back."""
+        deltas = self._turns[text.index].grow(growth)
+        if not deltas and (growth.tokens or (self._details and growth.pieces)):
+            deltas = [{"content": ""}]
+        for place, delta in enumerate(deltas):
+            yield self.chunk(self._choice(text, delta, growth if not place else None))
 
     def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
         """The last chunk of this text, with what the draft did for it."""
-        delta = {"content": growth.text} if growth.text or growth.tokens else {}
-        yield self.chunk(self._choice(text, delta, growth, text.finish_reason), **text.report())
+        turn = self._turns[text.index]
+        *deltas, last = [*turn.grow(growth), *turn.finish()] or [{}]
+        for delta in deltas:
+            yield self.chunk(self._choice(text, delta))
+        yield self.chunk(self._choice(text, last, growth, self._reason(text)), **text.report())
+
+    def _reason(self, text: GrowingText) -> str:
+        return "tool_calls" if self._turns[text.index].called and text.finish_reason == "stop" else text.finish_reason
 
     def _choice(
         self, text: GrowingText, delta: dict[str, Any], growth: Growth | None = None, reason: str | None = None
@@ -57,8 +134,8 @@ class ChatWriter(ChunkWriter):
             logprobs = self._logprobs(text.tokens)
             if self._wants_logprobs and logprobs is None:
                 logprobs = {"content": [], "refusal": None}
-            message = {"role": "assistant", "content": text.result["text"], "refusal": None}
+            message = {"role": "assistant", **self._turns[text.index].whole(), "refusal": None}
             choices.append(
-                {"index": text.index, "message": message, "logprobs": logprobs, "finish_reason": text.finish_reason}
+                {"index": text.index, "message": message, "logprobs": logprobs, "finish_reason": self._reason(text)}
             )
         return self.completed("chat.completion", choices)

@@ -18,7 +18,7 @@ class CompletionWriter(ChunkWriter):
     """Texts, with their tokens' log-probabilities where they are wanted."""
 
     def __init__(self, service: Service, texts: Texts, body: CompletionRequest) -> None:
-        super().__init__(service, texts, "cmpl", OBJECT, body.stream_options)
+        super().__init__(service, texts, "cmpl-", OBJECT, body.stream_options)
         self._service, self._top, self._details = service, body.logprobs, bool(body.draft_details)
         self._offsets = [0] * len(texts.all)
 

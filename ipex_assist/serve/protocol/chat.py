@@ -76,6 +76,10 @@ class ChatRequest(TextForm):
     audio: Annotated[Any, Refused("this server writes text alone")] = None
     modalities: list[Literal["text"]] | None = None
 
+    def tool_fields(self) -> list[dict[str, Any]]:
+        """The tools as they came."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+
     @property
     def wanted_tokens(self) -> int | None:
         """How long the answer may be; None where nobody said."""

@@ -13,8 +13,11 @@ from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
 from ipex_assist.serve.protocol.common import SamplingForm, choices
 from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
+from ipex_assist.serve.protocol.tools import NamedTool
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import TextAnswer
+from ipex_assist.serve.structured import grammar_of
+from ipex_assist.serve.tools import prepare
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
 STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
@@ -36,16 +39,22 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_model(body.model)
         check_biases(service, body)
-        if body.tools and body.tool_choice != "none":
-            raise ApiError(400, "this server does not offer tools", param="tools")
-        messages = [message.for_template() for message in body.messages]
-        tokens = service.check_prompt(await service.encode_chat(messages))
+        turn = await service.in_thread(
+            prepare,
+            service.tokenizer,
+            [message.for_template() for message in body.messages],
+            body.tool_fields(),
+            body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+            response=grammar_of(body.grammar_fields()),
+        )
+        tokens = service.check_prompt(await service.encode_chat(turn.messages, turn.tools))
+        grammar = await service.checked(turn.grammar)
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
         options = body.generation_options(room, body.wanted_logprobs)
-        grammar = await service.grammar(body)
         requests = [TextRequest(tokens, each, grammar) for each in choices(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
-        writer = ChatWriter(service, Texts(requests, len(tokens), named), body)
+        writer = ChatWriter(service, Texts(requests, len(tokens), named), body, turn.parser)
         return TextAnswer(service, requests, writer, stream=bool(body.stream))
 
     @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
@@ -58,7 +67,7 @@ def router(service: Service) -> APIRouter:
             service.check_prompt(await service.encode(prompt, special) if isinstance(prompt, str) else prompt)
             for prompt in body.prompts
         ]
-        grammar = await service.grammar(body)
+        grammar = await service.checked(grammar_of(body.grammar_fields()))
         requests = []
         for tokens in prompts:
             room = service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS)

@@ -1,0 +1,172 @@
+"""Bodies and answers of /v1/responses: text in, text out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ipex_assist.serve.protocol.chat import TokenLogprob
+from ipex_assist.serve.protocol.common import Answer, Form, Generation, MaxTokens, Refused, Report, SamplingForm
+from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
+
+LOGPROBS = "message.output_text.logprobs"
+_TEXT_ALONE = "this server reads and writes text alone here; /v1/chat/completions has tools"
+
+
+class InputText(Form):
+    """A piece of a message, or of an earlier answer."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputMessage(Form):
+    """A turn of the conversation, or an answer's output item as it came."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputText]
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class FlatSchema(Form):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Form):
+    """What the text must follow."""
+
+    format: Annotated[TextFormat | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
+
+    def grammar_fields(self) -> dict[str, Any]:
+        """As `structured.grammar_of` reads it."""
+        if self.format is None:
+            return {}
+        if isinstance(self.format, FlatSchema):
+            return {"response_format": {"type": "json_schema", "json_schema": {"schema": self.format.schema_}}}
+        return {"response_format": {"type": self.format.type}}
+
+
+class ResponsesRequest(SamplingForm):
+    """A text, or turns of a conversation, to be answered; behind an earlier answer, where its id is given."""
+
+    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    model: str | None = None
+    instructions: str | None = Field(None, description="the system's turn; not kept for the next answer")
+    previous_response_id: str | None = None
+    store: bool | None = Field(None, description="keep the answer, so that others can follow it (default: true)")
+    max_output_tokens: MaxTokens | None = None
+    stream: bool | None = None
+    text: TextConfig | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Generation("logprobs")] | None = None
+    metadata: dict[str, str] | None = None
+    tools: Annotated[Any, Refused(_TEXT_ALONE, [])] = None
+    background: Annotated[Any, Refused("answers are not made in the background: stream them", False)] = None
+    conversation: Annotated[Any, Refused("conversations are not kept: use previous_response_id")] = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """As GenerationOptions has it."""
+        return (self.top_logprobs or 0) if self.include or self.top_logprobs is not None else None
+
+
+class OutputText(Answer):
+    """The text."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprob]
+
+
+class OutputMessage(Answer):
+    """The model's turn."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class InputDetails(Answer):
+    """Of the tokens read."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(Answer):
+    """Of the tokens written."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Answer):
+    """Tokens that were read and written."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails = InputDetails()
+    output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+    total_tokens: int
+
+
+class ResponseError(Answer):
+    """Why there is no answer."""
+
+    code: str
+    message: str
+
+
+class Incomplete(Answer):
+    """Why the answer breaks off."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ModelResponse(Report):
+    """An answer as a whole, with what it was asked."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[OutputMessage]
+    usage: ResponseUsage
+    text: dict[str, Any]
+    tools: list[Any]
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool = True
+    store: bool = True
+    temperature: float | None = None
+    tool_choice: Literal["auto"] = "auto"
+    top_p: float | None = None
+    truncation: Literal["disabled"] = "disabled"
+
+
+class Deleted(Answer):
+    """That an answer is kept no longer."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

@@ -1,0 +1,64 @@
+"""POST /v1/responses; GET and DELETE of those that are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ipex_assist.serve.answers.responses import Kept, KeptResponses, ResponseWriter
+from ipex_assist.serve.answers.texts import Texts
+from ipex_assist.serve.answers.writer import compact
+from ipex_assist.serve.backend import TextRequest
+from ipex_assist.serve.errors import responses
+from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
+from ipex_assist.serve.routes.texts import ERRORS, STREAM, check_biases
+from ipex_assist.serve.service import Service
+from ipex_assist.serve.streaming import TextAnswer
+from ipex_assist.serve.structured import grammar_of
+
+
+def router(service: Service) -> APIRouter:
+    """All three, with a memory of their own."""
+    routes, kept = APIRouter(), KeptResponses()
+
+    @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
+    async def create_response(body: ResponsesRequest) -> Response:
+        """Answer a text or a conversation, or go on with one that was answered here."""
+        service.check_model(body.model)
+        check_biases(service, body)
+        before: list[dict[str, Any]] = []
+        if body.previous_response_id is not None:
+            before = kept.find(body.previous_response_id, "previous_response_id").messages
+        new = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else []
+        if not isinstance(body.input, str):
+            new = [message.for_template() for message in body.input]
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        tokens = service.check_prompt(await service.encode_chat([*system, *before, *new]))
+        grammar = await service.checked(grammar_of(body.text.grammar_fields() if body.text is not None else {}))
+        room = service.most_new_tokens(len(tokens), body.max_output_tokens)
+        options = body.generation_options(room, body.wanted_logprobs)
+
+        def keep(response: dict[str, Any]) -> None:
+            if body.store is not False:
+                answer = {"role": "assistant", "content": response["output"][0]["content"][0]["text"]}
+                kept.keep(Kept(response, [*before, *new, answer]))
+
+        requests = [TextRequest(tokens, options, grammar)]
+        texts = Texts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
+        writer = ResponseWriter(service, texts, body, keep)
+        return TextAnswer(service, requests, writer, stream=bool(body.stream))
+
+    @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))
+    async def retrieve_response(response_id: str) -> Response:
+        """An answer that is kept."""
+        return Response(compact(kept.find(response_id).response), media_type="application/json")
+
+    @routes.delete("/v1/responses/{response_id}", responses=responses(401, 404))
+    async def delete_response(response_id: str) -> Deleted:
+        """Keep an answer no longer."""
+        kept.forget(response_id)
+        return Deleted(id=response_id)
+
+    return routes
