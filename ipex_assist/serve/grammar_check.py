@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import selectors
 import subprocess
@@ -30,6 +31,7 @@ SECONDS = 1.0  # of a processor, that a grammar may take
 PATIENCE = 10.0  # seconds, whatever the processors do meanwhile
 REMEMBERED = 256  # grammars of which it is known what they are
 MEMORY = 4 << 30  # bytes, for all of the process
+_SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
 WALKS, STEPS = 4, 48  # texts that are begun, and characters of each: a grammar may become costly on the way
 
 
@@ -165,6 +167,8 @@ def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
     from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
 
     chance = random.Random(0)
+    if spec.kind == "lark":  # special tokens are named by numbers that no vocabulary of bytes has
+        spec = GrammarSpec(spec.kind, _SPECIAL_TOKEN.sub("<[255]>", spec.value))
     try:
         start = LlguidanceGrammar(start_of(spec, tokenizer), 257, frozenset([256]))
         for _ in range(WALKS):

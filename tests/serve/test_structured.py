@@ -110,6 +110,7 @@ def test_reasons_reach_the_user(checker: Checker) -> None:
     with pytest.raises(UsageError, match="uniqueItems"):
         checker.check(GrammarSpec("json_schema", '{"uniqueItems": true}'))
     checker.check(GrammarSpec("choice", json.dumps([f"choice {i}" for i in range(3000)])))
+    checker.check(GrammarSpec("lark", 'start: <[151657]> "a"'))  # a special token of the model's
 
 
 def test_a_process_that_dies_or_hangs() -> None:
