@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from ipex_assist.generation.assisted_model import AssistedModel
     from ipex_assist.generation.result import Chunk, Result
     from ipex_assist.generation.stream import Generation
+    from ipex_assist.speculative.grammar import GrammarSpec
 
-__all__ = ["AssistedModel", "Chunk", "Generation", "Result", "__version__", "load"]
+__all__ = ["AssistedModel", "Chunk", "Generation", "GrammarSpec", "Result", "__version__", "load"]
 
 _HOMES = {
     "AssistedModel": "generation.assisted_model",
     "load": "api",
     "Chunk": "generation.result",
     "Generation": "generation.stream",
+    "GrammarSpec": "speculative.grammar",
     "Result": "generation.result",
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ipex_assist.engine.part import Part
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.adaptive import Adaptive
-from ipex_assist.speculative.joint_schedule import JointSchedule, Turn
+from ipex_assist.speculative.joint_schedule import WHOLE, JointSchedule, Turn
 from ipex_assist.speculative.propose import Asked, propose_together
-from ipex_assist.speculative.schedule import Plan, RoundResult
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult
 
 
 class Drafts:
@@ -40,8 +41,12 @@ class Drafts:
         started = self._clock()
         asked = []
         for part, plan in zip(drafters, self._plans(drafters, len(parts), others), strict=True):
-            request, k = part.request, min(plan.k, part.remaining - 1)
+            request = part.request
+            part.sure = min(request.sure, LONGEST_DRAFT)
+            k = min(max(plan.k, part.sure), part.remaining - 1)
             if k > 0 and request.draft is not None:
+                # What is certain is worth a row, not that a model reads for it.
+                plan = plan if plan.k else replace(plan, context=WHOLE)
                 asked.append((part, Asked(request.draft, request.tokens, k, plan)))
         for (part, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):
@@ -72,7 +77,8 @@ class Drafts:
         self.joint.trim()
         for part in parts:
             if part.turn is not None and not part.request.over:
-                part.set_proposal(part.turn.proposal)
+                kept = max(len(part.turn.proposal.tokens), part.sure)
+                part.set_proposal(replace(part.proposal, tokens=part.proposal.tokens[:kept]))
 
     def observe(self, part: Part, accepted: int, draft_s: float, target_s: float) -> None:
         """Hear of one text's round."""

@@ -15,8 +15,10 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.engine.work import Work
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Model
+from ipex_assist.speculative.constrained import Constrained
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import GenerationOptions
@@ -64,15 +66,18 @@ class Engine:
         limit: int | None = None,
         draft: DraftSource | None = None,
         schedule: Schedule | None = None,
+        grammar: Grammar | None = None,
     ) -> Handle:
         """Begin a text of at most `limit` tokens (options.max_new_tokens where None) behind `tokens`.
 
         draft, schedule: for experiments, in place of the model's own; what then happens teaches nothing about the pair.
+        grammar: what the text must be, in the state of a text that has not begun; it is this request's from here on. An
+        end-of-text token ends the text then, whatever `options.ignore_eos` says.
         Raises IpexAssistError where the text could never fit.
         """
         limit = options.max_new_tokens if limit is None else limit
         self._check_fits(len(tokens) + limit - 1)  # nothing is read behind the last token
-        request = self._request(list(tokens), options, limit, draft, schedule)
+        request = self._request(list(tokens), options, limit, draft, schedule, grammar)
         request.number = next(self._numbers)
         self._arrived.append(request)
         with self._news:
@@ -167,29 +172,36 @@ class Engine:
         limit: int,
         draft: DraftSource | None,
         schedule: Schedule | None,
+        grammar: Grammar | None,
     ) -> Request:
         sampling = Sampling.part_of(options, prompt_length=len(tokens))
         experiment = draft is not None or schedule is not None
-        assisted = options.wanted and (draft is not None or self.drafting.possible)
+        possible = draft is not None or self.drafting.possible
+        assisted = options.wanted and (possible or grammar is not None)
         length = len(tokens) + limit
 
         def new_draft() -> DraftSource | None:
-            return draft or self.drafting.source(sampling, length) if assisted else None
+            if not assisted:
+                return None
+            if draft is None:
+                return self.drafting.source(sampling, length, grammar)
+            return draft if grammar is None else Constrained(grammar.copy(), len(tokens), draft)
 
-        if assisted and schedule is None:
-            schedule = self.drafting.schedule(options, limit, self._live_costs)
+        if assisted and schedule is None:  # what the grammar forces needs none
+            schedule = self.drafting.schedule(options, limit, self._live_costs) if possible else Constant(0)
         learns = options.adapts and not experiment and assisted
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
             limit=limit,
-            eos=frozenset() if options.ignore_eos else self.eos,
+            eos=frozenset() if options.ignore_eos and grammar is None else self.eos,
             sampling=sampling,
             logprobs=options.logprobs,
             new_draft=new_draft,
             schedule=schedule or Constant(),
             ended=self._learn if learns else lambda request: None,
             assisted=assisted,
+            grammar=grammar,
         )
 
     def _live_costs(self) -> LiveCosts:

@@ -17,6 +17,7 @@ class Part:
     request: Request
     pending: int
     remaining: int  # before the pass
+    sure: int = 0  # tokens of its draft that must follow: they are verified whatever they cost
     proposal: Proposal = field(default_factory=lambda: Proposal([]))
     turn: Turn | None = None
 

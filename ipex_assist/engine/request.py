@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ipex_assist.executors.interface import Sequence
+from ipex_assist.speculative.constrained import Constrained
 from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import RoundState, Schedule
@@ -23,7 +26,7 @@ class Request:
     tokens: the prompt's, then the text's. All but the last one are to be in `sequence`: what is missing there is read
     before the text goes on, so that a request may be put back and begun again at any moment. new_draft: makes the draft
     source when it is needed, None where nothing drafts. logprobs: how many likeliest tokens come with each token's
-    log-probability; None for neither.
+    log-probability; None for neither. grammar: in the state behind the text's own tokens, between passes.
     """
 
     tokens: list[int]
@@ -36,6 +39,7 @@ class Request:
     schedule: Schedule
     ended: Callable[[Request], None]
     assisted: bool = False
+    grammar: Grammar | None = None
     number: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None
@@ -69,7 +73,13 @@ class Request:
     @property
     def takes_likeliest(self) -> bool:
         """Whether the likeliest token is all that is wanted of a row."""
-        return not self.sampling.do_sample and not self.sampling.changes_logits and self.logprobs is None
+        plain = not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
+        return plain and self.logprobs is None
+
+    @property
+    def sure(self) -> int:
+        """How many tokens can be drafted that must follow, by the text's grammar."""
+        return self.draft.sure(self.tokens) if isinstance(self.draft, Constrained) else 0
 
     def unread(self, count: int) -> Tokens[int]:
         """Return the first `count` of the pending tokens."""
@@ -85,9 +95,21 @@ class Request:
         """Bring what is held back in line with the tokens, whatever was under way when an error or signal came."""
         if self.draft is not None:
             self.draft.accept(0)
+        if self.grammar is not None:
+            self.grammar.truncate(min(len(self.grammar.tokens), len(self.tokens) - self.prompt_length))
         self.proposal = None
         if self.sequence is not None and self.sequence.length >= len(self.tokens):
             self.sequence.truncate(len(self.tokens) - 1)
+
+    def recover(self) -> None:
+        """`settle`, and begin the grammar anew: an interrupt may have come between any two of its steps."""
+        self.settle()
+        with contextlib.suppress(GrammarError):  # which the grammar says again when it is used, of this request alone
+            if isinstance(self.draft, Constrained):
+                self.draft.recover()
+            if self.grammar is not None:
+                self.grammar.truncate(0)
+                follow(self.grammar, self.tokens[self.prompt_length :])
 
     def release(self) -> None:
         """Give back the memory that is held."""

@@ -93,7 +93,7 @@ class Work:
 
     def _settle(self) -> None:
         for request in self.running:
-            request.settle()
+            request.recover()
 
     def _run_alone(self) -> None:
         for request in list(self.running):
@@ -217,7 +217,7 @@ class Work:
             if isinstance(answers, list):
                 chosen: Iterator[int] = (choice.token for choice in answers)
             else:
-                chosen = choices(answers, request.sampling, request.tokens, proposal.tokens)
+                chosen = choices(answers, request.sampling, request.tokens, proposal.tokens, request.grammar)
             new, accepted = verify(chosen, proposal.tokens, len(request.tokens))
             listed = None if isinstance(answers, list) else of_rows(answers, new, request.logprobs)
         except IpexAssistError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.grammar import Grammar, GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
@@ -23,6 +25,8 @@ from ipex_assist.speculative.schedule import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from ipex_assist.speculative.llguidance_grammar import Grammars
 
 log = logging.getLogger("ipex_assist")
 
@@ -51,6 +55,8 @@ class AssistedModel(TextModel):
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
         self._engine = self.engine()
+        self._grammars: Grammars | None = None  # made when the first is asked for
+        self._making_grammars = threading.Lock()
 
     def engine(self, limits: EngineLimits | None = None) -> Engine:
         """Make an engine of this model that has served nobody yet: `submit` takes tokens and options."""
@@ -93,6 +99,19 @@ class AssistedModel(TextModel):
         sampling = Sampling.part_of(options, prompt_length=len(prompt))
         return self.drafting.source(sampling, len(prompt) + self.limit_of(len(prompt), options))
 
+    def grammar(self, spec: GrammarSpec) -> Grammar:
+        """Return the state of a text that has not begun, as `Engine.submit` takes it. The first one takes a second.
+
+        GrammarError where it cannot be compiled, UsageError where llguidance is not installed or cannot read the
+        model's tokenizer.
+        """
+        from ipex_assist.speculative.llguidance_grammar import Grammars
+
+        with self._making_grammars:
+            if self._grammars is None:
+                self._grammars = Grammars.of(self.tokenizer, self.vocab_size, self.eos)
+        return self._grammars.grammar(spec)
+
     def _rounds(
         self,
         tokens: list[int],
@@ -100,11 +119,13 @@ class AssistedModel(TextModel):
         options: GenerationOptions,
         draft: DraftSource | None,
         schedule: Schedule | None,
+        grammar: GrammarSpec | None,
     ) -> tuple[Iterator[Round], bool]:
         if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"
             )
-        handle = self._engine.submit(tokens, options, limit=limit, draft=draft, schedule=schedule)
+        state = None if grammar is None else self.grammar(grammar)
+        handle = self._engine.submit(tokens, options, limit=limit, draft=draft, schedule=schedule, grammar=state)
         return handle, handle.assisted

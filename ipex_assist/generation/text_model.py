@@ -13,6 +13,7 @@ from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Schedule
@@ -59,10 +60,11 @@ class TextModel(ABC):
         options: GenerationOptions,
         draft: DraftSource | None,
         schedule: Schedule | None,
+        grammar: GrammarSpec | None,
     ) -> tuple[Iterator[Round], bool]:
         """The rounds of one generation of at most `limit` tokens, and whether a draft takes part.
 
-        draft, schedule: in place of the model's own.
+        draft, schedule: in place of the model's own. grammar: what the text must be.
         """
 
     @overload
@@ -102,6 +104,7 @@ class TextModel(ABC):
         chat: bool = False,
         draft: DraftSource | None = None,
         schedule: Schedule | None = None,
+        grammar: GrammarSpec | None = None,
         **changes: Any,
     ) -> Generation:
         """Generate from a text or from token ids; yields `Chunk`s as tokens are accepted.
@@ -109,21 +112,23 @@ class TextModel(ABC):
         options, changes: GenerationOptions, and its fields by their names, which come before it:
         `stream("Once", max_new_tokens=20, stop="\\n")`. chat: put a text into the tokenizer's chat template, as a
         user's message. draft, schedule: for experiments, in place of the model's own (AssistedModel.draft_source gives
-        the one it would take); what then happens teaches the model nothing about its pair.
+        the one it would take); what then happens teaches the model nothing about its pair. grammar: what the text must
+        be, from its first token to the end-of-text token, behind which it ends whatever `ignore_eos` says.
         Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
-        leaves no room in the model's context. Its iteration raises LogitsError where the model computes no numbers.
+        leaves no room in the model's context; GrammarError for a grammar that is none. Its iteration raises LogitsError
+        where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
         """
         options = GenerationOptions.of(options, **changes).seeded()
         tokens = self.encode(prompt, chat=chat)
         limit = self.limit_of(len(tokens), options)
-        rounds, drafting = self._rounds(tokens, limit, options, draft, schedule)
+        rounds, drafting = self._rounds(tokens, limit, options, draft, schedule, grammar)
         return Generation(
             rounds,
             self.tokenizer,
             self.identity,
             prompt_tokens=len(tokens),
             max_new_tokens=limit,
-            eos=frozenset() if options.ignore_eos else self.eos,
+            eos=frozenset() if options.ignore_eos and grammar is None else self.eos,
             stop=options.stop,
             assisted=drafting,
             limit_is_context=limit < options.max_new_tokens,

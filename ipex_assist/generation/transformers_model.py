@@ -29,6 +29,7 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
@@ -134,7 +135,13 @@ class TransformersModel(TextModel):
         options: GenerationOptions,
         draft: DraftSource | None,
         schedule: Schedule | None,
+        grammar: GrammarSpec | None,
     ) -> tuple[Iterator[Round], bool]:
+        if grammar is not None:
+            raise UsageError(
+                f"{self.identity.target} runs through transformers, where texts cannot be held to a grammar here: "
+                "leave the structured output or the forced tool call out"
+            )
         if draft is not None or schedule is not None:
             raise UsageError(
                 f"{self.identity.target} runs through transformers, whose drafts and schedules cannot be exchanged"

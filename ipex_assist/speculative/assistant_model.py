@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
 from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.grammar import Grammar, Row, masked
 from ipex_assist.speculative.propose import DraftCall, RowsCall, Steps, propose_alone
 from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose_for_draft
 
@@ -29,13 +32,16 @@ class AssistantModel:
         draft_vocabulary: int | None = None,
         capacity: int | None = None,
         masked: frozenset[int] = frozenset(),
+        grammar: Grammar | None = None,
     ) -> None:
         """`sampling` and `vocab_size` are the target's: what it cannot choose is not drafted.
 
         draft_vocabulary: draft only among the first so many token ids. capacity: tokens of text to make room for,
         beyond which nothing is drafted; as many as the model's context holds where None. masked: ids that are never
-        drafted. Tokens without a row in this model must not be in the text: see PartlyShared.
+        drafted. Tokens without a row in this model must not be in the text: see PartlyShared. grammar: in the state
+        behind the text whenever a draft begins (see Constrained, which brings it there); drafts go on with it.
         """
+        self.grammar = grammar
         self.model, self.sampling = model, sampling
         self._choices = min(draft_vocabulary or vocab_size, vocab_size, model.spec.vocab_size)
         self._in_one_call = isinstance(model, DraftsInOneCall)  # which takes microseconds to find out
@@ -84,7 +90,7 @@ class AssistantModel:
         self._sequence.truncate(min(self._sequence.length, max(0, self._base - 1)))
         pending = list(tokens[self._start + self._sequence.length :])
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
-        if plain and self._in_one_call:
+        if plain and self._in_one_call and self.grammar is None:
             request = DraftRequest(self._sequence, pending, k, min_confidence)
             try:
                 drafted, confidence = yield DraftCall(self.model, request, self._choices)
@@ -117,17 +123,52 @@ class AssistantModel:
         generated = len(tokens) + left_out[1] - sampling.prompt_length
         drafted: list[int] = []
         confidence: list[float] = []
-        read = len(pending)
+        unread, read = len(pending), 0
         while len(drafted) < k and (not confidence or confidence[-1] >= min_confidence):
+            forced = self._forced(k - len(drafted))
+            if forced is None:
+                break
+            if forced:  # for which the model is not asked; it reads them with the next token that it is asked for
+                drafted += forced
+                confidence += [1.0] * len(forced)
+                pending += forced
+                continue
             logits = yield RowsCall(self.model, Rows(self._sequence, pending), self._choices)
+            read, pending = unread, []
             logits = sampling.penalise(self._unmasked(logits), [*tokens, *drafted])
-            token, sure = choose_for_draft(logits[0].float().numpy(), sampling, generated + len(drafted))
+            row = logits[0].float().numpy()
+            numbers = self._may_follow(row)
+            if numbers is None:
+                break
+            token, sure = choose_for_draft(numbers, sampling, generated + len(drafted))
             if token == NO_NUMBERS:
                 raise LogitsError("the assistant", len(tokens) + len(drafted))
+            if self.grammar is not None:
+                if not self.grammar.allows([token]):  # the end of the text: the target chooses that behind the draft
+                    break
+                self.grammar.advance(token)
             drafted.append(token)
             confidence.append(sure)
             pending = [token]
         return Proposal(drafted, confidence, read)
+
+    def _forced(self, most: int) -> list[int] | None:
+        """At most `most` tokens that the grammar forces; none without one. None where the model cannot read them."""
+        forced = [] if self.grammar is None else self.grammar.forced()[:most]
+        known = next((i for i, token in enumerate(forced) if token >= self._choices), len(forced))
+        if forced and not known:
+            return None
+        for token in forced[:known]:
+            assert self.grammar is not None
+            self.grammar.advance(token)
+        return forced[:known]
+
+    def _may_follow(self, row: Row) -> Row | None:
+        """A row of logits with what the grammar allows; None where that is nothing that this model knows."""
+        if self.grammar is None or not math.isfinite(row.max()):  # which the choice will say
+            return row
+        row = masked(row, self.grammar)
+        return row if row.max() > -np.inf else None
 
     def _unmasked(self, logits: torch.Tensor) -> torch.Tensor:
         if self._masked:

@@ -11,8 +11,10 @@ from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.constrained import Constrained
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
@@ -89,14 +91,24 @@ class Drafting:
         """Whether there is anything to draft with."""
         return self.lookup or self.assistant is not None
 
-    def source(self, sampling: Sampling, length: int) -> DraftSource | None:
-        """Return what drafts for one text of at most `length` tokens; None where nothing does."""
-        model = self._model(sampling, length) if self.assistant is not None else None
+    def source(self, sampling: Sampling, length: int, grammar: Grammar | None = None) -> DraftSource | None:
+        """Return what drafts for one text of at most `length` tokens; None where nothing does.
+
+        grammar: of the text; the drafts' own is copied from it. What it forces is drafted even where nothing else is.
+        """
+        if grammar is None:
+            return self._source(sampling, length, None)
+        own = grammar.copy()
+        masks = self.assistant is not None and self.assistant_tokenizer is None
+        return Constrained(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
+
+    def _source(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource | None:
+        model = self._model(sampling, length, grammar) if self.assistant is not None else None
         if not self.lookup:
             return model
         return PromptLookup() if model is None else LookupFirst(PromptLookup(), model)
 
-    def _model(self, sampling: Sampling, length: int) -> DraftSource:
+    def _model(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource:
         assert self.assistant is not None
         if self.assistant_tokenizer is None:
             model = AssistantModel(
@@ -106,6 +118,7 @@ class Drafting:
                 self.shared.limited(self.draft_vocabulary),
                 length,
                 self.shared.masked,
+                grammar,
             )
             lacks_rows = self.assistant.spec.vocab_size < self.target_vocab_size
             return PartlyShared(model, self.shared.unknown) if lacks_rows or self.shared.unknown else model

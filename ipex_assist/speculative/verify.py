@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from ipex_assist.executors.interface import LogitsError
+from ipex_assist.speculative.grammar import Grammar, masked
 from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose
 
 
 def choices(
-    logits: torch.Tensor, sampling: Sampling, tokens: Sequence[int], drafted: Sequence[int] = ()
+    logits: torch.Tensor,
+    sampling: Sampling,
+    tokens: Sequence[int],
+    drafted: Sequence[int] = (),
+    grammar: Grammar | None = None,
 ) -> Iterator[int]:
     """The target's choice at each row, one after the other as they are asked for: those behind a miss need not be.
 
     logits: (len(drafted) + 1, vocab), row i following the text `tokens` and the first i drafted ones. NO_NUMBERS where
     a row holds NaN or infinity.
+    grammar: in the state behind `tokens`; advanced by each choice, the last one too. Only what it allows is chosen, and
+    GrammarError raised where that is nothing.
     """
     rows = sampling.penalise(logits, tokens, drafted)
+    if grammar is not None:
+        yield from _choices_under(grammar, rows, sampling, len(tokens) - sampling.prompt_length)
+        return
     if not sampling.do_sample:  # all rows in one call
         best, chosen = rows.max(-1)  # NaN where any logit is
         yield from torch.where(best.isfinite(), chosen, NO_NUMBERS).tolist()
@@ -26,6 +37,18 @@ def choices(
     generated = len(tokens) - sampling.prompt_length
     for i in range(rows.shape[0]):
         yield choose(rows[i].float().numpy(), sampling, generated + i)
+
+
+def _choices_under(grammar: Grammar, rows: torch.Tensor, sampling: Sampling, generated: int) -> Iterator[int]:
+    for i in range(rows.shape[0]):
+        row = rows[i].float().numpy()
+        if not math.isfinite(row.max()):  # also where the grammar would hide that
+            yield NO_NUMBERS
+            return
+        token = choose(masked(row, grammar), sampling, generated + i)
+        if token != NO_NUMBERS:
+            grammar.advance(token)
+        yield token
 
 
 def verify(choices: Iterable[int], drafted: Sequence[int], length: int = 0) -> tuple[list[int], int]:
