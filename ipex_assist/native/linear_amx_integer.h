@@ -160,10 +160,12 @@ inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, in
     const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SPAN;
     float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
     int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
-    for (int64_t m = 0; m < count; m++) {
+    // What is behind the last row is computed too: with a scale of 0, as any that lies there may make numbers so small that
+    // each of them costs a hundred cycles.
+    for (int64_t m = 0; m < M; m++) {
         for (int64_t g = 0; g < groups; g++) {
-            scales[g * M + m] = in.scales[m * spans + g * F::COLUMNS / SPAN];
-            starts[g * M + m] = F::start(in.negated_sums[m * groups + g]);
+            scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SPAN] : 0;
+            starts[g * M + m] = m < count ? F::start(in.negated_sums[m * groups + g]) : 0;
         }
     }
     const AmxRows rows{in.values, scales, starts};

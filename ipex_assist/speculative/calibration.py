@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator
@@ -10,13 +11,14 @@ from ipex_assist.executors.interface import ChoosesInOneCall, DraftsInOneCall, M
 from ipex_assist.speculative.costs import Costs
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
-TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 0.9, 0.25, 0.06
-# The first are the most telling, for models of which there is time for few passes.
-TARGET_ROWS = (1, 5, 9, 3, 2, 4, 7, 6, 8, 16, 12)
+TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 1.0, 0.25, 0.06
+# The first are the most telling, for models of which there is time for few passes: what lies between them can be told
+# by them, what lies beyond cannot.
+TARGET_ROWS = (1, 5, 16, 9, 3, 2, 4, 7, 6, 8, 12)
 DRAFT_ROWS = (1, 2, 16, 8, 4)
 # Of passes that several texts share; each is timed where the pass before it lets it be expected within the seconds.
 # Kernels take rows in tiles of 16: one row more may cost half as much again.
-WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (17, 32, 33, 48, 64), 0.3, 2
+WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (17, 32, 33, 48, 64), 0.5, 2
 READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
 READ_SECONDS = 0.25  # … where it should take no longer than this
 FIRST_SIZES, FIRST_TURNS = 3, 3  # so many sizes have so many turns before the others begin
@@ -33,7 +35,7 @@ def calibrate(
     draft_vocabulary: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> Costs:
-    """Time the target's pass at 1 to 64 rows and the assistant's steps. Takes 2 s, or a few passes of large models.
+    """Time the target's pass at 1 to 64 rows and the assistant's steps. Takes 3 s, or a few passes of large models.
 
     Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
     slower, never faster. Sequences of other texts are not touched.
@@ -143,15 +145,11 @@ def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> floa
 
 
 def rising(values: abc.Sequence[float]) -> list[float]:
-    """Return the nearest sequence that never falls, by least squares (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            before, size = pools.pop()
-            mean, count = (mean * count + before * size) / (count + size), count + size
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+    """Return each value, or a later one where that is smaller: who computes more has not taken less.
+
+    So a pass that others slowed down is corrected by a longer one that nobody did.
+    """
+    return list(itertools.accumulate(reversed(values), min))[::-1]
 
 
 def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: Iterable[int]) -> list[float]:

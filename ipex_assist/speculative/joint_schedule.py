@@ -27,6 +27,9 @@ TRUSTED_GAIN = 1.1
 READY = 8  # a source that has no more than so many tokens to read is ready to draft
 WHOLE = 1 << 30  # tokens of context: the source goes on with what it has read, however much is missing
 READING_SHARE = 0.75  # of what drafting should win a text, that may be spent on reading its prompt
+# Passes in which nothing is drafted tell what plain decoding takes by now, which those with drafts cannot: they may
+# take this share of the time, in what they do not win; after so many passes with drafts at the earliest and the latest.
+TOLD_SHARE, TOLD_AFTER = 0.01, (8, 48)
 # Of the time of texts under way, each taken to be EXPECTED_TOKENS long, that wins of the past may be lost again.
 KEPT_WINS = 0.1
 
@@ -56,6 +59,8 @@ class JointSchedule:
         self._model = model_acceptance.for_next_text(MEMORY)
         self._lookup = lookup_acceptance.for_next_text(MEMORY)
         self._credit = 0.0  # seconds that may be lost
+        self._gain = 1.0  # of the last round with drafts, by what was expected
+        self._untold = 0  # passes with drafts since the last one without
         self._undrafted_s = float("inf")  # of passes since anything was drafted; no end to it where nothing ever was
         self._turns: list[Turn] = []
         self._prices = Prices(costs, 1)
@@ -81,6 +86,8 @@ class JointSchedule:
         self._trial, self._expected_draft_s = False, 0.0
         self._rate = self._prices.texts / self._prices.plain_s
         self._welcome()
+        if not others and self._must_tell():
+            return
         able = [turn for turn in turns if turn.most > 0]
         reading = [turn for turn in able if turn.now.unread > 0]
         self._plan_copies([turn for turn in able if not turn.now.unread])
@@ -113,6 +120,9 @@ class JointSchedule:
         if not read:  # rows of prompts need no logits: such a pass tells little of others
             self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s)
         self._credit += FURTHER * prices.plain_s
+        if not read:
+            self._untold = self._untold + 1 if drafted else 0
+            self._gain = self._rate * prices.plain_s / prices.texts if drafted else self._gain
         if any(turn.plan.k for turn in self._turns):
             # Far more than was expected, or far less, is somebody else's work. What a pass with prompts takes is known
             # too roughly to tell a few rows by it.
@@ -125,6 +135,11 @@ class JointSchedule:
         else:
             self._undrafted_s += prices.plain_s
         self._credit = min(self._credit, KEPT_WINS * EXPECTED_TOKENS * prices.plain_s)
+
+    def _must_tell(self) -> bool:
+        """Whether it is time for a pass in which nothing is drafted."""
+        first, last = TOLD_AFTER
+        return self._untold >= min(last, max(first, (self._gain - 1) / TOLD_SHARE))
 
     @property
     def _token_s(self) -> float:
