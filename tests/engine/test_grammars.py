@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ pytest.importorskip("llguidance")
 
 from grammars import EOS, SPECS, VOCABULARY, tiny_grammars
 
+# Random schedules of each kind in a run of the tests; SCHEDULES=250 makes it a thousand.
+SCHEDULES = int(os.environ.get("SCHEDULES", "3"))
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)
 GRAMMARS = tiny_grammars()
 EXECUTORS = [("torch", "fp32", "bf16"), *([("native", "int8", "int4")] if HAS_NATIVE else [])]
@@ -107,7 +110,7 @@ def test_every_text_is_as_alone(pair: tuple[Any, Any], draft: str) -> None:
     A matcher that is advanced by a drafted token, or not by the last one, or that a put-back spoils, would show.
     """
     ended, accepted = 0, 0
-    for seed in range(4):
+    for seed in range(SCHEDULES):
         chance = random.Random(f"{seed} {draft}")
         engine = engine_of(pair, draft, EngineLimits(requests=chance.randrange(1, 9), rows=chance.choice((17, 512))))
         every = [Wanted(chance, pair) for _ in range(6)]
@@ -235,6 +238,34 @@ def test_an_interrupted_pass_goes_on(pair: tuple[Any, Any], monkeypatch: pytest.
                 tokens_of(handle)
         rest = tokens_of(handle)
         assert wanted.expected[-len(rest) :] == rest
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+def test_where_blocks_run_out(tmp_path: Any) -> None:
+    """Texts under grammars are put back and read again, and go on where they were."""
+    from ipex_assist.checkpoints.open import open_checkpoint
+    from ipex_assist.executors.kv_memory import KvMemory
+    from ipex_assist.executors.load import load_model
+
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    large = tuple(tiny_models.model(tmp_path, "native", each) for each in ("int8", "int4"))
+    memory = KvMemory(4 * sum(model.packed.block_bytes("bf16") for model in large))  # type: ignore[attr-defined]
+    checkpoint = open_checkpoint(str(tmp_path))
+    small = tuple(load_model(checkpoint, each, "native", kv_memory=memory) for each in ("int8", "int4"))
+    engine = engine_of(small, "model", EngineLimits(requests=6))  # type: ignore[arg-type]
+    chance = random.Random(3)
+    every = []
+    for _ in range(6):
+        each = Wanted(chance, large, 0.0)  # type: ignore[arg-type]
+        each.prompt = [chance.randrange(3, tiny_models.VOCAB) for _ in range(chance.randrange(200, 256))]
+        each.options = GenerationOptions.of(each.options, max_new_tokens=80)
+        plain = GenerationOptions.of(each.options, assisted=False)
+        alone = engine_of(large, "nothing")  # type: ignore[arg-type]
+        each.expected = tokens_of(alone.submit(each.prompt, plain, grammar=each.grammar()))
+        every.append(each)
+    handles = [engine.submit(each.prompt, each.options, grammar=each.grammar()) for each in every]
+    assert [tokens_of(handle) for handle in handles] == [each.expected for each in every]
+    assert engine.stats.preempted > 0
 
 
 def test_the_end_may_not_be_ignored(pair: tuple[Any, Any]) -> None:

@@ -120,7 +120,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(PARSERS), st.lists(st.sampled_from(PIECES), max_size=24), st.data())
 def test_cuts_change_nothing(kind: type[CallParser], pieces: list[str], data: st.DataObject) -> None:
     """Any text, calls or not, comes out the same however it is cut; nothing is told twice or taken back."""
@@ -134,7 +134,7 @@ def test_cuts_change_nothing(kind: type[CallParser], pieces: list[str], data: st
     assert all(call.name for call in whole[1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(PARSERS),
     st.lists(
