@@ -1,4 +1,6 @@
 // Linears of every number format against plain sums in double, and what a row's bits may depend on: nothing beside it.
+#include <xmmintrin.h>
+
 #include <algorithm>
 
 #include "check.h"
