@@ -54,6 +54,7 @@ setup(
         "ipex_assist": ["py.typed", "data/*"],
         "ipex_assist.launch": ["templates/*"],
         "ipex_assist.native": ["*.cpp", "*.h"],
+        "ipex_assist.serve": ["page/*"],
     },
     ext_modules=[
         Extension(
@@ -89,7 +90,7 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray>=2.30"],
-        "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20", "llguidance>=1.0"],
+        "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20", "llguidance>=1.0", "rich>=13"],
         "dev": [
             "pytest>=8",
             "hypothesis>=6.100",
@@ -100,6 +101,7 @@ setup(
             "import-linter>=2.1",
             "pre-commit>=4",
             "httpx>=0.27",
+            "playwright>=1.45",
         ],
     },
     entry_points={

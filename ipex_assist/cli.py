@@ -55,6 +55,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.commands import eval as evaluate
 
         return evaluate.main(argv[1:])
+    if argv[:1] == ["chat"]:
+        from ipex_assist.commands import chat
+
+        return chat.main(argv[1:])
     return _generate(argv)
 
 

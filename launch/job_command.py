@@ -30,6 +30,8 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> Command:
         raise UsageError(f"a job runs ipex-assist or ipex-launch; for {argv[0]}, type: ipex-launch -- {argv[0]} …")
     elif arguments[:1] == ["submit"]:
         raise UsageError("a job cannot submit itself: give the command that is to run in it")
+    elif arguments[:1] == ["chat"]:
+        raise UsageError("a job has no terminal to chat in: give ipex-assist -p TEXT, or ipex-assist batch")
     else:
         word = arguments[0] if arguments and arguments[0] in parsers else ""
         parse = parsers[word]

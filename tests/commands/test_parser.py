@@ -9,7 +9,7 @@ import pytest
 from ipex_assist import cli
 from ipex_assist.batch import arguments as batch
 from ipex_assist.bench import arguments as bench
-from ipex_assist.commands import arguments, quantize
+from ipex_assist.commands import arguments, chat, quantize
 from ipex_assist.commands import eval as evaluate
 from ipex_assist.env import report
 from ipex_assist.env.errors import UsageError
@@ -22,6 +22,7 @@ COMMANDS = {
     "ipex-assist": arguments.build_parser,
     "batch": batch.build_parser,
     "bench": bench.build_parser,
+    "chat": chat.build_parser,
     "eval": evaluate.build_parser,
     "quantize": quantize.build_parser,
     "submit": job_flags.build_parser,

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "bash tests/run": ".ci/run",
     "ipex-assist bench --pair opt-6.7b": "tests/bench/test_bench_command.py, with a small pair: this one takes minutes",
     "ipex-assist batch prompts.jsonl -o results.jsonl -m facebook/opt-13b --ray": "tests/batch/test_batch_ray.py",
+    "ipex-assist chat --url": "tests/commands/test_chat.py, with a server",
     "ray start": "Ray's own",
     "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",
 }

@@ -1,0 +1,137 @@
+"""The command `ipex-assist chat`: a conversation in the terminal, with a model in this process or behind a server."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ipex_assist.commands import arguments
+from ipex_assist.commands.messages import configure_messages
+from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.options import flags_of, options_of
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.speculative.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from ipex_assist.commands.chat_talk import Partner
+
+ANSWER_TOKENS = 1024  # of a model in this process, where no flag says another limit
+EPILOG = """\
+Type a message, and /help for what else there is. Text that was drafted is green. Ctrl-C ends an answer, Ctrl-D the
+conversation. Where standard input is no terminal each of its lines is a message, and standard output has the answers.
+
+  ipex-assist chat                                        the embedded model
+  ipex-assist chat -m Qwen/Qwen2.5-7B-Instruct --system "You answer in one sentence."
+  ipex-assist chat --url http://127.0.0.1:8000            ipex-assist serve, or another server with OpenAI's API
+
+NO_COLOR=1 in the environment leaves colours out.
+"""
+# Of `ipex-assist` itself, and without a meaning here.
+NOT_HERE = {
+    ("-p", "--prompt"): "messages are typed, or lines of standard input",
+    ("--prompt-file",): "messages are lines of standard input: ipex-assist chat < FILE",
+    ("--chat",): "messages are in the chat template anyway",
+    ("--json",): "/save keeps a conversation as JSON",
+    ("--no-stream",): "answers are shown as they come",
+    ("--show-accepted",): "drafted text is green anyway, unless NO_COLOR is set",
+    ("--logprobs",): "nobody would see them",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags; those of models and generation are the objects that `ipex-assist` has."""
+    parser = arguments.inheriting_parser(
+        "ipex-assist chat", "%(prog)s [options]", "Talk with a model in the terminal.", EPILOG, NOT_HERE
+    )
+    chat = parser.add_argument_group("chat")
+    chat.add_argument("--system", metavar="TEXT", help="the system prompt, which stands before the conversation")
+    chat.add_argument("--url", metavar="URL", help="talk with the model of a server there; -m is its name there")
+    chat.add_argument("--api-key", metavar="KEY", help="for a server that wants one")
+    chat.add_argument("--api-key-file", metavar="FILE", help="likewise, its first line, which no process list shows")
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse and check; UsageError says which value is wrong and what would be right."""
+    args = build_parser().parse_args(argv)
+    if args.url is None and (args.api_key or args.api_key_file):
+        raise UsageError("--api-key: is for a server; give its --url, too")
+    if args.api_key and args.api_key_file:
+        raise UsageError("--api-key and --api-key-file are both given; give one of them")
+    if args.url is not None:
+        for name, one in options_of(LoadOptions).items():
+            if name != "target" and getattr(args, name, None) is not None:
+                flag = max(flags_of(name, one), key=len)
+                raise UsageError(f"{flag}: the server at --url has loaded its model; leave {flag} out")
+    return args
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist chat`; returns the exit code. Raises IpexAssistError."""
+    args = parse(argv)
+    if importlib.util.find_spec("rich") is None:
+        raise IpexAssistError("chat needs rich, which is not installed: type pip install 'ipex-assist[serve]'")
+    if args.url is not None:
+        configure_messages(args.verbose)
+        return _with_server(args)
+    return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args))
+
+
+def _options(args: argparse.Namespace) -> GenerationOptions:
+    options = GenerationOptions.from_flags(args)
+    return options if args.max_new_tokens is not None else replace(options, max_new_tokens=ANSWER_TOKENS)
+
+
+def _bytes(args: argparse.Namespace) -> int | None:
+    load = arguments.load_options(args)
+    if load.target is None:
+        return None
+    from ipex_assist.commands.load import memory_need
+
+    return memory_need(load, _options(args).max_new_tokens).total
+
+
+def _with_model(args: argparse.Namespace) -> int:
+    from ipex_assist.commands.chat_model import LoadedModel
+    from ipex_assist.commands.demo_model import demo_options
+    from ipex_assist.commands.load import load_models
+
+    options, load = _options(args), arguments.load_options(args)
+    if load.target is None:
+        load = demo_options(load)
+    model, _ = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose)
+    if not model.tokenizer.chat_template:
+        raise UsageError(
+            f"{load.target} has no chat template: it goes on with a text, and answers nobody. "
+            "Type ipex-assist -p TEXT, or name a model that was made for chats"
+        )
+    return _talk(args, LoadedModel(model, options))
+
+
+def _with_server(args: argparse.Namespace) -> int:
+    from ipex_assist.commands.chat_server import Server
+
+    key = args.api_key
+    if args.api_key_file is not None:
+        try:
+            key = Path(args.api_key_file).read_text(encoding="utf-8").strip().partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--api-key-file {args.api_key_file} cannot be read: {error}") from None
+    given = {name for name in options_of(GenerationOptions) if getattr(args, name, None) is not None}
+    return _talk(args, Server(args.url, key, args.model, GenerationOptions.from_flags(args), given))
+
+
+def _talk(args: argparse.Namespace, partner: Partner) -> int:
+    from ipex_assist.commands.chat_screen import Screen
+    from ipex_assist.commands.chat_talk import Talk
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Talk(partner, Screen(), args.system).run()
