@@ -15,6 +15,7 @@ from ipex_assist.serve.backend import Backend, NotReady
 from ipex_assist.serve.errors import add_error_handlers
 from ipex_assist.serve.limits import BodyLimit, RequestIds
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
 from ipex_assist.serve.routes import responses, server, texts, tokens
 from ipex_assist.serve.service import Service
@@ -45,6 +46,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     add_error_handlers(app)
     for each in (texts, responses, tokens, server):
         app.include_router(each.router(service))
+    add_page(app)
     keys = Keys(options.keys())
     app.add_middleware(BodyLimit, limit=options.max_body)
     app.add_middleware(Authentication, keys=keys)

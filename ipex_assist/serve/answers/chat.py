@@ -118,7 +118,7 @@ class ChatWriter(ChunkWriter):
         tokens = growth.tokens if growth is not None else []
         choice: dict[str, Any] = {"index": text.index, "delta": delta, "logprobs": self._logprobs(tokens)}
         if self._details and growth is not None and growth.pieces:
-            choice["draft"] = {"pieces": [[piece.text, piece.drafted] for piece in growth.pieces]}
+            choice["draft"] = growth.draft()
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice]) -> dict[str, Any] | None:

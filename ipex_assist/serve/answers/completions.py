@@ -37,7 +37,7 @@ class CompletionWriter(ChunkWriter):
         self._offsets[text.index] += sum(len(token) for token in (logprobs or {}).get("tokens", []))
         choice: dict[str, Any] = {"index": text.index, "text": growth.text, "logprobs": logprobs}
         if self._details and growth.pieces:
-            choice["draft"] = {"pieces": [[piece.text, piece.drafted] for piece in growth.pieces]}
+            choice["draft"] = growth.draft()
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice], offset: int) -> dict[str, Any]:

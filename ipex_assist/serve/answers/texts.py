@@ -15,11 +15,21 @@ from ipex_assist.serve.token_texts import TokenTexts
 
 @dataclass(frozen=True)
 class Growth:
-    """What became certain of one text: characters, tokens where log-probabilities are wanted, and whence it came."""
+    """What became certain of one text: characters, tokens where log-probabilities are wanted, and whence it came.
+
+    drafted, accepted: tokens that were drafted for the pass, and those of them that were taken.
+    """
 
     text: str
     tokens: list[TokenChoice] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+
+    def draft(self) -> dict[str, Any]:
+        """What `draft_details` asks for."""
+        pieces = [[piece.text, piece.drafted] for piece in self.pieces]
+        return {"pieces": pieces, "drafted": self.drafted, "accepted": self.accepted}
 
 
 @dataclass
@@ -42,7 +52,7 @@ class GrowingText:
         self._shown += len(text)
         tokens = self.logprobs.push(part) if self.logprobs is not None else []
         self.tokens += tokens
-        return Growth(text, tokens, part.pieces)
+        return Growth(text, tokens, part.pieces, part.drafted, part.accepted)
 
     def end(self, done: Done) -> Growth:
         """The rest: what was held back."""

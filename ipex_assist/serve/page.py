@@ -1,0 +1,61 @@
+"""The chat page at `/`: one HTML file, and the headers that keep it to itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+FILE = Path(__file__).parent / "page" / "index.html"
+_INLINE = re.compile(r"<(script|style)\b[^>]*>(.*?)</\1>", re.DOTALL)
+
+
+def content_security_policy(page: str) -> str:
+    """The policy under which a browser runs this page's own script and style, by their hashes, and nothing else.
+
+    It may talk to its own server only, be framed by nobody, and, by trusted types, turn no text into elements.
+    """
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, content in _INLINE.findall(page):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes[kind].append(f"'sha256-{digest}'")
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {' '.join(hashes['script'])}",
+            f"style-src {' '.join(hashes['style'])}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        ]
+    )
+
+
+def add_page(app: FastAPI) -> None:
+    """Answer `/` with the page. It is read once; a browser that has it already gets 304."""
+    page = FILE.read_text(encoding="utf-8")
+    content = page.encode()
+    headers = {
+        "Content-Security-Policy": content_security_policy(page),
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+        "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+    }
+
+    @app.get("/", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type="text/html; charset=utf-8", headers=headers)
