@@ -65,8 +65,9 @@ def _generate(model: TextModel, generation: Generation, args: argparse.Namespace
 
     if args.show_accepted and args.json:
         log.warning("--show-accepted: no effect with --json")
-    if args.logprobs is not None and not args.json:
-        log.warning("--logprobs: no effect without --json")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(args, name) is not None and not args.json:
+            log.warning("--%s: no effect without --json", name.replace("_", "-"))
     stream = TextPrinter(not args.json and not args.no_stream, args.show_accepted)
     whole = TextPrinter(not args.json and args.no_stream, args.show_accepted)
     code, pieces = 0, []

@@ -197,6 +197,7 @@ class Engine:
             eos=frozenset() if options.ignore_eos and grammar is None else self.eos,
             sampling=sampling,
             logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
             new_draft=new_draft,
             schedule=schedule or Constant(),
             ended=self._learn if learns else lambda request: None,

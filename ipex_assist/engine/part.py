@@ -35,6 +35,8 @@ class Part:
         """Return the tokens, and of how many logits are wanted."""
         assert self.request.sequence is not None
         tokens = [*self.request.unread(self.pending), *self.proposal.tokens]
+        if self.request.lists_prompt:
+            return Rows(self.request.sequence, tokens, len(tokens))
         return Rows(self.request.sequence, tokens, len(self.proposal.tokens) + 1 if self.whole else 0)
 
     def set_proposal(self, proposal: Proposal) -> None:

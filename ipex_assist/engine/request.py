@@ -10,7 +10,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ipex_assist.executors.interface import Sequence
+from ipex_assist.executors.interface import Choice, Sequence
 from ipex_assist.speculative.constrained import Constrained
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
@@ -26,7 +26,8 @@ class Request:
     tokens: the prompt's, then the text's. All but the last one are to be in `sequence`: what is missing there is read
     before the text goes on, so that a request may be put back and begun again at any moment. new_draft: makes the draft
     source when it is needed, None where nothing drafts. logprobs: how many likeliest tokens come with each token's
-    log-probability; None for neither. grammar: in the state behind the text's own tokens, between passes.
+    log-probability; None for neither. prompt_logprobs: the same for the prompt's tokens but the first, which are
+    gathered in prompt_choices. grammar: in the state behind the text's own tokens, between passes.
     """
 
     tokens: list[int]
@@ -40,6 +41,8 @@ class Request:
     ended: Callable[[Request], None]
     assisted: bool = False
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    prompt_choices: list[Choice] = field(default_factory=list)
     number: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None
@@ -74,12 +77,17 @@ class Request:
     def takes_likeliest(self) -> bool:
         """Whether the likeliest token is all that is wanted of a row."""
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
-        return plain and self.logprobs is None
+        return plain and self.logprobs is None and not self.lists_prompt
 
     @property
     def sure(self) -> int:
         """How many tokens can be drafted that must follow, by the text's grammar."""
         return self.draft.sure(self.tokens) if isinstance(self.draft, Constrained) else 0
+
+    @property
+    def lists_prompt(self) -> bool:
+        """Whether logits of the prompt's rows are wanted, so that all of them must be read."""
+        return self.prompt_logprobs is not None and len(self.prompt_choices) < self.prompt_length - 1
 
     def unread(self, count: int) -> Tokens[int]:
         """Return the first `count` of the pending tokens."""

@@ -37,7 +37,7 @@ class Room:
         return request.sequence.length
 
     def _known(self, request: Request) -> list[int]:
-        return [] if self._prefixes is None else self._prefixes.find(request.tokens[:-1])
+        return [] if self._prefixes is None or request.lists_prompt else self._prefixes.find(request.tokens[:-1])
 
     def keep(self, request: Request) -> None:
         """Remember the whole blocks of what a request has read."""

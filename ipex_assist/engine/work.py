@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +16,7 @@ from ipex_assist.engine.request import Request
 from ipex_assist.engine.room import Room
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import ANY_ROWS, Choice, ChoosesInOneCall, Model, Rows
+from ipex_assist.executors.interface import ANY_ROWS, Choice, ChoosesInOneCall, LogitsError, Model, Rows
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.verify import choices, verify
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Answers: TypeAlias = "list[Choice] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
+LISTED_ROWS = 64  # of a prompt in one pass, where logits of all of them are wanted: bounds the memory
 UNSHARED_REQUESTS = 8  # at a time, of a model whose passes are of one text each
 
 
@@ -129,17 +131,21 @@ class Work:
         for request in sorted(reading, key=lambda each: each.number):
             if chunk <= 0:
                 break
-            parts.append(Part(request, min(chunk, request.pending), request.remaining))
+            most = LISTED_ROWS if request.lists_prompt and self._cuts_prompts else chunk
+            parts.append(Part(request, min(chunk, most, request.pending), request.remaining))
             chunk -= parts[-1].pending
         draft_s = self.drafts.draft(parts[: len(going)], sum(part.pending for part in parts[len(going) :]))
         parts = self._make_room(parts)
         if parts:
             self._pass(parts, draft_s)
 
+    @property
+    def _cuts_prompts(self) -> bool:
+        """Whether a prompt may be read in chunks: else it must pass as a whole."""
+        return self.target.exact_rows >= ANY_ROWS
+
     def _chunk_rows(self, going: int) -> int:
-        if self.target.exact_rows < ANY_ROWS:  # whose prompts must pass as a whole
-            return 1 << 30
-        return self._chunks.rows(going)
+        return self._chunks.rows(going) if self._cuts_prompts else 1 << 30
 
     def _make_room(self, parts: list[Part]) -> list[Part]:
         """Return the parts for which there are blocks: drafts go first, then the youngest request is put back.
@@ -185,7 +191,7 @@ class Work:
         request.finish(error)
 
     def _pass(self, parts: list[Part], draft_s: float) -> None:
-        rows = [part.rows() for part in parts]
+        rows, whole = [part.rows() for part in parts], [part.whole for part in parts]
         started = self.clock()
         answers = self._answers(parts, rows)
         seconds = self.clock() - started
@@ -195,12 +201,13 @@ class Work:
         read, going = sum(part.pending for part in parts if part.reads), sum(not part.reads for part in parts)
         self._chunks.observe(read, going, seconds)
         place = 0
-        for part, each in zip(parts, rows, strict=True):
+        for part, each, goes_on in zip(parts, rows, whole, strict=True):
             part.request.prompt_s += 0.0 if part.request.begun else seconds
             self.stats.prompt_tokens += part.pending if part.reads else 0
-            if each.last:
-                self._go_on(part, answers[place : place + each.last], seconds, draft_s)
-            place += each.last
+            wanted, place = answers[place : place + each.last], place + each.last
+            listed = not part.request.lists_prompt or self._list_prompt(part.request, len(each.tokens), wanted)
+            if listed and goes_on:
+                self._go_on(part, wanted[-1 - len(part.proposal.tokens) :], seconds, draft_s)
         self.drafts.observe_pass(count, read, seconds, draft_s)
 
     def _answers(self, parts: list[Part], rows: list[Rows]) -> Answers:
@@ -209,6 +216,24 @@ class Work:
         if isinstance(self.target, ChoosesInOneCall) and all(request.takes_likeliest for request in wanting):
             return self.target.choose(rows)
         return self.target.forward(rows)
+
+    def _list_prompt(self, request: Request, count: int, logits: Answers) -> bool:
+        """Take the log-probabilities of the prompt's tokens behind the last `count` rows. False where they are none.
+
+        What a request that was put back reads again is not taken twice.
+        """
+        assert request.sequence is not None
+        assert not isinstance(logits, list)
+        first = request.sequence.length - count  # the position of the first row
+        known = len(request.prompt_choices) - first
+        following = request.tokens[first + 1 : min(request.prompt_length, first + count + 1)]
+        found = of_rows(logits[known:], following[known:], request.prompt_logprobs) or []
+        wrong = next((place for place, each in enumerate(found) if math.isnan(each.log_probability)), None)
+        if wrong is not None:
+            self._fail(request, LogitsError("the target", first + known + wrong + 1))
+            return False
+        request.prompt_choices += found
+        return True
 
     def _go_on(self, part: Part, answers: Answers, seconds: float, draft_s: float) -> None:
         """Choose the tokens by which a text goes on, and tell its owner."""
@@ -235,7 +260,9 @@ class Work:
         self._count(part, new, accepted)
         if prompt:
             first_s = request.prompt_s + choose_s
-            request.put(Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed))
+            read = request.prompt_choices if request.prompt_logprobs is not None else None
+            first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
+            request.put(first)
             self.room.keep(request)
         else:
             target_s, drafted = seconds + choose_s, len(proposal.tokens)

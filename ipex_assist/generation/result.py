@@ -178,7 +178,8 @@ class Result:
     tokens_per_s: of the tokens after the first. speedup: that ÷ what plain decoding would have had here, by passes that
     were timed (Statistics.speedup); None where nothing was drafted, and where no plain pass was timed. seed: by which
     the text was drawn, given or not; None where chance decided nothing. logprobs: of each token, where they were
-    wanted: natural logarithms, of the model's own distribution. kv_precision: of keys and values; None: transformers'.
+    wanted: natural logarithms, of the model's own distribution. prompt_logprobs: of each token of the prompt but the
+    first. kv_precision: of keys and values; None: transformers'.
     """
 
     text: str
@@ -201,6 +202,7 @@ class Result:
     seed: int | None = None
     logprobs: list[Choice] | None = None
     kv_precision: str | None = None
+    prompt_logprobs: list[Choice] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields by name, nested ones too, as `--json` prints them."""

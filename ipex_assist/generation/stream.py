@@ -48,6 +48,7 @@ class Generation(Iterator[Chunk]):
         self._stop_reason: StopReason | None = None
         self._pieces: list[str] = []
         self._logprobs: list[Choice] | None = None
+        self._prompt_logprobs: list[Choice] | None = None
 
     def __iter__(self) -> Generation:
         return self
@@ -93,6 +94,8 @@ class Generation(Iterator[Chunk]):
         self._pieces.append(text)
         self.statistics.count(round_, len(kept))
         chunk = Chunk(text, kept, round_, pieces)
+        if round_.prompt_logprobs is not None:
+            self._prompt_logprobs = round_.prompt_logprobs
         if chunk.logprobs is not None:
             self._logprobs = self._logprobs or []
             self._logprobs += chunk.logprobs
@@ -147,5 +150,6 @@ class Generation(Iterator[Chunk]):
             times=Times.of(counts, self._loading),
             seed=self._seed,
             logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
             **asdict(self._identity),
         )

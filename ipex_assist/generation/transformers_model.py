@@ -146,7 +146,7 @@ class TransformersModel(TextModel):
             raise UsageError(
                 f"{self.identity.target} runs through transformers, whose drafts and schedules cannot be exchanged"
             )
-        if options.logprobs is not None:
+        if options.logprobs is not None or options.prompt_logprobs is not None:
             raise UsageError(
                 f"{self.identity.target} runs through transformers, which gives us no log-probabilities: "
                 "leave out logprobs"

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ipex_assist.serve.auth import Authentication, Keys, is_open
 from ipex_assist.serve.backend import Backend, NotReady
 from ipex_assist.serve.errors import add_error_handlers
-from ipex_assist.serve.limits import BodyLimit, RequestIds
+from ipex_assist.serve.limits import BodyLimit, RequestIds, RootPath
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
@@ -40,7 +40,6 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        root_path=options.root_path or "",
         lifespan=lifespan,
     )
     add_error_handlers(app)
@@ -59,6 +58,8 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(RequestIds)
+    if options.root_path is not None:
+        app.add_middleware(RootPath, prefix=options.root_path)
     app.openapi = lambda: _openapi(app, service, bool(keys))  # type: ignore[method-assign]
     return app
 
@@ -66,7 +67,11 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
 def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
     """The document as it is true of this server: its vocabulary, its keys; wrong bodies are answered by 400."""
     document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, servers=app.servers
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        servers=[{"url": service.options.root_path or "/"}],
     )
     for path, operations in document["paths"].items():
         for operation in operations.values():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ipex_assist.serve.backend import Busy, Done, Part, TextRequest
 
@@ -22,7 +23,8 @@ class Generate(Protocol):
         ...
 
 
-class News(NamedTuple):
+@dataclass(frozen=True)
+class News:
     """Which of the texts has a part, or its end."""
 
     index: int

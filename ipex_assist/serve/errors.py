@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,8 @@ from ipex_assist.serve.backend import Busy, Failed, NotReady
 log = logging.getLogger("ipex_assist")
 
 RETRY_SECONDS = 5  # said with 503, where nobody knows better
+# Of a place in a body what is a field's name: pydantic says between them which kind it tried.
+_FIELD = re.compile(r"(?!(?:body|str|int|bool|float)$)[a-z_]+")
 MOST_REASONS = 3  # of a body that is wrong in many places
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -106,7 +109,7 @@ def refused(error: RequestValidationError | ValidationError) -> ApiError:
     """400 with the first things that are wrong, each by its place in the body."""
     found = []
     for each in error.errors()[:MOST_REASONS]:
-        place = ".".join(str(part) for part in each["loc"] if part != "body")
+        place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
         reason = str(each["msg"]).removeprefix("Value error, ")
         if each["type"] == "json_invalid":
             place, reason = "", f"the body is no JSON: {each.get('ctx', {}).get('error', reason)} at character {place}"

@@ -46,6 +46,17 @@ class BodyLimit:
         await self._app(scope, counted, send)
 
 
+class RootPath:
+    """ASGI middleware: paths begin with a prefix that a proxy in front has, whether it takes it away or not."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Say so to what is inside."""
+        await self._app({**scope, "root_path": self._prefix}, receive, send)
+
+
 class RequestIds:
     """ASGI middleware: every answer has an X-Request-Id, the client's own where it sent one."""
 

@@ -19,24 +19,31 @@ class TokenChoice:
     top: list[tuple[int, float]]
 
 
+def token_choice(listed: dict[str, Any], texts: TokenTexts) -> TokenChoice:
+    """From what an engine says: token, log_probability, top."""
+    token, top = listed["token"], [(int(other), float(value)) for other, value in listed["top"]]
+    return TokenChoice(token, texts.bytes_of(token), listed["log_probability"], top)
+
+
 @dataclass
 class Logprobs:
-    """Of one text. stop: whether it may end before a stop text, of which nothing is shown then."""
+    """Of one text. stop: whether it may end before a stop text, of which nothing is shown then. shows_end: whether the
+    end-of-text token is listed, as in OpenAI's completions, and not in its chat."""
 
     texts: TokenTexts
     stop: bool
+    shows_end: bool = False
     _waiting: list[TokenChoice] = field(default_factory=list)
     _released: int = 0  # bytes of the text that are certain
     _passed: int = 0  # bytes of the tokens that were given out
 
     def push(self, part: Part) -> list[TokenChoice]:
         """Take in a part; returns the tokens whose text is certain."""
-        for each in part.logprobs or []:
-            token, top = each["token"], [(int(other), float(value)) for other, value in each["top"]]
-            self._waiting.append(TokenChoice(token, self.texts.bytes_of(token), each["log_probability"], top))
+        self._waiting += [token_choice(each, self.texts) for each in part.logprobs or []]
         self._released += sum(len(piece.text.encode()) for piece in part.pieces)
         if not self.stop:
-            ready, self._waiting = self._waiting[:-1], self._waiting[-1:]  # the last may be the end-of-text token
+            certain = len(self._waiting) - (not self.shows_end)  # the last may be the end-of-text token
+            ready, self._waiting = self._waiting[:certain], self._waiting[certain:]
             return ready
         ready = []
         while len(self._waiting) > 1 and self._passed + len(self._waiting[0].bytes) <= self._released:
@@ -47,7 +54,7 @@ class Logprobs:
         """The rest. reason: Result.stop_reason; the end-of-text token and what follows a stop text are left out."""
         rest, self._waiting = self._waiting, []
         if reason == "eos":
-            return rest[:-1]
+            return rest if self.shows_end else rest[:-1]
         if reason != "stop":
             return rest
         shown = []
@@ -84,13 +91,19 @@ def chat_form(tokens: list[TokenChoice], texts: TokenTexts) -> list[dict[str, An
     ]
 
 
-def completion_form(tokens: list[TokenChoice], texts: TokenTexts, offset: int, top: int) -> dict[str, Any]:
+def completion_form(
+    tokens: list[TokenChoice], texts: TokenTexts, offset: int, top: int, first: int | None = None
+) -> dict[str, Any]:
     """As /v1/completions has them: lists side by side. offset: characters of the text before; top: how many likeliest.
 
-    Of likeliest tokens that are written alike the likelier one is kept.
+    first: a prompt's first token, before the others; it has no probability. Of likeliest tokens that are written alike
+    the likelier one is kept.
     """
-    offsets = []
-    likeliest: list[dict[str, float]] = []
+    names = [] if first is None else [texts.text_of(first)]
+    offsets = [offset] * len(names)
+    offset += sum(len(name) for name in names)
+    likeliest: list[dict[str, float] | None] = [None] * len(names)
+    values: list[float | None] = [None] * len(names)
     for each in tokens:
         offsets.append(offset)
         offset += len(_text(each.bytes))
@@ -99,8 +112,8 @@ def completion_form(tokens: list[TokenChoice], texts: TokenTexts, offset: int, t
             found.setdefault(texts.text_of(token), value)
         likeliest.append(found)
     return {
-        "tokens": [_text(each.bytes) for each in tokens],
-        "token_logprobs": [each.log_probability for each in tokens],
+        "tokens": [*names, *(_text(each.bytes) for each in tokens)],
+        "token_logprobs": [*values, *(each.log_probability for each in tokens)],
         "top_logprobs": likeliest if top else None,
         "text_offset": offsets,
     }

@@ -80,8 +80,25 @@ class Service:
                 404, f"there is no model {name[:200]!r} here; there is {known}", param="model", code="model_not_found"
             )
 
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters, or bytes, of the longest one."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def _check_characters(self, count: int) -> None:
+        """413 for a text that is too long whatever its tokens are: nobody computes them."""
+        least = -(-count // self._longest_token)
+        for most, holder, _ in self._prompt_limits():
+            if most is not None and least > most:
+                raise ApiError(
+                    413,
+                    f"the prompt has {count:,} characters, which are {least:,} tokens at least, and {holder} {most:,}",
+                    code="context_length_exceeded",
+                )
+
     async def encode(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
+        self._check_characters(len(prompt))
 
         def work() -> list[int]:
             check_text(prompt)
@@ -89,8 +106,13 @@ class Service:
 
         return await self.in_thread(work)
 
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens among it."""
+        return str(await self.in_thread(self.tokenizer.decode, list(tokens)))
+
     async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Token ids of a conversation in the model's chat template, within its time limit."""
+        self._check_characters(sum(len(message["content"]) for message in messages))
         return await self.in_thread(encode_messages, self.tokenizer, messages, tools)
 
     async def checked(self, grammar: GrammarSpec | None) -> GrammarSpec | None:
@@ -99,26 +121,28 @@ class Service:
 
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
         """The prompt, where the model can read it; 413 with the numbers where it is too long."""
-        facts, options, count = self.facts, self.options, len(tokens)
+        facts, count = self.facts, len(tokens)
         checked = checked_ids(tokens, facts.vocab_size, self.tokenizer, facts.name)
         if not checked:
             raise ApiError(400, "the prompt is empty: it must have a token at least")
-        memory = self._memory()
-        for most, holder in (
-            (facts.context_length and facts.context_length - 1, f"the context of {facts.name} holds"),
-            (options.max_prompt, "this server takes"),
-            (memory and memory - 1, "the memory for keys and values (--kv-memory) holds"),
-        ):
+        for limit, holder, answer in self._prompt_limits():
+            most = None if limit is None else limit - answer
             if most is not None and count > most:
-                room = ", the answer's among them" if holder != "this server takes" else ""
-                limit = most + (1 if room else 0)
                 raise ApiError(
                     413,
-                    f"the prompt has {count:,} tokens, and {holder} {limit:,}{room}: shorten it by at least "
-                    f"{count - most:,}",
+                    f"the prompt has {count:,} tokens, and {holder} {limit:,}{', the answer among them' * answer}: "
+                    f"shorten it by at least {count - most:,}",
                     code="context_length_exceeded",
                 )
         return checked
+
+    def _prompt_limits(self) -> list[tuple[int | None, str, int]]:
+        """Tokens, who says so, and whether a token of the answer must be among them."""
+        return [
+            (self.facts.context_length, f"the context of {self.facts.name} holds", 1),
+            (self.options.max_prompt, "this server takes", 0),
+            (self._memory(), "the memory for keys and values (--kv-memory) holds", 1),
+        ]
 
     def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
         """How many tokens may follow a prompt of so many: what is wanted, or what context and memory leave."""

@@ -75,13 +75,14 @@ class TextAnswer(Response):
                 news = await choices.next(KEEP_ALIVE_SECONDS)
                 await self._start(send)
                 begun = True
-                await _send(send, self._writer.begin())
+                events = [*self._writer.begin()]
                 while True:
-                    await _send(send, self._writer.take(news) if news is not None else [COMMENT])
+                    events += self._writer.take(news) if news is not None else [COMMENT]
                     if choices.over:
                         break
-                    news = await choices.next(KEEP_ALIVE_SECONDS)
-                await _send(send, self._writer.end())
+                    await _send(send, events)
+                    events, news = [], await choices.next(KEEP_ALIVE_SECONDS)
+                await _send(send, [*events, *self._writer.end()])
         except Exception as error:
             told = api_error(error)
             if not begun:

@@ -111,3 +111,6 @@ class GenerationOptions(SamplingOptions, DraftOptions, EndOptions):
         Number(0, 20, whole=True),
         "N",
     )
+    prompt_logprobs: int | None = option(
+        None, "the same of each token of the prompt but the first", Number(0, 20, whole=True), "N"
+    )

@@ -14,7 +14,7 @@ class Round:
     `prompt` marks the first round, the pass over the prompt. Times are in seconds; plain_s is what a pass with nothing
     drafted takes at this time, by the schedule's measurements, or None. choose_s: the part of target_s in which tokens
     were chosen, the logits being there; None where that is not told apart. logprobs: of each of the tokens, where they
-    are wanted.
+    are wanted. prompt_logprobs: likewise, of each token of the prompt but the first, in the first round.
     """
 
     tokens: list[int]
@@ -26,3 +26,4 @@ class Round:
     plain_s: float | None = None
     choose_s: float | None = None
     logprobs: list[Choice] | None = None
+    prompt_logprobs: list[Choice] | None = None

@@ -33,6 +33,7 @@ EDGES: dict[str, tuple[float, float, float]] = {
     "frequency_penalty": (-100, 100, -101),
     "seed": (0, 2**63 - 1, 2**63),
     "logprobs": (0, 20, 21),
+    "prompt_logprobs": (0, 20, 21),
 }
 OTHERS = {
     "stop": (["a", "bc"], "", ""),

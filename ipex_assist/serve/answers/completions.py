@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
 from ipex_assist.serve.answers.writer import ChunkWriter
-from ipex_assist.serve.logprobs import TokenChoice, completion_form
+from ipex_assist.serve.logprobs import TokenChoice, completion_form, token_choice
 from ipex_assist.serve.protocol.completions import CompletionRequest
 from ipex_assist.serve.service import Service
 
 OBJECT = "text_completion"
 
 
+@dataclass(frozen=True)
+class Echoed:
+    """A prompt that is repeated before its text."""
+
+    text: str
+    tokens: list[int]
+
+
 class CompletionWriter(ChunkWriter):
     """Texts, with their tokens' log-probabilities where they are wanted."""
 
-    def __init__(self, service: Service, texts: Texts, body: CompletionRequest) -> None:
+    def __init__(
+        self, service: Service, texts: Texts, body: CompletionRequest, echoed: Sequence[Echoed] | None = None
+    ) -> None:
+        """echoed: the prompt of each text, where they are to be repeated."""
         super().__init__(service, texts, "cmpl-", OBJECT, body.stream_options)
+        self._echoed = echoed
         self._service, self._top, self._details = service, body.logprobs, bool(body.draft_details)
         self._offsets = [0] * len(texts.all)
+
+    def begin(self) -> Iterator[str]:
+        """The prompts, where they are wanted."""
+        for text, echoed in zip(self.texts.all, self._echoed or (), strict=False):
+            yield self.chunk(self._choice(text, Growth(echoed.text), None))
 
     def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
         """A chunk, unless all is held back."""
@@ -43,16 +61,28 @@ class CompletionWriter(ChunkWriter):
     def _logprobs(self, tokens: list[TokenChoice], offset: int) -> dict[str, Any]:
         return completion_form(tokens, self._service.token_texts, offset, self._top or 0)
 
+    def _with_prompt(self, text: GrowingText, echoed: Echoed) -> dict[str, Any] | None:
+        if self._top is None:
+            return None
+        assert text.result is not None
+        texts = self._service.token_texts
+        prompt = [token_choice(each, texts) for each in text.result["prompt_logprobs"] or []]
+        return completion_form([*prompt, *text.tokens], texts, 0, self._top, echoed.tokens[0])
+
     def whole(self) -> dict[str, Any]:
         """Completion."""
         choices = []
         for text in self.texts.all:
             assert text.result is not None
             logprobs = None if self._top is None else self._logprobs(text.tokens, 0)
+            prompt = ""
+            if self._echoed is not None:
+                prompt = self._echoed[text.index].text
+                logprobs = self._with_prompt(text, self._echoed[text.index])
             choices.append(
                 {
                     "index": text.index,
-                    "text": text.result["text"],
+                    "text": prompt + text.result["text"],
                     "logprobs": logprobs,
                     "finish_reason": text.finish_reason,
                 }

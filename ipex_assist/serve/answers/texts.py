@@ -77,11 +77,21 @@ class GrowingText:
 class Texts:
     """All texts of a request."""
 
-    def __init__(self, requests: Sequence[TextRequest], prompt_tokens: int, token_texts: TokenTexts | None) -> None:
-        """prompt_tokens: a prompt of several texts counts once. token_texts: where log-probabilities are wanted."""
+    def __init__(
+        self,
+        requests: Sequence[TextRequest],
+        prompt_tokens: int,
+        token_texts: TokenTexts | None,
+        *,
+        shows_end: bool = False,
+    ) -> None:
+        """prompt_tokens: a prompt of several texts counts once. token_texts: where log-probabilities are wanted;
+        shows_end: of the end-of-text token, too."""
         self.prompt_tokens = prompt_tokens
         self.all = [
-            GrowingText(index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop)))
+            GrowingText(
+                index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop), shows_end)
+            )
             for index, request in enumerate(requests)
         ]
 

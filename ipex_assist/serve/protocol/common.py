@@ -91,13 +91,19 @@ class SamplingForm(Form):
     num_assistant_tokens: Annotated[int, Generation("num_assistant_tokens")] | None = None
     num_assistant_tokens_schedule: Annotated[str, Generation("num_assistant_tokens_schedule")] | None = None
 
-    def generation_options(self, max_new_tokens: int, logprobs: int | None = None) -> GenerationOptions:
+    def generation_options(
+        self, max_new_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None
+    ) -> GenerationOptions:
         """The options, with OpenAI's defaults: tokens are drawn at temperature 1, unless the temperature is 0."""
         names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingForm.model_fields)
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         values: dict[str, Any] = {**OPENAI, **given}
         return GenerationOptions(
-            **values, do_sample=values["temperature"] > 0, max_new_tokens=max_new_tokens, logprobs=logprobs
+            **values,
+            do_sample=values["temperature"] > 0,
+            max_new_tokens=max_new_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
 

@@ -43,7 +43,7 @@ class CompletionRequest(TextForm):
     draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")
     add_special_tokens: bool | None = Field(None, description="before a text, such as its beginning (default: true)")
     best_of: Annotated[Any, Refused("best_of is not offered: ask for n texts by n")] = None
-    echo: Annotated[Any, Refused("the prompt is not repeated: put it before the answer yourself", False)] = None
+    echo: bool | None = Field(None, description="the prompt before the text; with logprobs, its tokens', too")
     suffix: Annotated[
         Any, Refused("models here write on from a prompt; what shall follow the text cannot be given", "")
     ] = None
@@ -60,11 +60,12 @@ class CompletionRequest(TextForm):
 
 
 class CompletionLogprobs(Answer):
-    """Lists side by side, an entry a token. text_offset: where it begins, in characters of the text."""
+    """Lists side by side, an entry a token; a prompt's first has no probability. text_offset: where it begins, in
+    characters of the text."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 

@@ -11,12 +11,14 @@ from ipex_assist.serve.answers.responses import Kept, KeptResponses, ResponseWri
 from ipex_assist.serve.answers.texts import Texts
 from ipex_assist.serve.answers.writer import compact
 from ipex_assist.serve.backend import TextRequest
-from ipex_assist.serve.errors import responses
+from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
 from ipex_assist.serve.routes.texts import ERRORS, STREAM, check_biases
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import TextAnswer
 from ipex_assist.serve.structured import grammar_of
+
+_OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
 
 def router(service: Service) -> APIRouter:
@@ -31,7 +33,7 @@ def router(service: Service) -> APIRouter:
         before: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
             before = kept.find(body.previous_response_id, "previous_response_id").messages
-        new = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else []
+        new: list[dict[str, Any]] = [{"role": "user", "content": body.input}]
         if not isinstance(body.input, str):
             new = [message.for_template() for message in body.input]
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
@@ -60,5 +62,10 @@ def router(service: Service) -> APIRouter:
         """Keep an answer no longer."""
         kept.forget(response_id)
         return Deleted(id=response_id)
+
+    # Two routes of one path would each name their own method alone.
+    @routes.api_route("/v1/responses/{response_id}", methods=_OTHERS, include_in_schema=False)
+    async def other_method(response_id: str) -> Response:
+        raise ApiError(405, "Method Not Allowed", headers={"Allow": "DELETE, GET"})
 
     return routes

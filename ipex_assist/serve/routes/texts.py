@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from ipex_assist.serve.answers.chat import ChatWriter
-from ipex_assist.serve.answers.completions import CompletionWriter
+from ipex_assist.serve.answers.completions import CompletionWriter, Echoed
 from ipex_assist.serve.answers.texts import Texts
 from ipex_assist.serve.backend import TextRequest
 from ipex_assist.serve.errors import ApiError, responses
@@ -20,7 +22,13 @@ from ipex_assist.serve.structured import grammar_of
 from ipex_assist.serve.tools import prepare
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
-STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+# Of a stream the schema is that of each event.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or [DONE]"}},
+    "required": ["data"],
+}
+STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
 
 
 def check_biases(service: Service, body: SamplingForm) -> None:
@@ -62,19 +70,26 @@ def router(service: Service) -> APIRouter:
         """Go on with a text, or with several."""
         service.check_model(body.model)
         check_biases(service, body)
-        special = body.add_special_tokens is not False
-        prompts = [
-            service.check_prompt(await service.encode(prompt, special) if isinstance(prompt, str) else prompt)
-            for prompt in body.prompts
-        ]
+        if body.echo and body.stream and body.logprobs is not None:
+            raise ApiError(400, "echo: log-probabilities of a prompt are not streamed: leave out stream", param="echo")
+        special, count = body.add_special_tokens is not False, body.n or 1
+        prompts: list[list[int]] = []
+        echoed: list[Echoed] = []
+        for prompt in body.prompts:
+            tokens = await service.encode(prompt, special) if isinstance(prompt, str) else prompt
+            prompts.append(service.check_prompt(tokens))
+            if body.echo:
+                text = prompt if isinstance(prompt, str) else await service.decode(prompts[-1])
+                echoed += [Echoed(text, prompts[-1])] * count
         grammar = await service.checked(grammar_of(body.grammar_fields()))
-        requests = []
+        requests: list[TextRequest] = []
         for tokens in prompts:
             room = service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS)
-            options = body.generation_options(room, body.logprobs)
-            requests += [TextRequest(tokens, each, grammar) for each in choices(options, body.n or 1)]
+            options = body.generation_options(room, body.logprobs, body.logprobs if body.echo else None)
+            requests += [TextRequest(tokens, each, grammar) for each in choices(options, count)]
         named = None if body.logprobs is None else service.token_texts
-        writer = CompletionWriter(service, Texts(requests, sum(map(len, prompts)), named), body)
+        texts = Texts(requests, sum(map(len, prompts)), named, shows_end=True)
+        writer = CompletionWriter(service, texts, body, echoed if body.echo else None)
         return TextAnswer(service, requests, writer, stream=bool(body.stream))
 
     return routes

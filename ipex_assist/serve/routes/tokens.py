@@ -38,6 +38,6 @@ def router(service: Service) -> APIRouter:
         service.check_model(body.model)
         facts = service.facts
         tokens = checked_ids(body.tokens, facts.vocab_size, service.tokenizer, facts.name)
-        return DetokenizeResponse(prompt=str(await service.in_thread(service.tokenizer.decode, tokens)))
+        return DetokenizeResponse(prompt=await service.decode(tokens))
 
     return routes
