@@ -102,6 +102,8 @@ setup(
             "pre-commit>=4",
             "httpx>=0.27",
             "playwright>=1.45",
+            "openai>=1.60",
+            "schemathesis>=4",
         ],
     },
     entry_points={

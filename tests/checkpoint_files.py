@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,12 @@ import numpy
 import torch
 from gguf.quants import quantize
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tiny_tokenizers import CHAT_TEMPLATE, TOKENS, tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-VOCAB_SIZE = 320  # rows of every embedding
-TOKENS = 300  # of the tokenizer; the rest is padding, as most models have it
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_CORPUS = [
-    "The quick brown fox jumps over the lazy dog.",
-    "def add(a, b):\n    return a + b\n",
-    "for i in range(10): print(i)",
-    "naïve café, 12345 and 3.14159",
-]
+__all__ = ["CHAT_TEMPLATE", "TOKENS", "tiny_tokenizer"]
 
+VOCAB_SIZE = 320  # rows of every embedding
 _LLAMA = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -75,26 +65,6 @@ def tiny_model(model_type: str, seed: int = 0, **changes: Any) -> PreTrainedMode
         for parameter in model.parameters():  # also norms and biases, which are ones and zeros otherwise
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
-
-
-def tiny_tokenizer(special: Sequence[str] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of TOKENS tokens, the special ones first."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TOKENS,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=special[-1],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def save(model: PreTrainedModel, folder: Path, tokenizer: bool = True) -> Path:

@@ -1,0 +1,163 @@
+"""A backend without models: it writes what it was told, in passes with drafts, through the real stream of text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import httpx
+import uvicorn
+from tiny_tokenizers import TOKENS, tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from ipex_assist.executors.interface import Choice
+from ipex_assist.generation.result import Identity
+from ipex_assist.generation.stream import Generation
+from ipex_assist.serve.app import create_app
+from ipex_assist.serve.backend import Busy, Done, ModelFacts, NotReady, Part, Piece, ServerStatistics, TextRequest
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.speculative.round import Round
+
+REPLY = "The lazy dog's café: 12345 foxes jump."
+EOS = 2  # <|im_end|>
+DRAFTED, ACCEPTED = 3, (2, 0, 3, 1)  # drafted tokens of each pass after the first, and those accepted, in turns
+VOCAB_SIZE = TOKENS + 20
+
+tokenizer = lru_cache(tiny_tokenizer)
+
+
+class FakeBackend:
+    """Answers every request with `reply`, whose end is an end-of-text token, unless a limit or stop text comes before.
+
+    pace: seconds between passes. error: raised before the pass `error_at`. room: texts at a time; more are Busy.
+    requests: all that were asked for. cancelled: texts whose generator was closed before its end.
+    """
+
+    def __init__(self, reply: str = REPLY, *, context_length: int | None = 256) -> None:
+        self.reset(reply, context_length=context_length)
+
+    def reset(self, reply: str = REPLY, *, context_length: int | None = 256) -> None:
+        """Be as new."""
+        self.reply, self.pace, self.room = reply, 0.0, 1 << 30
+        self.error: Callable[[], Exception] | None = None
+        self.error_at = 0
+        self.ready, self.draining = True, False
+        self.requests: list[TextRequest] = []
+        self.timeouts: list[float | None] = []
+        self.running = self.most_running = self.cancelled = 0
+        self.figures = ServerStatistics(places=1, alive=1)
+        self._facts = ModelFacts(
+            "tiny", "folder/tiny", "tiny-draft", "bf16", "native", context_length, VOCAB_SIZE, 1000
+        )
+
+    @property
+    def facts(self) -> ModelFacts:
+        if not self.ready and not self.draining:
+            raise NotReady("the models are being loaded")
+        return self._facts
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        if not self.ready and not self.draining:
+            raise NotReady("the models are being loaded")
+        return tokenizer()
+
+    def statistics(self) -> ServerStatistics:
+        return self.figures
+
+    async def generate(
+        self, request: TextRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[Part | Done, None]:
+        if not self.ready or self.draining:
+            raise NotReady("the server is about to end")
+        if self.running >= self.room:
+            raise Busy(f"{self.running} requests are waiting", 0.02)
+        self.requests.append(request)
+        self.timeouts.append(timeout)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        ended = False
+        try:
+            async for part in self._parts(request, timeout):
+                ended = isinstance(part, Done)
+                yield part
+        except Exception:
+            ended = True
+            raise
+        finally:
+            self.running -= 1
+            self.cancelled += not ended
+
+    async def _parts(self, request: TextRequest, timeout: float | None) -> AsyncGenerator[Part | Done, None]:
+        options = request.options
+        generation = Generation(
+            self._rounds(request),
+            tokenizer(),
+            Identity("folder/tiny", "tiny-draft", "bf16", "bf16", "native"),
+            prompt_tokens=len(request.tokens),
+            max_new_tokens=options.max_new_tokens,
+            eos=frozenset() if options.ignore_eos else frozenset({EOS}),
+            stop=options.stop,
+            assisted=options.wanted,
+            seed=options.seed,
+        )
+        started = time.monotonic()
+        for number, chunk in enumerate(generation):
+            await asyncio.sleep(self.pace)
+            if timeout is not None and time.monotonic() - started > timeout:
+                raise TimeoutError(f"the text took longer than {timeout:g} s")
+            if self.error is not None and number == self.error_at:
+                raise self.error()
+            pieces = [
+                Piece(piece.text, token, piece.drafted) for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
+            ]
+            logprobs = None if chunk.logprobs is None else [vars(choice) for choice in chunk.logprobs]
+            yield Part(pieces, logprobs, chunk.round.drafted, chunk.round.accepted)
+        yield Done(generation.result().as_dict())
+
+    def _rounds(self, request: TextRequest) -> Iterator[Round]:
+        tokens = [*tokenizer()(self.reply)["input_ids"], EOS]
+        rest, number = itertools.cycle(tokens), 0
+        while True:
+            drafted = DRAFTED if number and request.options.wanted else 0
+            accepted = ACCEPTED[number % len(ACCEPTED)] if drafted else 0
+            new = [next(rest) for _ in range(accepted + 1)]
+            listed = None if request.options.logprobs is None else [choice(t, request.options.logprobs) for t in new]
+            top = request.options.prompt_logprobs
+            prompt = None if number or top is None else [choice(token, top) for token in request.tokens[1:]]
+            times = {"draft_s": 0.001, "target_s": 0.002}
+            yield Round(new, drafted, accepted, **times, prompt=not number, logprobs=listed, prompt_logprobs=prompt)
+            number += 1
+
+
+def choice(token: int, top: int) -> Choice:
+    """A made-up log-probability, and the likeliest tokens: this one and those with the next ids."""
+    return Choice(token, -token / 100, [((token + place) % TOKENS, -(token + place) / 100) for place in range(top)])
+
+
+@contextlib.contextmanager
+def serving(backend: Any, **options: Any) -> Iterator[httpx.Client]:
+    """A client of a real server of its own, which ends with the context."""
+    app = create_app(backend, ServeOptions.of(**options))
+    config = uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        keys = options.get("api_key", ())
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20, verify=False) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(10)
