@@ -156,7 +156,8 @@ def byte_tokenizer() -> Any:
     """llguidance's tokenizer in which every byte is a token, and 256 the end of the text."""
     from llguidance import LLTokenizer
 
-    return LLTokenizer(_Bytes(), n_vocab=257, eos_token=[256])
+    vocabulary: Any = _Bytes()
+    return LLTokenizer(vocabulary, n_vocab=257, eos_token=[256])
 
 
 def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import threading
@@ -14,10 +15,13 @@ import numpy as np
 from ipex_assist.env.errors import UsageError
 from ipex_assist.speculative.grammar import KINDS, GrammarError, GrammarSpec, Mask
 
-try:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-except ImportError:  # said by whoever wants a grammar
-    LLMatcher = LLParserLimits = LLTokenizer = None
+LLMatcher: Any = None
+LLParserLimits: Any = None
+LLTokenizer: Any = None
+with contextlib.suppress(ImportError):  # said by whoever wants a grammar
+    import llguidance
+
+    LLMatcher, LLParserLimits, LLTokenizer = llguidance.LLMatcher, llguidance.LLParserLimits, llguidance.LLTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -166,11 +166,12 @@ def encode_messages(
         raise UsageError(
             "this model has no chat template (a base model?). Leave out --chat; give a prompt instead of messages"
         )
+    functions: list[Any] | None = tools or None
     try:
         text: Any = within(
             TEMPLATE_SECONDS,
             lambda: tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+                messages, tools=functions, add_generation_prompt=True, tokenize=False
             ),
         )
     except Exception as error:  # jinja2 errors, and what templates raise themselves
