@@ -1,120 +1,169 @@
-"""Tools over HTTP: into the chat template, out of the text, whole and streamed. The forms themselves: test_tools.py."""
+"""Tools and structured output over HTTP: what the engine is asked for, and calls in the answers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
-from fake_backend import FakeBackend, tokenizer
+from fake_backend import FakeBackend, serving, tokenizer
+
+from ipex_assist.speculative.grammar import GrammarSpec
+
+pytest.importorskip("llguidance")
 
 pytestmark = pytest.mark.one_stack
 
 CHAT = "/v1/chat/completions"
-WEATHER = {
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+TOOL = {
     "type": "function",
     "function": {
-        "name": "weather",
-        "description": "Of a city",
+        "name": "get_weather",
+        "description": "The weather",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-ASKED = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER], "max_tokens": 400}
-CALLS = "".join(
-    f'\n<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
-    for city in ("Bonn", "Köln")
-)
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} calls: <tool_call>{% endif %}{% for m in messages %}[{{ m.role }}]"
-    "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}{{ m.content }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n"
 )
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+FUNCTION = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
 
 
-@pytest.fixture(autouse=True)
-def calling(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose template knows tools, in the form of Hermes and Qwen, and which calls two."""
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """Of a model whose template takes tools."""
     monkeypatch.setattr(tokenizer(), "chat_template", TEMPLATE)
-    backend.reset("Let me see." + CALLS, context_length=4096)
+    return FakeBackend(f"Let me see.\n{CALL}\n{CALL}", context_length=4096)
 
 
-def called(calls: list[dict]) -> list[dict]:
-    assert all(call["type"] == "function" and call["id"].startswith("call_") for call in calls)
-    assert len({call["id"] for call in calls}) == len(calls)
-    assert {call["function"]["name"] for call in calls} <= {"weather"}
-    return [json.loads(call["function"]["arguments"]) for call in calls]
+@pytest.fixture
+def client(backend: FakeBackend) -> Iterator[httpx.Client]:
+    with serving(backend) as made:
+        yield made
 
 
-def test_calls_whole_and_streamed(client, backend):
-    (choice,) = client.post(CHAT, json=ASKED).json()["choices"]
+def post(client: httpx.Client, **body: Any) -> Any:
+    answer = client.post(CHAT, json={**HI, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def streamed(client: httpx.Client, **body: Any) -> list[Any]:
+    answer = client.post(CHAT, json={**HI, **body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    return [json.loads(line)["choices"][0] for line in lines]
+
+
+def test_calls_of_an_answer(client: httpx.Client, backend: FakeBackend) -> None:
+    """Content, calls with ids and arguments, and the reason."""
+    (choice,) = post(client, tools=[TOOL])["choices"]
+    message = choice["message"]
+    assert message["content"] == "Let me see."
+    assert [call["function"] for call in message["tool_calls"]] == [FUNCTION, FUNCTION]
+    assert all(call["type"] == "function" and call["id"].startswith("call_") for call in message["tool_calls"])
     assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "Let me see."
-    assert called(choice["message"]["tool_calls"]) == [{"city": "Bonn"}, {"city": "Köln"}]
-    assert "Of a city" in tokenizer().decode(backend.requests[0].tokens)
+    prompt = tokenizer().decode(backend.requests[0].tokens)
+    assert '"description": "The weather"' in prompt
     assert backend.requests[0].grammar is None
-    *chunks, done, _ = client.post(CHAT, json=ASKED | {"stream": True}).text.split("\n\n")
-    assert done == "data: [DONE]"
-    streamed = [json.loads(chunk.removeprefix("data: "))["choices"][0] for chunk in chunks]
-    calls: list[dict] = []
-    for delta in (call for each in streamed for call in each["delta"].get("tool_calls", [])):
-        if "id" in delta:
-            calls.append({**delta, "function": dict(delta["function"])})
-        else:
-            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
-    assert [call["index"] for call in calls] == [0, 1]
-    assert called(calls) == [{"city": "Bonn"}, {"city": "Köln"}]
-    assert "".join(each["delta"].get("content", "") for each in streamed) == "Let me see."
-    assert streamed[-1]["finish_reason"] == "tool_calls"
-    assert len(streamed) < 90  # a chunk a pass, not one a character
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_forced_calls_are_a_grammar(client, backend, choice):
-    answer = client.post(CHAT, json=ASKED | {"tool_choice": choice})
-    assert answer.status_code == 200
-    assert backend.requests[0].grammar.kind == "lark"
-    assert "weather" in backend.requests[0].grammar.value
+def test_a_stream_says_the_same(client: httpx.Client) -> None:
+    """Deltas joined are the whole answer's calls; each call's first one has its id and name."""
+    content, calls, reasons = "", {}, []
+    for choice in streamed(client, tools=[TOOL], logprobs=True, top_logprobs=1):
+        content += choice["delta"].get("content") or ""
+        reasons.append(choice["finish_reason"])
+        for delta in choice["delta"].get("tool_calls", []):
+            if delta["index"] not in calls:
+                calls[delta["index"]] = {"id": delta["id"], "name": delta["function"]["name"], "arguments": ""}
+            else:
+                assert "id" not in delta
+            calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
+    assert content == "Let me see."
+    assert [(call["name"], call["arguments"]) for call in calls.values()] == [tuple(FUNCTION.values())] * 2
+    assert len({call["id"] for call in calls.values()}) == 2
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+    listed = [
+        token for choice in streamed(client, tools=[TOOL], logprobs=True) for token in _listed(choice["logprobs"])
+    ]
+    assert listed == _listed(post(client, tools=[TOOL], logprobs=True)["choices"][0]["logprobs"])
 
 
-def test_no_call(client, backend):
-    backend.reply = "It is < 3 degrees."
-    (choice,) = client.post(CHAT, json=ASKED).json()["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", backend.reply)
-    assert "tool_calls" not in choice["message"]
-    backend.reply = "x" + CALLS
-    (choice,) = client.post(CHAT, json=ASKED | {"tool_choice": "none"}).json()["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", backend.reply)
-    (choice,) = client.post(CHAT, json=ASKED | {"parallel_tool_calls": False}).json()["choices"]
-    assert called(choice["message"]["tool_calls"]) == [{"city": "Bonn"}]
+def _listed(logprobs: Any) -> list[Any]:
+    return (logprobs or {}).get("content", [])
 
 
-def test_calls_and_their_answers_go_back(client, backend):
-    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
-    turns = [
+def test_one_call_where_they_are_not_parallel(client: httpx.Client) -> None:
+    """The others are left out."""
+    (choice,) = post(client, tools=[TOOL], parallel_tool_calls=False)["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def test_without_tools_all_is_content(client: httpx.Client, backend: FakeBackend) -> None:
+    """Also where tools are given and not to be called: then the model does not hear of them."""
+    for body in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        (choice,) = post(client, **body)["choices"]
+        assert choice["message"]["content"] == backend.reply
+        assert choice["finish_reason"] == "stop"
+        assert "get_weather" not in tokenizer().decode(backend.requests[-1].tokens)
+
+
+def test_forced_calls_and_formats_reach_the_engine(client: httpx.Client, backend: FakeBackend) -> None:
+    """As grammars."""
+    post(client, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "get_weather"}})
+    grammar = backend.requests[-1].grammar
+    assert grammar is not None
+    assert grammar.kind == "lark"
+    assert "get_weather" in grammar.value
+    post(client, tools=[TOOL], tool_choice="required")
+    post(client, response_format={"type": "json_object"})
+    assert backend.requests[-1].grammar == GrammarSpec("json_object")
+    post(client, guided_choice=["a", "b"])
+    assert backend.requests[-1].grammar == GrammarSpec("choice", '["a", "b"]')
+
+
+def test_a_conversation_with_calls(client: httpx.Client, backend: FakeBackend) -> None:
+    """What was called and what came of it goes to the template, arguments as an object."""
+    call = {"id": "call_1", "type": "function", "function": FUNCTION}
+    messages = [
+        *HI["messages"],
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ]
-    answer = client.post(CHAT, json=ASKED | {"messages": [*ASKED["messages"], *turns]})
-    assert answer.status_code == 200, answer.text
-    assert tokenizer().decode(backend.requests[0].tokens).endswith("[user]Hi[assistant]Bonn[tool]sunny")
+    post(client, messages=messages, tools=[TOOL])
+    prompt = tokenizer().decode(backend.requests[-1].tokens)
+    assert "assistant\nRome" in prompt
+    assert "tool\nsunny" in prompt
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "reason"),
     [
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "other"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tools": [{"type": "web"}]}, "tools.0.type"),
-        ({"tools": [WEATHER, WEATHER]}, "same name"),
-        ({"tools": [], "tool_choice": "required"}, "no tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "not among the tools"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [TOOL, TOOL]}, "the same name"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}, "guided_regex": "a"}, "both given"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "cannot be used"),
+        ({"guided_regex": "(a"}, "unclosed group"),
     ],
 )
-def test_refusals(client, body, words):
-    answer = client.post(CHAT, json=ASKED | body)
+def test_what_cannot_be_had_is_refused(client: httpx.Client, body: dict[str, Any], reason: str) -> None:
+    """With status 400, in OpenAI's form."""
+    answer = client.post(CHAT, json={**HI, **body})
     assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
+    assert reason in answer.json()["error"]["message"]
 
 
-def test_a_model_without_tools(client, monkeypatch):
+def test_a_model_without_tools(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says so."""
     monkeypatch.setattr(tokenizer(), "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
-    answer = client.post(CHAT, json=ASKED)
+    answer = client.post(CHAT, json={**HI, "tools": [TOOL]})
     assert answer.status_code == 400
     assert "no place for tools" in answer.json()["error"]["message"]
