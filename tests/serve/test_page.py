@@ -148,7 +148,8 @@ def test_an_answer_has_its_draft_marked_and_measured(opened: Opened, server: tup
         assert own[0] != mark[0]
         figures = page.get_by_role("complementary")
         assert "1.75×" in figures.inner_text()
-        assert figures.get_by_role("img", name="position 1: 80 %, position 2: 50 %, position 3: 10 %").count() == 1
+        shares = ", ".join(f"position {n}: {share}\u202f%" for n, share in enumerate((80, 50, 10), 1))
+        assert figures.get_by_role("img", name=shares).count() == 1
         page.reload()
         answer = page.locator(".message.assistant")
     answer.get_by_text(" brown", exact=True).hover()
@@ -326,9 +327,9 @@ def test_the_server_tab_reads_the_metrics(opened: Opened) -> None:
     tiles = dict(
         zip(page.locator(".tile dt").all_inner_texts(), page.locator(".tile dd").all_inner_texts(), strict=True)
     )
-    assert (tiles["Running"], tiles["Waiting"], tiles["Blocks in use"]) == ("2", "3", "25 %")
-    assert (tiles["Engines"], tiles["Prompts known"]) == ("2 of 2", "75 %")
-    assert {"Tokens/s", "Accepted so far", "Tokens a draft", "First token", "Time a token", "Answers"} <= set(tiles)
+    assert (tiles["Running"], tiles["Waiting"], tiles["Blocks in use"]) == ("2", "3", "25\u202f%")
+    assert (tiles["Engines"], tiles["Prompts known"]) == ("2 of 2", "75\u202f%")
+    assert {"Accepted so far", "Tokens a draft", "First token", "Time a token", "Answers"} <= set(tiles)
     assert page.get_by_role("img", name="Accepted by position in the draft").is_visible()
 
 
