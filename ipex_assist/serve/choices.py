@@ -70,10 +70,16 @@ class Choices:
         try:
             news = self._news.get_nowait()
         except asyncio.QueueEmpty:
+            # Not by wait_for, which until Python 3.12 forgets that it was cancelled where news come at that moment.
+            coming = asyncio.ensure_future(self._news.get())
             try:
-                news = await asyncio.wait_for(self._news.get(), patience)
-            except asyncio.TimeoutError:
+                await asyncio.wait({coming}, timeout=patience)
+            finally:
+                if not coming.done():
+                    coming.cancel()
+            if not coming.done() or coming.cancelled():
                 return None
+            news = coming.result()
         if isinstance(news, Exception):
             raise news
         self._open -= isinstance(news.part, Done)
