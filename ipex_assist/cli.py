@@ -43,6 +43,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.batch import command
 
         return command.main(argv[1:])
+    if argv[:1] == ["serve"]:
+        from ipex_assist.serve import command as server
+
+        return server.main(argv[1:])
     if argv[:1] == ["submit"]:
         from ipex_assist.launch import submit
 
@@ -81,6 +85,7 @@ def _parsers() -> Parsers:
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.commands import quantize
     from ipex_assist.commands.arguments import parse
+    from ipex_assist.serve import arguments as serve
 
     return {
         "": parse,
@@ -89,6 +94,7 @@ def _parsers() -> Parsers:
         "env": None,
         "eval": evaluate.build_parser().parse_args,
         "quantize": quantize.build_parser().parse_args,
+        "serve": serve.parse,
     }
 
 

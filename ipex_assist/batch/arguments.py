@@ -88,11 +88,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError("--dry-run shows this machine only; leave out --ray to see how such a node is used")
     if args.ray is not None and args.no_launch:
         raise UsageError("--ray and --no-launch exclude each other: instances on Ray are always placed")
+    check_instances(args)
+    return args
+
+
+def check_instances(args: argparse.Namespace) -> None:
+    """UsageError where --no-launch goes with what only a placement could do."""
     if args.no_launch and (args.cores_per_instance is not None or isinstance(args.instances, str)):
         raise UsageError("--no-launch places nothing: give --instances as a number, without --cores-per-instance")
     if args.no_launch and args.instances is not None and args.instances < 1:
         raise UsageError(f"--instances {args.instances}: at least 1 is needed.")
-    return args
 
 
 def defaults_from(args: argparse.Namespace) -> Defaults:

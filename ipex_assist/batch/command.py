@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from ipex_assist.batch import worker
 from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
-from ipex_assist.batch.concurrency import MOST, InstanceNeed, check_memory_of_all, longest_texts
+from ipex_assist.batch.concurrency import MOST, longest_texts
 from ipex_assist.batch.coordinator import Coordinator, StopSignal
 from ipex_assist.batch.instances import Pool
-from ipex_assist.batch.local import LocalPool
+from ipex_assist.batch.local_instances import instance_need, local_commands, local_pool
 from ipex_assist.batch.options import suggestion
-from ipex_assist.batch.places import placed_commands, unplaced_commands
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
@@ -23,8 +22,6 @@ from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.commands.arguments import load_options
 from ipex_assist.commands.demo_model import demo_options
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.memory import read_memory
-from ipex_assist.launch import Command
 
 SHOWN_PROBLEMS = 20
 
@@ -72,7 +69,7 @@ def _run(
     if todo:
         settings = _with_texts(settings, todo)
         if args.ray is None:
-            pool = _local_pool(args, progress, len(todo), settings)
+            pool: Pool = local_pool(args, settings, progress.say, progress.say_once, len(todo))
         else:
             pool = _ray_pool(args, progress, stop, settings)
         run = Coordinator(
@@ -148,33 +145,10 @@ def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSet
     return replace(settings, texts=longest_texts(entries, settings.concurrency or MOST))
 
 
-def _need(settings: WorkerSettings) -> InstanceNeed:
-    return InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts_at_once)
-
-
-def _local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
-    if args.no_launch:
-        return unplaced_commands(args.instances or 1)
-    return placed_commands(instance_request(args, model_bytes))
-
-
-def _local_pool(args: argparse.Namespace, progress: Progress, prompts: int, settings: WorkerSettings) -> Pool:
-    need = _need(settings)
-    commands = _local_commands(args, need.total)[:prompts]
-    check_memory_of_all(need, len(commands), read_memory().available)
-    for command in commands:
-        for line in (*command.warnings, *(command.notes if args.verbose else ())):
-            progress.say_once(line)
-    if args.verbose:
-        for command in commands:
-            progress.say(f"instance {command.placement.index}: {command.placement.describe()}")
-    return LocalPool(commands, replace(settings, neighbours=len(commands)).as_dict())
-
-
 def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> Pool:
     from ipex_assist.batch.ray_pool import connect
 
-    need = _need(settings)
+    need = instance_need(settings)
     pool = connect(args.ray, instance_request(args, need.total), need, settings.as_dict(), progress.say_once)
     stop.catch()  # Ray has put a handler of its own in place of ours
     return pool
@@ -184,6 +158,6 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    need = _need(_with_texts(settings, prompts.entries))
-    print(format_instances(_local_commands(args, need.total)), flush=True)
+    need = instance_need(_with_texts(settings, prompts.entries))
+    print(format_instances(local_commands(args, need.total)), flush=True)
     return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ipex_assist.batch.instances import Answered, Ended, Event, Pool, Ready, Said
+from ipex_assist.batch.instances import RESTART_DELAYS, Answered, Ended, Event, Life, Pool, Ready, Said
 from ipex_assist.batch.options import LineError
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
@@ -26,8 +26,6 @@ GRACE_SECONDS = 3.0  # for prompts that are nearly done when a signal comes
 REPEAT_SECONDS = 0.5
 # A cancelled prompt ends between two passes. An instance that takes longer is ended, which costs all that it is at.
 CANCEL_SECONDS, CANCEL_SHARE, CANCEL_MOST = 1.0, 0.1, 30.0
-# Before an instance is started anew, by how often it ended in a row without finishing a prompt.
-RESTART_DELAYS = (0.0, 1.0, 2.0, 5.0)
 
 
 class StopSignal:
@@ -65,19 +63,10 @@ class StopSignal:
 
 
 @dataclass
-class _Instance:
-    """Holds the state of an instance. `restart_at` is when a dead one is started anew; `timed_out`: we are ending it.
+class _Instance(Life):
+    """Holds the state of an instance. timed_out: we are ending it. concurrency: prompts that it may have in flight."""
 
-    concurrency: how many prompts it may have in flight.
-    """
-
-    alive: bool = False
-    ready: bool = False
-    was_ready: bool = False
-    given_up: bool = False
     timed_out: bool = False
-    ends_in_a_row: int = 0
-    restart_at: float = 0.0
     concurrency: int = 1
 
 
@@ -170,7 +159,7 @@ class Coordinator:
                 self._answered(event)
             elif isinstance(event, Ended):
                 self._ended(event)
-            else:
+            elif isinstance(event, Said):
                 self._said(event)
 
     def _said(self, event: Said) -> None:
@@ -238,19 +227,14 @@ class Coordinator:
         self._check_somebody_is_left(number, reason)
 
     def _count_end(self, instance: _Instance, event: Ended) -> None:
-        """Decide whether and when it is started anew. One that says itself that it cannot load is left out at once,
-        unless it could before: then it may have wanted memory just now."""
-        instance.ends_in_a_row += 1
-        instance.given_up = instance.ends_in_a_row > len(RESTART_DELAYS)
+        """Count it, and raise where no other instance can do what this one says that it cannot."""
+        instance.count_end(refused=event.refusal is not None)
         if event.refusal is not None:
             message, exit_code = event.refusal
             wrong_usage = exit_code == UsageError.exit_code
             self._last_refusal = UsageError(message) if wrong_usage else IpexAssistError(message)
-            instance.given_up = instance.given_up or not instance.was_ready
-            if wrong_usage and not self._begun:  # what one cannot do, none can
+            if wrong_usage and not self._begun:
                 raise self._last_refusal
-        if not instance.given_up:
-            instance.restart_at = time.monotonic() + RESTART_DELAYS[instance.ends_in_a_row - 1]
 
     def _check_somebody_is_left(self, number: int, reason: str) -> None:
         if not all(instance.given_up for instance in self._instances):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ipex_assist.batch.instances import Answered, Ended, Event, Ready, Said
+from ipex_assist.batch.instances import Answered, Ended, Event, Measured, Ready, Said, Streamed
 from ipex_assist.launch import Command
 from ipex_assist.launch.spawn import signal_group, spawn_command
 
@@ -38,6 +38,7 @@ class _Worker:
         self.outgoing = bytearray(json.dumps(settings).encode() + b"\n")
         self.incoming: dict[int, bytes] = {self.replies: b"", self.messages: b""}
         self.refusal: tuple[str, int] | None = None
+        self.killed_for: str | None = None
         self.ready = False
         self.in_flight = 0
         for fd in (self.requests, self.replies, self.messages):
@@ -165,6 +166,10 @@ class LocalPool:
                 self._events.append(Ready(instance, reply["ready"]))
             elif "refusal" in reply:
                 worker.refusal = (reply["refusal"], reply["exit_code"])
+            elif "chunk" in reply:
+                self._events.append(Streamed(instance, reply["id"], reply["chunk"]))
+            elif "stats" in reply:
+                self._events.append(Measured(instance, reply["stats"]))
             else:
                 worker.in_flight -= 1
                 self._events.append(_answered(instance, reply))
@@ -172,6 +177,13 @@ class LocalPool:
     def end(self, instance: int, reason: str) -> None:
         if instance in self._workers:
             self._end(instance, reason)
+
+    def kill(self, instance: int, reason: str) -> None:
+        """`end` for who cannot wait: `wait` reports Ended when the kernel has freed what the process had."""
+        worker = self._workers.get(instance)
+        if worker is not None:
+            worker.killed_for = worker.killed_for or reason
+            signal_group(worker.process.pid, signal.SIGKILL)
 
     def _end(self, instance: int, reason: str | None) -> None:
         """Kill the process and all it started, take what it said before, and report its end."""
@@ -186,7 +198,7 @@ class LocalPool:
         for fd in (worker.replies, worker.messages):
             self._take(instance, worker, fd, worker.drain(fd))
         worker.close()
-        self._events.append(Ended(instance, reason or _describe_end(code), worker.refusal))
+        self._events.append(Ended(instance, reason or worker.killed_for or _describe_end(code), worker.refusal))
 
     def close(self) -> None:
         """End all processes: those without a prompt end by themselves, the others are killed."""

@@ -56,7 +56,23 @@ def connect(
         UsageError: Ray is not installed, or the instances cannot be placed on a node.
         IpexAssistError: there is no such cluster, or a node cannot be used.
     """
-    _check_address(address)
+    ray = join(address)
+    try:
+        places = survey(request, need, say)
+    except BaseException:
+        ray.shutdown()
+        raise
+    return RayPool(places, with_absolute_paths(settings))
+
+
+def join(address: str) -> Any:
+    """The module ray, connected to the cluster at `address`, or to one that is started on this machine (`local`).
+
+    Raises:
+        UsageError: Ray is not installed, or the address is none.
+        IpexAssistError: there is no such cluster.
+    """
+    check_address(address)
     try:
         import ray
     except ImportError:
@@ -74,15 +90,10 @@ def connect(
     except Exception as error:  # of many kinds, from ConnectionError to gRPC's own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(f"--ray {address}: no cluster to work with ({reason})") from None
-    try:
-        places = _survey(request, need, say)
-    except BaseException:
-        ray.shutdown()
-        raise
-    return RayPool(places, _with_absolute_paths(settings))
+    return ray
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
     """Ray itself tries an address at which nobody listens for minutes."""
     if "://" in address:
         raise UsageError(f"--ray {address}: run the command on a node of the cluster, with --ray auto or HOST:PORT")
@@ -101,7 +112,7 @@ def _check_address(address: str) -> None:
         ) from None
 
 
-def _survey(request: InstanceRequest, need: InstanceNeed, say: Callable[[str], None]) -> list[Place]:
+def survey(request: InstanceRequest, need: InstanceNeed, say: Callable[[str], None]) -> list[Place]:
     """Ask every node what it is, and place instances there within the CPUs that Ray has of it."""
     import ray
 
@@ -149,7 +160,7 @@ def _only_on(node_id: str) -> Any:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def _with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_absolute_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Processes of Ray run in folders of their own."""
 
     def absolute(source: str | None) -> str | None:

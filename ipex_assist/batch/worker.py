@@ -24,6 +24,7 @@ from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import encode_messages
 
 if TYPE_CHECKING:
+    from ipex_assist.generation.result import Chunk
     from ipex_assist.generation.stream import Generation
     from ipex_assist.generation.text_model import TextModel
 
@@ -31,6 +32,7 @@ log = logging.getLogger("ipex_assist")
 
 Reply = dict[str, Any]
 
+STATS_SECONDS = 1.0  # between two reports of what was done, while there is something to do
 INSTANCE = "--instance"  # the word behind `ipex-assist batch` that makes it an instance
 
 
@@ -113,13 +115,23 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     except Exception as error:
         _send(replies, {"refusal": f"{_describe(error)} while loading", "exit_code": 1})
         return
-    names = model.identity
-    facts = {"target": names.target, "precision": names.precision, "executor": names.executor}
-    load_s = time.perf_counter() - started
-    _send(replies, {"ready": {**facts, "concurrency": concurrency, "load_s": load_s}})
-    desk = Desk(model, lambda reply: _send(replies, reply))
+    _send(replies, {"ready": {**_facts(model), "concurrency": concurrency, "load_s": time.perf_counter() - started}})
+    outbox = Outbox(model, lambda lines: _write(replies, lines))
+    desk = Desk(model, outbox.put, outbox.empty)
     threading.Thread(target=_read, args=(requests, desk), name="requests", daemon=True).start()
     desk.work()
+
+
+def _facts(model: TextModel) -> dict[str, Any]:
+    names = model.identity
+    return {
+        "target": names.target,
+        "assistant": names.assistant,
+        "precision": names.precision,
+        "executor": names.executor,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+    }
 
 
 def _read(requests: IO[bytes], desk: Desk) -> None:
@@ -129,7 +141,15 @@ def _read(requests: IO[bytes], desk: Desk) -> None:
 
 
 def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
-    view = memoryview(json.dumps(reply).encode() + b"\n")
+    _write(replies, _line(reply))
+
+
+def _line(reply: Mapping[str, Any]) -> bytes:
+    return json.dumps(reply).encode() + b"\n"
+
+
+def _write(replies: IO[bytes], lines: bytes) -> None:
+    view = memoryview(lines)
     while view:
         view = view[replies.write(view) :]
 
@@ -151,18 +171,60 @@ def _load(settings: WorkerSettings) -> TextModel:
     return model
 
 
+class Outbox:
+    """Replies of a turn go out together, and now and then what the engine has done so far.
+
+    That is said when nothing is under way any more, before the last answer is read, and else once a second.
+    """
+
+    def __init__(self, model: TextModel, write: Callable[[bytes], None]) -> None:
+        self._model, self._write = model, write
+        self._lines: list[bytes] = []
+        self._said: dict[str, Any] = {}
+        self._said_at = 0.0
+
+    def put(self, reply: Reply) -> None:
+        """Send it at the end of the turn."""
+        self._lines.append(_line(reply))
+
+    def empty(self, idle: bool) -> None:
+        """A turn is over. idle: nothing is under way."""
+        now = time.monotonic()
+        if (idle or now - self._said_at >= STATS_SECONDS) and (stats := measured(self._model)) != self._said:
+            self._said, self._said_at = stats, now
+            self._lines.append(_line({"stats": stats}))
+        if self._lines:
+            lines, self._lines = b"".join(self._lines), []
+            self._write(lines)
+
+
+def measured(model: TextModel) -> dict[str, Any]:
+    """What `Measured` reports of a model; nothing of one that has no engine of ours."""
+    stats, blocks = model.engine_stats, model.kv_blocks
+    if stats is None:
+        return {}
+    return {
+        "engine": stats.as_dict(),
+        "blocks": None if blocks is None else {"used": blocks.count - blocks.free, "total": blocks.count},
+    }
+
+
 class Desk:
     """Generates for all requests that are under way, in turns of a round, until `inbox` brings None.
 
     A text that must wait until others have ended, for want of memory, keeps nobody from being answered or cancelled.
     One thread does it all: texts that share passes need no more, and OpenMP would start a team of threads for each.
-    `inbox` takes requests, and {"cancel": id}.
+    `inbox` takes requests, and {"cancel": id}. A request with "stream" gets each of its chunks as it comes.
     """
 
-    def __init__(self, model: TextModel, send: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, model: TextModel, send: Callable[[Reply], None], turn_over: Callable[[bool], None] = lambda idle: None
+    ) -> None:
+        """turn_over: called behind each turn's replies, with whether nothing is under way."""
         self.inbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
-        self._model, self._send_reply = model, send
+        self._model, self._send_reply, self._turn_over = model, send, turn_over
         self._running: dict[int, Generation] = {}
+        self._streams: set[int] = set()
         self._open = True
 
     def work(self) -> None:
@@ -171,10 +233,14 @@ class Desk:
             self._take_in()
             for number, generation in list(self._running.items()):
                 self._go_on(number, generation)
+            if self._running or not self._open:
+                self._turn_over(not self._running)
 
     def _take_in(self) -> None:
         """Begin and cancel what has come meanwhile; wait for it where there is nothing else to do."""
         while self._open and not (self._running and self.inbox.empty()):
+            if not self._running:  # before it waits
+                self._turn_over(True)
             request = self.inbox.get()
             if request is None:
                 self._open = False
@@ -186,6 +252,8 @@ class Desk:
     def _begin(self, request: Mapping[str, Any]) -> None:
         try:
             self._running[request["id"]] = begin(self._model, request)
+            if request.get("stream"):
+                self._streams.add(request["id"])
         except Exception as error:
             self._reply(request["id"], failure(error))
 
@@ -198,7 +266,9 @@ class Desk:
     def _go_on(self, number: int, generation: Generation) -> None:
         try:
             if generation.ready():
-                next(generation)
+                chunk = next(generation)
+                if number in self._streams:
+                    self._send_reply({"id": number, "chunk": chunk_fields(chunk)})
         except StopIteration:
             self._reply(number, {"result": generation.result().as_dict()})
         except Exception as error:
@@ -206,15 +276,34 @@ class Desk:
 
     def _reply(self, number: int, reply: Reply) -> None:
         self._running.pop(number, None)
+        self._streams.discard(number)
         self._send_reply({"id": number, **reply})
 
 
 def begin(model: TextModel, request: Mapping[str, Any]) -> Generation:
-    """Start the text of one request (`Prompt.request()`)."""
+    """Start the text of one request: `Prompt.request()`, or one with token ids for a prompt.
+
+    Its "grammar", where there is one, is {"kind": …, "value": …}.
+    """
     prompt, chat = request["prompt"], request["chat"]
     if request["messages"] is not None:
         prompt, chat = encode_messages(model.tokenizer, request["messages"]), False
-    return model.stream(prompt, GenerationOptions.of(**request["options"]), chat=chat)
+    more: dict[str, Any] = {}
+    if request.get("grammar") is not None:
+        from ipex_assist.speculative.grammar import GrammarSpec
+
+        more["grammar"] = GrammarSpec(**request["grammar"])
+    return model.stream(prompt, GenerationOptions.of(**request["options"]), chat=chat, **more)
+
+
+def chunk_fields(chunk: Chunk) -> dict[str, Any]:
+    """A chunk as `Streamed` has it."""
+    return {
+        "pieces": [[piece.text, token, piece.drafted] for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)],
+        "logprobs": None if chunk.logprobs is None else [asdict(choice) for choice in chunk.logprobs],
+        "drafted": chunk.round.drafted,
+        "accepted": chunk.round.accepted,
+    }
 
 
 def answer(model: TextModel, request: Mapping[str, Any]) -> Reply:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass
@@ -43,6 +44,11 @@ class EngineStats:
         self.target_s += seconds
         self.seconds_by_rows[rows] += seconds
         self.passes_by_rows[rows] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """A copy of all counts by name, which JSON can hold."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
     @property
     def acceptance_rate(self) -> float | None:

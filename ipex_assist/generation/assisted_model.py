@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
@@ -89,6 +90,11 @@ class AssistedModel(TextModel):
     def kv_blocks(self) -> BlockPool | None:
         """The target's pool; an assistant's has as many blocks."""
         return self.target.blocks
+
+    @property
+    def engine_stats(self) -> EngineStats:
+        """Counts and seconds of the engine that runs this model's streams."""
+        return self._engine.stats
 
     def draft_source(self, prompt: Sequence[int], options: GenerationOptions) -> DraftSource | None:
         """What would draft for this text if nothing else is passed to `stream`; None where there is no assistant.

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
@@ -50,6 +51,11 @@ class TextModel(ABC):
     @property
     def kv_blocks(self) -> BlockPool | None:
         """The blocks of keys and values that all texts share; None where each has memory of its own."""
+        return None
+
+    @property
+    def engine_stats(self) -> EngineStats | None:
+        """What its engine has done since it was loaded; None where none of ours runs it."""
         return None
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from batch_runs import write_prompts
 from conftest import HAS_NATIVE
 
 import ipex_assist
-from ipex_assist.batch import command, concurrency, progress, worker
+from ipex_assist.batch import command, concurrency, local_instances, progress, worker
 from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all, concurrency_of, fitting, longest_texts
 from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
 from ipex_assist.batch.worker import Desk, WorkerSettings
@@ -73,6 +74,40 @@ def test_texts_are_those_that_each_has_alone(model: TextModel) -> None:
         number = reply["id"]
         alone = model.generate(f"the fox number {number}", max_new_tokens=lengths[number])
         assert reply["result"]["tokens"] == alone.tokens
+
+
+def test_a_stream_brings_the_text_piece_by_piece(model: TextModel) -> None:
+    """A part for each pass, before the result; who asked for no stream gets the result alone."""
+    options = {"max_new_tokens": 12, "logprobs": 2}
+    replies = served(model, request(1, options=options, stream=True), request(2, options=options))
+    chunks = [reply["chunk"] for reply in replies if "chunk" in reply]
+    results = {reply["id"]: reply["result"] for reply in replies if "result" in reply}
+    assert replies.index({"id": 1, "result": results[1]}) > replies.index({"id": 1, "chunk": chunks[-1]})
+    assert {reply["id"] for reply in replies if "chunk" in reply} == {1}
+    assert len(chunks) == 12
+    pieces = [piece for chunk in chunks for piece in chunk["pieces"]]
+    assert [token for _, token, _ in pieces] == results[1]["tokens"] == results[2]["tokens"]
+    assert "".join(text for text, _, _ in pieces) == results[1]["text"]
+    assert json.loads(json.dumps([each for chunk in chunks for each in chunk["logprobs"]])) == json.loads(
+        json.dumps(results[1]["logprobs"])
+    )
+
+
+def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(model: TextModel) -> None:
+    """In one write, so that whoever has the answer finds it counted; and nothing where nothing has changed."""
+    writes: list[list[dict[str, Any]]] = []
+    outbox = worker.Outbox(model, lambda lines: writes.append([json.loads(line) for line in lines.splitlines()]))
+    desk = Desk(model, outbox.put, outbox.empty)
+    for each in (request(1, options={"max_new_tokens": 3}), None):
+        desk.inbox.put(each)
+    desk.work()
+    last = {name: value for line in writes[-1] for name, value in line.items()}
+    assert last["id"] == 1
+    assert (last["stats"]["engine"]["new_tokens"], last["stats"]["engine"]["finished"]) == (3, 1)
+    assert sum(last["stats"]["engine"]["passes_by_rows"].values()) == 3
+    count = len(writes)
+    outbox.empty(True)
+    assert len(writes) == count
 
 
 def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
@@ -213,9 +248,9 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
 ) -> None:
     """By --concurrency alone: one at a time, the same model fits."""
     memory = Memory(2 * GIB, 800 << 20)
-    monkeypatch.setattr(command, "read_memory", lambda: memory)
+    monkeypatch.setattr(local_instances, "read_memory", lambda: memory)
     started: list[object] = []
-    monkeypatch.setattr(command, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
+    monkeypatch.setattr(local_instances, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(4000)])
     arguments = [str(prompts), "-o", str(tmp_path / "o"), "-m", tiny, "--offline", "--no-launch", "--no-assisted"]
     arguments += ["--executor", "torch", "--precision", "fp32"]

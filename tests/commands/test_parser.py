@@ -15,6 +15,7 @@ from ipex_assist.env import report
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import cli as launch_cli
 from ipex_assist.launch import flags, job_flags
+from ipex_assist.serve import arguments as serve
 
 pytestmark = pytest.mark.one_stack
 
@@ -25,6 +26,7 @@ COMMANDS = {
     "chat": chat.build_parser,
     "eval": evaluate.build_parser,
     "quantize": quantize.build_parser,
+    "serve": serve.build_parser,
     "submit": job_flags.build_parser,
     "ipex-launch": flags.build_parser,
 }

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "ipex-assist batch prompts.jsonl -o results.jsonl -m facebook/opt-13b --ray": "tests/batch/test_batch_ray.py",
     "ipex-assist chat --url": "tests/commands/test_chat.py, with a server",
     "ray start": "Ray's own",
+    "ipex-assist serve": "tests/serve/test_command.py: it ends by a signal only",
     "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",
 }
 SUBMIT = "#!/bin/sh\nbash -n && echo {answer}\n"  # the script comes on standard input

@@ -1,0 +1,115 @@
+"""The flags of `ipex-assist serve`: those of models and placement that `ipex-assist` has, and a server's own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ipex_assist.batch.arguments import check_instances
+from ipex_assist.batch.concurrency import MOST
+from ipex_assist.batch.worker import WorkerSettings
+from ipex_assist.checkpoints.open import check_source
+from ipex_assist.commands import arguments
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import add_flags, flags_of, options_of
+from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.launch.flags import add_instance_flags
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+
+EPILOG = """\
+The port answers /health at once, and /ready when the models are loaded. SIGTERM or Ctrl-C: nothing new is taken, what
+runs ends within --grace; a second one ends at once. An engine that dies is started anew, and the others go on.
+
+  ipex-assist serve                                             the embedded model
+  ipex-assist serve -m facebook/opt-13b --api-key-file keys     with keys
+  ipex-assist serve -m facebook/opt-13b --instances per-node    an engine per NUMA node
+
+Exit codes: 0 ended by a signal, 1 the models cannot be loaded, 2 wrong usage, 130 and 143 ended by a second signal.
+"""
+NOT_HERE = {
+    ("-p", "--prompt"): "prompts come by HTTP; ipex-assist -p is for one",
+    ("--prompt-file",): "prompts come by HTTP",
+    ("--chat",): "requests to /v1/chat/completions are put into the chat template, others are not",
+    ("--json",): "answers are JSON anyway",
+    ("--no-stream",): 'a request asks for it: "stream": false',
+    ("--show-accepted",): "the page at / shows it, and ipex-assist chat",
+}
+# Sampling, stops and log-probabilities are for each request to say; how to draft is the server's, unless one asks.
+OF_REQUESTS = {
+    flags_of(name, one): "each request says it"
+    for name, one in options_of(GenerationOptions).items()
+    if name not in (*options_of(DraftOptions), "max_new_tokens")
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags."""
+    parser = arguments.inheriting_parser(
+        "ipex-assist serve",
+        "%(prog)s [options]",
+        "Serve a model by OpenAI's API, with a page to chat on and metrics.",
+        EPILOG,
+        NOT_HERE | OF_REQUESTS,
+    )
+    group = parser.add_argument_group("server")
+    add_flags(group, ServeOptions)
+    add_instance_flags(group, " (default: per-node)")
+    group.add_argument("--ray", metavar="ADDRESS", help="as Ray Serve replicas, one a node: auto, or HOST:PORT")
+    group.add_argument(
+        "--replicas", type=_replicas, metavar="N[-M]", help="with --ray: how many; by load, N to M (default: the nodes)"
+    )
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse and check; UsageError says which value is wrong and what would be right."""
+    args = build_parser().parse_args(argv)
+    options = ServeOptions.from_flags(args)
+    if options.uds is not None and (args.host is not None or args.port is not None):
+        raise UsageError("--uds listens on no port: leave out --host and --port")
+    check_instances(args)
+    if args.ray is not None and (args.no_launch or args.dry_run or options.uds is not None):
+        raise UsageError(
+            "--ray goes without --no-launch, --dry-run and --uds: Ray's proxy listens, on --host and --port"
+        )
+    if args.replicas is not None and args.ray is None:
+        raise UsageError("--replicas goes with --ray; on this machine alone --instances says how many engines")
+    return args
+
+
+def _replicas(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    found = int(least), int(most or least)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError
+    return found
+
+
+_replicas.__name__ = "number of replicas (N, or N-M)"
+
+
+def check_files(options: ServeOptions, load: LoadOptions) -> None:
+    """UsageError, before anything is loaded, for keys that cannot be read and a path where no model is."""
+    options.keys()
+    if load.target is not None:
+        check_source(load.target)
+
+
+def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadOptions) -> WorkerSettings:
+    """What an engine process is told; memory is planned for as many texts of usual length as it takes at a time."""
+    tokens = -(-options.text_tokens // BLOCK) * BLOCK
+    concurrency = options.max_concurrency
+    texts = (tokens,) * (concurrency or MOST)
+    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, texts)
+
+
+def model_name(options: ServeOptions, target: str) -> str:
+    """What requests call the model: the hub's name, or that of a folder or file, if nothing else is said."""
+    if options.served_model_name:
+        return options.served_model_name[0]
+    path = Path(os.path.expanduser(target))
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else target

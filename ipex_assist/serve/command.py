@@ -1,0 +1,134 @@
+"""The command `ipex-assist serve`: from its flags to a server, from its end to an exit code. Never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ipex_assist.batch.local_instances import instance_need, local_commands, local_pool
+from ipex_assist.batch.worker import WorkerSettings
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands.arguments import load_options
+from ipex_assist.commands.demo_model import demo_options
+from ipex_assist.commands.messages import configure_messages
+from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.arguments import check_files, model_name, parse, worker_settings
+from ipex_assist.serve.listen import address, close, curl_line, listen
+from ipex_assist.serve.messages import Messages
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.speculative.options import DraftOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ipex_assist.serve.engines import Engines
+
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `ipex-assist serve`; returns the exit code.
+
+    Raises:
+        IpexAssistError: it cannot listen, the models cannot be loaded, or no engine is left.
+    """
+    args = parse(argv)
+    options, load = ServeOptions.from_flags(args), load_options(args)
+    check_files(options, load)
+    if load.target is None:
+        load = demo_options(load)
+    settings = worker_settings(args, options, load)
+    if args.dry_run:
+        return _dry_run(args, settings)
+    check_packages()
+    configure_messages(args.verbose)
+    assert load.target is not None
+    if args.ray is not None:
+        from ipex_assist.serve.ray_serve import run_on_ray
+
+        return run_on_ray(args, options, settings, model_name(options, load.target))
+    listener = listen(options)
+    try:
+        command = ServeCommand(args, options, settings, model_name(options, load.target), listener)
+        code = asyncio.run(command.serve())
+    finally:
+        close(listener, options)
+    if code or threading.active_count() > 1:  # nobody waits for threads that still compute, or download
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def check_packages() -> None:
+    """UsageError where a library that only a server needs is not installed."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"serve needs {', '.join(missing)}: type pip install 'ipex-assist[serve]'")
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """One run of the command: what it was told, and where it listens."""
+
+    args: argparse.Namespace
+    options: ServeOptions
+    settings: WorkerSettings
+    name: str
+    listener: socket.socket
+
+    async def serve(self) -> int:
+        """Serve until a signal ends it; returns the exit code."""
+        from ipex_assist.serve.app import create_app
+        from ipex_assist.serve.engines import Engines
+        from ipex_assist.serve.server import run
+
+        messages = Messages(self.args.verbose)
+        messages.say(f"{self.name} is being loaded; {address(self.listener, self.options)} answers /health already")
+        engines = Engines(
+            self.name, self.options, DraftOptions.from_flags(self.args), say=messages.say, heard=messages.heard
+        )
+        return await run(
+            engines,
+            create_app(engines, self.options),
+            self.listener,
+            make_pool=lambda: local_pool(self.args, self.settings, messages.say, messages.once),
+            load_tokenizer=self.load_tokenizer,
+            when_ready=lambda: messages.say(self.greeting(engines)),
+            grace=self.options.grace,
+        )
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's, without torch."""
+        from ipex_assist.tokenization.tokenizer import load_tokenizer
+
+        load = self.settings.load
+        assert load.target is not None
+        return load_tokenizer(open_checkpoint(load.target, revision=load.revision, offline=load.offline))
+
+    def greeting(self, engines: Engines) -> str:
+        """What is served, where, and how to ask it something."""
+        facts = engines.facts
+        drafts = f"drafted by {facts.assistant}" if facts.assistant else "nothing drafts"
+        count = engines.statistics().places
+        where = address(self.listener, self.options)
+        chat = bool(getattr(engines.tokenizer, "chat_template", None))
+        return (
+            f"{facts.name} ({facts.precision}, {facts.executor}; {drafts}) is ready at {where}, "
+            f"with {count} engine{'s' * (count != 1)} of up to {engines.concurrency} texts at a time. Ask it:\n"
+            f"  {curl_line(self.listener, self.options, facts.name, chat=chat)}"
+        )
+
+
+def _dry_run(args: argparse.Namespace, settings: WorkerSettings) -> int:
+    from ipex_assist.launch.table import format_instances
+
+    print(format_instances(local_commands(args, instance_need(settings).total)), flush=True)
+    return 0

@@ -1,0 +1,114 @@
+"""Where a server listens: a port or a UNIX socket, taken before anything is loaded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.serve.options import ServeOptions
+
+BACKLOG = 2048  # connections that the kernel holds for us
+
+
+def listen(options: ServeOptions) -> socket.socket:
+    """A socket on which connections queue from now on.
+
+    Raises:
+        UsageError: an address that is none of this machine's, or a path that cannot be.
+        IpexAssistError: somebody else is there already, or the system does not allow it.
+    """
+    return _listen_on_path(options.uds) if options.uds is not None else _listen_on_port(options.host, options.port)
+
+
+def _listen_on_port(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise UsageError(f"--host {host}: no address of this machine ({error}); 127.0.0.1 or 0.0.0.0 are") from None
+    refused: IpexAssistError | None = None
+    for family, _, _, _, address in found:  # a name may have several, not all of them here
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            refused = refused or _refused(f"port {port} of {host}", error)
+        else:
+            return listener
+    raise refused or UsageError(f"--host {host}: no address of this machine")
+
+
+def _refused(where: str, error: OSError) -> IpexAssistError:
+    if error.errno == errno.EADDRINUSE:
+        return IpexAssistError(f"{where} is in use: end what listens there, or choose another --port (0: any free one)")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UsageError(f"{where}: no address of this machine; 127.0.0.1 or 0.0.0.0 are")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return IpexAssistError(f"{where}: the system does not allow it; choose a --port above 1023")
+    return IpexAssistError(f"{where}: {error.strerror}")
+
+
+def _listen_on_path(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_dead_socket(path)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise IpexAssistError(
+                f"--uds {path} is there already, and is in use or no socket: choose another"
+            ) from None
+        raise UsageError(f"--uds {path}: {error.strerror or error}") from None
+    return listener
+
+
+def _remove_dead_socket(path: str) -> None:
+    """A server that was killed leaves its socket's file; nobody answers there."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+
+
+def close(listener: socket.socket, options: ServeOptions) -> None:
+    """Listen no more, and leave no file behind."""
+    listener.close()
+    if options.uds is not None:
+        with suppress(OSError):
+            os.unlink(options.uds)
+
+
+def address(listener: socket.socket, options: ServeOptions) -> str:
+    """The URL by which this machine reaches the server; of a UNIX socket its path."""
+    if options.uds is not None:
+        return f"unix:{options.uds}"
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, chat: bool) -> str:
+    """A command that asks the server for something. chat: whether the model has a chat template."""
+    url, words = address(listener, options), ["curl"]
+    if options.uds is not None:
+        words += ["--unix-socket", options.uds]
+        url = "http://localhost"
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    words += [url + path, "-H 'Content-Type: application/json'"]
+    if options.api_key or options.api_key_file is not None:
+        words.append('-H "Authorization: Bearer $KEY"')
+    question = '"messages": [{"role": "user", "content": "Hello"}]' if chat else '"prompt": "Once upon a time"'
+    return " ".join([*words, f"""-d '{{"model": "{model}", {question}}}'"""])

@@ -1,0 +1,146 @@
+"""The front process of a server: HTTP from the first moment, engines as they load, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ipex_assist.serve.engines import Engines
+from ipex_assist.serve.stop import Stop
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+    from transformers import PreTrainedTokenizerBase
+
+    from ipex_assist.batch.local import LocalPool
+
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
+LEAST_FLUSH_SECONDS = 1.0  # for what was generated and is still on its way to its reader
+
+Made = TypeVar("Made")
+
+
+async def run(
+    engines: Engines,
+    app: FastAPI,
+    listener: socket.socket,
+    make_pool: Callable[[], LocalPool],
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase],
+    when_ready: Callable[[], None],
+    grace: float,
+) -> int:
+    """Serve until a signal comes; returns the exit code.
+
+    make_pool, load_tokenizer: run in threads, since they may download. when_ready: called once. grace: seconds for what
+    runs when the signal comes.
+    Raises IpexAssistError where the models cannot be loaded, and where no engine is left.
+    """
+    stop, server = Stop(), _server(app)
+    with stop.caught():
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        living = asyncio.create_task(_live(engines, make_pool, load_tokenizer, when_ready))
+        reasons: set[asyncio.Future[Any]] = {serving, living, stop.first}
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        ending = asyncio.create_task(_end(engines, server, serving, living, grace if stop.first.done() else 0.0))
+        either: set[asyncio.Future[Any]] = {ending, stop.second}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if stop.second.done() and not ending.done():
+            logging.getLogger("uvicorn.error").disabled = True  # which is surprised at being cut off
+            engines.close(now=True)
+            return 128 + stop.second.result()
+        ending.result()
+        for task in (living, serving):  # why it is at an end, if nobody asked for that
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+    return 0
+
+
+async def _live(
+    engines: Engines,
+    make_pool: Callable[[], LocalPool],
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase],
+    when_ready: Callable[[], None],
+) -> None:
+    """Load, and go on until no engine is left."""
+    engines.start(await in_thread(make_pool))
+    tokenizer = asyncio.create_task(in_thread(load_tokenizer))
+    try:
+        either: set[asyncio.Future[Any]] = {tokenizer, engines.failure}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if tokenizer.done():
+            engines.tokenizer = tokenizer.result()
+    finally:
+        tokenizer.cancel()
+    await engines.wait_ready()
+    when_ready()
+    await asyncio.wait({engines.failure})  # which is not to be cancelled with us
+    engines.failure.result()
+
+
+async def _end(
+    engines: Engines, server: uvicorn.Server, serving: asyncio.Task[None], living: asyncio.Task[None], grace: float
+) -> None:
+    """End what serves: first what generates, then what is on its way to its readers, then the processes."""
+    deadline = time.monotonic() + grace
+    await engines.drain(grace)
+    living.cancel()
+    flush = max(LEAST_FLUSH_SECONDS, deadline - time.monotonic())
+    server.config.timeout_graceful_shutdown = int(flush)
+    server.should_exit = True
+    await asyncio.wait({serving, living})
+    engines.close()
+
+
+def _server(app: FastAPI) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """One whose signals are ours."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+    )
+    return Server(config)
+
+
+async def in_thread(work: Callable[[], Made]) -> Made:
+    """What `work` returns or raises; if nobody waits any more it goes on alone, and keeps no process from its end."""
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[Made] = loop.create_future()
+
+    def tell(error: BaseException | None, result: Made | None) -> None:
+        if made.done():
+            return
+        if error is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(tell, failed, result)
+
+    threading.Thread(target=run, name="loading", daemon=True).start()
+    return await made

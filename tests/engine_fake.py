@@ -1,0 +1,132 @@
+"""An engine process without a model: it does with a request what the first of its token ids says.
+
+    1 N        N parts of one token each, the words w0, w1, …, then the result
+    2          a part each millisecond until it is cancelled
+    3          nothing until it is cancelled
+    4          kill -9 of itself
+    5          the same, but only if it is the first to be asked so (by a file)
+    6          one part, then kill -9 of itself
+    7          one part, then deaf to all but SIGKILL
+    8, 9       an error that is the request's own, or one that another try may not have
+
+The settings' target says how loading goes: `refuses`, `refuses-usage`, `dies`, `waits` (for the file) or anything else;
+concurrency is what they say, or 4. The file of both is FIRST, of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ipex_assist.batch.local import LocalPool
+
+PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN = range(1, 10)
+
+
+def pool_of(count: int, concurrency: int = 4, target: str = "fake", first: Path | None = None) -> LocalPool:
+    """A pool of such engines."""
+    from ipex_assist.batch.local import LocalPool
+    from ipex_assist.launch import Command, Placement
+
+    argv = (sys.executable, __file__)
+    settings = {"load": {"target": target}, "concurrency": concurrency}
+    environ = {**os.environ, "FIRST": str(first)}
+    places = [Placement((0,), 1, index=index, count=count) for index in range(count)]
+    return LocalPool([Command(argv, environ, {}, {}, place, argv) for place in places], settings)
+
+
+def say(**reply: Any) -> None:
+    print(json.dumps(reply), flush=True)
+
+
+def part(number: int, index: int) -> None:
+    chunk = {"pieces": [[f"w{index} ", index, bool(index % 2)]], "logprobs": None, "drafted": 1, "accepted": index % 2}
+    say(id=number, chunk=chunk)
+
+
+class Fake:
+    """One thread, which looks at what it is asked and plays a turn of what is under way."""
+
+    def __init__(self, first: Path) -> None:
+        self.first, self.done = first, 0
+        self.running: dict[int, list[int]] = {}
+        self.turn: dict[int, int] = {}
+
+    def take(self, request: dict[str, Any]) -> None:
+        if "cancel" in request:
+            if self.running.pop(request["cancel"], None) is not None:
+                say(id=request["cancel"], result=None, error="cancelled")
+        else:
+            self.running[request["id"]] = request["prompt"]
+            self.turn[request["id"]] = 0
+
+    def play(self) -> None:
+        for number, prompt in list(self.running.items()):
+            self.go_on(number, *prompt[:2])
+            self.turn[number] += 1
+        if self.running:
+            time.sleep(0.001)
+
+    def go_on(self, number: int, action: int, count: int = 0) -> None:
+        turn = self.turn[number]
+        if action == DIE_FIRST and self.first.exists():
+            action = PLAY
+        if action in (PLAY, ENDLESS) and (action == ENDLESS or turn < count):
+            part(number, turn)
+        elif action == PLAY:
+            tokens = list(range(count))
+            self.done += 1
+            say(stats={"engine": {"finished": self.done, "rows": {"1": count}}, "blocks": {"used": 1, "total": 8}})
+            text = "".join(f"w{i} " for i in tokens)
+            self.end(number, result={"text": text, "tokens": tokens, "pid": os.getpid()})
+        elif action in (DIE, DIE_FIRST):
+            self.first.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action in (PART_AND_DIE, DEAF):
+            part(number, turn)
+            time.sleep(0.05 if action == PART_AND_DIE else 1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action in (WRONG, AGAIN):
+            self.end(number, result=None, error="this request is no good", again=action == AGAIN)
+
+    def end(self, number: int, **reply: Any) -> None:
+        del self.running[number]
+        say(id=number, **reply)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    settings, first = json.loads(sys.stdin.readline()), Path(os.environ["FIRST"])
+    target, concurrency = settings["load"]["target"], settings["concurrency"] or 4
+    if target == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if target.startswith("refuses"):
+        say(refusal="there is no such model", exit_code=2 if target.endswith("usage") else 1)
+        return
+    while target == "waits" and not first.exists():
+        time.sleep(0.01)
+    print("tokens are odd", file=sys.stderr, flush=True)
+    facts = {"target": "fake", "assistant": None, "precision": "fp32", "executor": "fake", "load_s": 0.0}
+    say(ready={**facts, "context_length": 128, "vocab_size": 320, "concurrency": concurrency})
+    fake, rest = Fake(first), b""
+    while True:
+        if select.select([0], [], [], 0 if fake.running else None)[0]:
+            data = os.read(0, 1 << 16)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                fake.take(json.loads(line))
+        fake.play()
+
+
+if __name__ == "__main__":
+    main()
