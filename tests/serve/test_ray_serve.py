@@ -1,0 +1,130 @@
+"""`ipex-assist serve --ray`: two nodes behind one address, of which one dies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import checkpoint_files
+import pytest
+from batch_runs import gone, wait_for
+from command_runs import command
+
+import ipex_assist
+from ipex_assist import cli
+from ipex_assist.launch.spawn import read_processes
+
+pytestmark = pytest.mark.one_stack
+
+httpx = pytest.importorskip("httpx")
+LOCAL_ONLY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+PROMPTS = ["the quick brown fox", "def add(a, b):", "naïve café"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path_factory.mktemp("ray") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of two nodes, each with one CPU."""
+    os.environ.update(LOCAL_ONLY)
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
+    nodes.add_node(num_cpus=1, object_store_memory=100 << 20)
+    yield nodes
+    nodes.shutdown()
+
+
+def engines(mark: str) -> list[int]:
+    """The engine processes of the command whose environment has this mark."""
+    found = []
+    for pid in read_processes():
+        with suppress(OSError):
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if f"HF_TEST_MARK={mark}".encode() in environ and b"IPEX_INSTANCE=" in environ:
+                found.append(pid)
+    return found
+
+
+def test_two_nodes_behind_one_address(cluster: Any, tiny: str) -> None:
+    """Texts are those that each has alone; a node that dies takes what it was at, and the other goes on."""
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+    expected = [model.generate(prompt, max_new_tokens=8).text for prompt in PROMPTS]
+    mark = uuid.uuid4().hex
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [
+        "serve",
+        "-m",
+        tiny,
+        "--executor",
+        "torch",
+        "--precision",
+        "fp32",
+        "--assistant-model",
+        "none",
+        "--offline",
+    ]
+    words += ["--ray", cluster.address, "--port", str(port), "--served-model-name", "tiny", "--grace", "5"]
+    process = subprocess.Popen(
+        command(*words), stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_TEST_MARK": mark}
+    )
+    try:
+        assert process.stderr is not None
+        line = next((line for line in process.stderr if "is ready at" in line), "")
+        assert "on 2 nodes" in line
+        running = engines(mark)
+        assert len(running) == 2
+
+        def answer(index: int) -> str | None:
+            asked = {"model": "tiny", "prompt": PROMPTS[index % 3], "max_tokens": 8, "temperature": 0}
+            with suppress(httpx.TransportError):
+                answered = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=30)
+                if answered.status_code == 200:
+                    return answered.json()["choices"][0]["text"]
+            return None
+
+        assert [answer(index) for index in range(12)] == expected * 4
+        nodes = cluster.list_all_nodes()
+        cluster.remove_node(nodes[-1])
+        wait_for(lambda: len(engines(mark)) == 1, 30)
+        wait_for(lambda: answer(0) == expected[0], 30)
+        found = [answer(index) for index in range(12)]
+        assert found == expected * 4
+        running = engines(mark)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        wait_for(lambda: gone(running), 20)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ray", "auto", "--uds", "s"], "--ray goes without"),
+        (["--replicas", "2"], "--replicas goes with --ray"),
+        (["--ray", "localhost"], "write auto, local, or HOST:PORT"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    assert cli.main(["serve", "-m", "fake", "--offline", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_number_of_replicas_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--ray", "auto", "--replicas", "3-1"]) == 2
+    assert "invalid number of replicas (N, or N-M) value: '3-1'" in capsys.readouterr().err
