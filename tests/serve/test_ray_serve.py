@@ -81,7 +81,7 @@ def test_two_nodes_behind_one_address(cluster: Any, tiny: str) -> None:
     )
     try:
         assert process.stderr is not None
-        line = next((line for line in process.stderr if "is ready at" in line), "")
+        line = next((line for line in process.stderr if "tiny is ready at" in line), "")
         assert "on 2 nodes" in line
         running = engines(mark)
         assert len(running) == 2
