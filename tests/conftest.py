@@ -25,8 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)  # as nohup starts us: we go on ignoring it, what we start does not
 
-# Fixtures that several folders use.
-pytest_plugins = ["command_runs", "packed_files"]
+# Fixtures that several files use. Here is the only conftest.py: tests import from it by its name.
+HAS_SERVE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "httpx"))
+pytest_plugins = ["command_runs", "packed_files", *(["scripted_server"] if HAS_SERVE else [])]
 
 HAS_IPEX = importlib.util.find_spec("intel_extension_for_pytorch") is not None
 HAS_NATIVE = unavailable() is None
