@@ -18,8 +18,7 @@ from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 EPILOG = """\
-  ipex-assist batch|serve|chat|submit|bench|quantize|eval --help   many prompts, a server, talking, jobs, measuring
-  ipex-assist env                                                  what this machine is
+  ipex-assist batch|serve|chat|submit|bench|quantize|eval|env --help   many prompts, a server, talking, jobs, this machine
 """
 
 

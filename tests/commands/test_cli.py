@@ -38,6 +38,7 @@ KEYS = [
     "seed",
     "logprobs",
     "kv_precision",
+    "prompt_logprobs",
     "environment",
 ]
 DRAFT_KEYS = ["rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_pass", "accepted_histogram", "longest"]
