@@ -108,7 +108,9 @@ class ServeCommand:
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's, without torch."""
         from ipex_assist.tokenization.tokenizer import load_tokenizer
+        from ipex_assist.tokenization.without_torch import leave_torch_out
 
+        leave_torch_out()
         load = self.settings.load
         assert load.target is not None
         return load_tokenizer(open_checkpoint(load.target, revision=load.revision, offline=load.offline))

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -90,15 +91,38 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
+FRONT = """
+import json, sys
+from types import SimpleNamespace
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.serve import app, engines, server
+from ipex_assist.serve.command import ServeCommand
+
+def ids(folder):
+    settings = SimpleNamespace(load=LoadOptions.of(target=folder, offline=True))
+    tokenizer = ServeCommand.load_tokenizer(SimpleNamespace(settings=settings))
+    return list(tokenizer(sys.argv[1])["input_ids"])
+
+print(json.dumps([[ids(folder) for folder in sys.argv[2:]], sys.modules.get("torch") is not None]))
+"""
+
+
 def test_the_front_never_imports_torch(load: LoadOptions, tmp_path: Path) -> None:
-    """It would take seconds of each start, and memory beside the engines'."""
-    folder = Path(shutil.copytree(load.target or "", tmp_path / "target"))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}))
-    code = (
-        "import sys; from ipex_assist.serve import app, command, engines, server; "
-        "from ipex_assist.tokenization.tokenizer import load_tokenizer; "
-        "from ipex_assist.checkpoints.open import open_checkpoint; "
-        f"load_tokenizer(open_checkpoint({str(folder)!r})); sys.exit('torch' in sys.modules)"
+    """It would take seconds of each start, and memory beside the engines'. Ids are the same without it, whether
+    tokenizer.json has all of them or AutoTokenizer has to know more."""
+    target = Path(load.target or "")
+    folders = [target]
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    for name in ("PreTrainedTokenizerFast", "GPT2Tokenizer"):
+        folders.append(Path(shutil.copytree(target, tmp_path / name)))
+        (folders[-1] / "tokenizer_config.json").write_text(
+            json.dumps(config | {"tokenizer_class": name, "add_bos_token": name == "GPT2Tokenizer"})
+        )
+    text = "The quick brown fox, <|im_start|>naïve\n\n 123"
+    run = subprocess.run(
+        [sys.executable, "-c", FRONT, text, *map(str, folders)], capture_output=True, text=True, check=True
     )
-    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+    found, imported = json.loads(run.stdout)
+    assert not imported
+    assert found == [load_tokenizer(open_checkpoint(str(folder)))(text)["input_ids"] for folder in folders]
+    assert run.stderr == ""
