@@ -31,8 +31,11 @@ class Drafts:
         self._shared = False  # whether `joint` decides in the pass under way
         self._texts = 1  # in it
 
-    def draft(self, parts: Sequence[Part], others: int) -> float:
-        """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took."""
+    def draft(self, parts: Sequence[Part], others: int, coming: int = 0) -> float:
+        """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took.
+
+        coming: texts whose prompts are being read.
+        """
         drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]
         self._shared = self._shares_passes and self.joint is not None and len(parts) + others > 1
         self._texts = max(1, len(parts))
@@ -40,7 +43,7 @@ class Drafts:
             return 0.0
         started = self._clock()
         asked = []
-        for part, plan in zip(drafters, self._plans(drafters, len(parts), others), strict=True):
+        for part, plan in zip(drafters, self._plans(drafters, len(parts), others, coming), strict=True):
             request = part.request
             part.sure = min(request.sure, LONGEST_DRAFT)
             k = min(max(plan.k, part.sure), part.remaining - 1)
@@ -56,13 +59,13 @@ class Drafts:
         self._trim([part for part, _ in asked])
         return self._clock() - started
 
-    def _plans(self, drafters: Sequence[Part], texts: int, others: int) -> list[Plan]:
+    def _plans(self, drafters: Sequence[Part], texts: int, others: int, coming: int) -> list[Plan]:
         if not self._shared or self.joint is None:
             return [part.request.schedule.plan(part.request.state()) for part in drafters]
         for part in drafters:
             if isinstance(part.request.schedule, Adaptive):
                 part.turn = Turn(part.request.schedule, part.request.state())
-        self.joint.plan([part.turn for part in drafters if part.turn is not None], texts, others)
+        self.joint.plan([part.turn for part in drafters if part.turn is not None], texts, others, coming)
         return [
             part.request.schedule.plan(part.request.state()) if part.turn is None else part.turn.plan
             for part in drafters

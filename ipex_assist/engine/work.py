@@ -134,7 +134,8 @@ class Work:
             most = LISTED_ROWS if request.lists_prompt and self._cuts_prompts else chunk
             parts.append(Part(request, min(chunk, most, request.pending), request.remaining))
             chunk -= parts[-1].pending
-        draft_s = self.drafts.draft(parts[: len(going)], sum(part.pending for part in parts[len(going) :]))
+        rows = sum(part.pending for part in parts[len(going) :])
+        draft_s = self.drafts.draft(parts[: len(going)], rows, len(reading))
         parts = self._make_room(parts)
         if parts:
             self._pass(parts, draft_s)

@@ -64,6 +64,7 @@ class JointSchedule:
         self._undrafted_s = float("inf")  # of passes since anything was drafted; no end to it where nothing ever was
         self._turns: list[Turn] = []
         self._prices = Prices(costs, 1)
+        self._coming = 0  # texts whose prompts are being read
         self._rate = 0.0  # expected tokens per second of the round under way
         self._trial = False
         self._expected_draft_s = 0.0
@@ -76,11 +77,13 @@ class JointSchedule:
         """Return the seconds that plain decoding would take for each of so many tokens that a text got in one round."""
         return (self._prices.base_s + (tokens - 1) * self._prices.plain_s) / tokens
 
-    def plan(self, turns: Sequence[Turn], texts: int, others: int) -> None:
+    def plan(self, turns: Sequence[Turn], texts: int, others: int, coming: int = 0) -> None:
         """Set the plan of each text that may draft in the pass to come.
 
-        texts: that go on in it, those that may not draft among them; others: rows of prompts besides.
+        texts: that go on in it, those that may not draft among them; others: rows of prompts besides. coming: texts
+        whose prompts are being read, which will share the passes behind them.
         """
+        self._coming = coming
         self._prices = Prices(self.live.costs_from(texts), texts, others)
         self._turns = list(turns)
         self._trial, self._expected_draft_s = False, 0.0
@@ -183,14 +186,16 @@ class JointSchedule:
         As many as half of what may be lost covers: of a source that is trusted those whose drafts should win the text
         more than that, of another the shortest, by which it is found out whether to trust it.
         """
-        # What is read now serves passes to come, in which no prompts will fill the rows.
-        prices = Prices(self.live.costs_from(self._prices.texts), self._prices.texts)
-        choice = joint_choice(self._model, prices, len(turns), LONGEST_DRAFT)
+        # What is read now serves passes to come, in which no prompts will fill the rows, but the texts behind them.
+        texts = self._prices.texts + self._coming
+        prices = Prices(self.live.costs_from(texts), texts)
+        choice = joint_choice(self._model, prices, len(turns) + self._coming, LONGEST_DRAFT)
+        token_s = prices.plain_s / texts
         credit = self._may_be_lost(len(turns))
         taking, whole = [], 0.0
         for turn in sorted(turns, key=lambda turn: turn.now.unread):
             seconds = self.live.costs.reading(turn.now.unread)
-            won = min(turn.now.remaining, EXPECTED_TOKENS) * self._token_s * (1 - WORTH / choice.gain)
+            won = min(turn.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
             covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
             if turn.now.unread <= READY or covered:
                 taking.append(turn)

@@ -16,8 +16,8 @@ _SPEED, _DRIFT = 1.0, 0.005
 _SEVERAL, _ALIKE, _ALONE, _DRAFT = 0.03, 0.02, 0.01, 0.1
 _NEIGHBOURS = 4.0  # numbers of rows over which errors are alike
 _NOISE = 0.02  # of one pass
-# The errors drift as well, by this share of their variance a pass: who else uses the cores makes many rows, which wait
-# for arithmetic, dearer than one, which waits for memory; and goes away again.
+# The errors by rows drift as well, by this share of their variance a pass: who else uses the cores makes many rows,
+# which wait for arithmetic, dearer than one, which waits for memory; and goes away again.
 _ERRORS_DRIFT = 0.02
 _PAUSE = math.log(2)  # a pass that took longer than expected counts as one of this much more
 
@@ -57,7 +57,7 @@ class LiveCosts:
         self._covariance = np.diag([_SPEED, *[_ALONE] * len(rows), _DRAFT])
         self._covariance[1:-1, 1:-1] += _ALIKE * np.exp(-np.abs(rows[:, None] - rows) / _NEIGHBOURS)
         self._covariance[2:-1, 2:-1] += _SEVERAL
-        self._errors_drift = _ERRORS_DRIFT * self._covariance[1:, 1:]
+        self._errors_drift = _ERRORS_DRIFT * self._covariance[1:-1, 1:-1]
         self._seconds, self._passes = 0.0, 0
         self.costs = calibrated
         self.copying = Costs(calibrated.verify)  # for a source that costs nothing
@@ -77,7 +77,7 @@ class LiveCosts:
         self._seconds += draft_s + target_s
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
-        self._covariance[1:, 1:] += self._errors_drift
+        self._covariance[1:-1, 1:-1] += self._errors_drift
         self._compare(min(rows, len(self._verify)), target_s, self.calibrated.verifying(rows))
         self._compare(-1, draft_s, expected_draft_s)
         self._price()
