@@ -251,7 +251,9 @@ class Pair:
         """The text of a request that nothing runs beside, and nobody drafts for."""
         engine = Engine(self._alone, Drafting(self.target.spec.vocab_size, self._no_costs))
         rounds = engine.submit(prompt, GenerationOptions.of(options, assisted=False))
-        return [token for round_ in rounds for token in round_.tokens]
+        text = [token for round_ in rounds for token in round_.tokens]
+        engine.close()  # its memory of prefixes fills the blocks there are
+        return text
 
     def _no_costs(self) -> Any:
         raise AssertionError("nothing drafts")

@@ -231,8 +231,7 @@ class Desk:
         """Serve until nobody asks any more and every text is done."""
         while self._open or self._running:
             self._take_in()
-            for number, generation in list(self._running.items()):
-                self._go_on(number, generation)
+            self._turn()
             if self._running or not self._open:
                 self._turn_over(not self._running)
 
@@ -248,6 +247,18 @@ class Desk:
                 self._cancel(request["cancel"])
             else:
                 self._begin(request)
+
+    def _turn(self) -> None:
+        """Run a pass, unless something is in hand, and give each text what it has: nothing waits for a second pass."""
+        if self._running and not any(generation.in_hand() for generation in self._running.values()):
+            number, first = next(iter(self._running.items()))
+            try:
+                first.ready()
+            except Exception as error:
+                self._reply(number, failure(error))
+        for number, generation in list(self._running.items()):
+            if generation.in_hand():
+                self._go_on(number, generation)
 
     def _begin(self, request: Mapping[str, Any]) -> None:
         try:
@@ -265,10 +276,9 @@ class Desk:
 
     def _go_on(self, number: int, generation: Generation) -> None:
         try:
-            if generation.ready():
-                chunk = next(generation)
-                if number in self._streams:
-                    self._send_reply({"id": number, "chunk": chunk_fields(chunk)})
+            chunk = next(generation)
+            if number in self._streams:
+                self._send_reply({"id": number, "chunk": chunk_fields(chunk)})
         except StopIteration:
             self._reply(number, {"result": generation.result().as_dict()})
         except Exception as error:

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ipex_assist.executors.blocks import BlockPool
 
+# A block that is right in part is copied before its text goes on in it: not for less than this share of its positions.
+LEAST_SHARE = 16
+
+
+class Beginning(NamedTuple):
+    """Blocks whose first `length` positions are those of a text; the last block may hold another text's behind them."""
+
+    blocks: list[int]
+    length: int
+
 
 class Prefixes(Protocol):
-    """Remembers the whole blocks of texts that were read, and gives those by which another text begins."""
+    """Remembers the blocks of texts that were read, and gives those by which another text begins."""
 
-    def find(self, tokens: Sequence[int]) -> list[int]:
-        """Return the blocks of the longest known beginning of `tokens`, whole blocks only."""
+    def find(self, tokens: Sequence[int]) -> Beginning:
+        """Return the longest known beginning of `tokens`."""
         ...
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text; block i holds `tokens[i * size : (i + 1) * size]`."""
+        """Remember the blocks of a text; block i holds `tokens[i * size : (i + 1) * size]`, the last maybe fewer."""
         ...
 
     def give_up(self) -> bool:
         """Free one block that no sequence uses, the one that was not asked for longest; False where there is none."""
         ...
 
+    def let_go(self, block: int) -> None:
+        """Forget a block, unless others are known behind it, so that the text that goes on in it needs no copy."""
+        ...
+
 
 @dataclass(eq=False)
 class _Node:
-    """A block behind those of its parents."""
+    """A block behind those of its parents; one that is not full of tokens has no children.
+
+    children: by their tokens. alike: the same by their first tokens, so many as make a block worth its copy.
+    """
 
     block: int
     tokens: tuple[int, ...]
     parent: _Node | None
     used: int = 0
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
+    alike: dict[tuple[int, ...], list[_Node]] = field(default_factory=dict)
 
 
 class PrefixCache:
@@ -44,9 +64,13 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self._least = least_tokens(pool)
         self._root = _Node(-1, (), None)
         self._clock = 0
         self._nodes: set[_Node] = set()
+        # Leaves by when they were used: (clock, a number that tells entries apart, node), and some that hold no longer.
+        self._idle: list[tuple[int, int, _Node]] = []
+        self._entries = itertools.count()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -55,18 +79,22 @@ class PrefixCache:
         if nodes := getattr(self, "_nodes", None):
             self._pool.release_soon([node.block for node in nodes])
 
-    def find(self, tokens: Sequence[int]) -> list[int]:
-        """Return the blocks of the longest known beginning of `tokens`."""
+    def find(self, tokens: Sequence[int]) -> Beginning:
+        """Return the longest known beginning of `tokens`."""
         self._clock += 1
-        node, blocks, size = self._root, [], self._pool.size
-        for start in range(0, len(tokens) - size + 1, size):
-            child = node.children.get(tuple(tokens[start : start + size]))
-            if child is None:
-                break
-            child.used = self._clock
+        node, blocks, size, start = self._root, list[int](), self._pool.size, 0
+        while child := node.children.get(tuple(tokens[start : start + size])):
+            self._use(child)
             blocks.append(child.block)
-            node = child
-        return blocks
+            node, start = child, start + len(child.tokens)
+        rest = tuple(tokens[start : start + size])
+        found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._like(node, rest)]
+        if found:
+            common, _, child = max(found, key=lambda each: each[:2])
+            self._use(child)
+            blocks.append(child.block)
+            start += common
+        return Beginning(blocks, start)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         """Remember the blocks of a text. What is known already keeps the block that it has."""
@@ -74,28 +102,90 @@ class PrefixCache:
         node, size = self._root, self._pool.size
         for index, block in enumerate(blocks):
             key = tuple(tokens[index * size : (index + 1) * size])
-            if len(key) < size:
+            if len(key) < self._least:
                 return
             child = node.children.get(key)
+            if child is None and len(key) < size:
+                longer = [each for each in self._like(node, key) if each.tokens[: len(key)] == key]
+                child = max(longer, key=lambda each: each.used, default=None)
             if child is None:
-                self._pool.share(block)
-                child = _Node(block, key, node)
-                node.children[key] = child
-                self._nodes.add(child)
-            child.used = self._clock
+                child = self._add(node, key, block)
+            self._use(child)
             node = child
 
     def give_up(self) -> bool:
         """Free the leaf that was not asked for longest, of those that no sequence uses."""
-        idle = [node for node in self._nodes if not node.children and self._pool.references(node.block) == 1]
-        if not idle:
+        in_use = []
+        found = None
+        while self._idle and found is None:
+            entry = heapq.heappop(self._idle)
+            used, _, node = entry
+            if node not in self._nodes or node.children or node.used != used:
+                continue
+            if self._pool.references(node.block) == 1:
+                found = node
+            else:
+                in_use.append(entry)
+        for entry in in_use:
+            heapq.heappush(self._idle, entry)
+        if found is None:
             return False
-        oldest = min(idle, key=lambda node: node.used)
-        assert oldest.parent is not None
-        del oldest.parent.children[oldest.tokens]
-        self._nodes.discard(oldest)
-        self._pool.release(oldest.block)
+        self._remove(found)
         return True
+
+    def let_go(self, block: int) -> None:
+        """Forget a block, unless others are known behind it."""
+        for node in [node for node in self._nodes if node.block == block and not node.children]:
+            self._remove(node)
+
+    def _like(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
+        """The children of a node that begin as `tokens` do."""
+        return node.alike.get(tokens[: self._least], ())
+
+    def _use(self, node: _Node) -> None:
+        node.used = self._clock
+        if not node.children:
+            self._may_go(node)
+
+    def _may_go(self, leaf: _Node) -> None:
+        if len(self._idle) > 2 * len(self._nodes) + 64:
+            self._idle = [entry for entry in self._idle if entry[2] in self._nodes and entry[0] == entry[2].used]
+            heapq.heapify(self._idle)
+        heapq.heappush(self._idle, (leaf.used, next(self._entries), leaf))
+
+    def _add(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
+        # The text of a shorter block is the beginning of this one's.
+        for shorter in [each for each in self._like(parent, key) if each.tokens == key[: len(each.tokens)]]:
+            self._remove(shorter)
+        self._pool.share(block)
+        child = _Node(block, key, parent)
+        parent.children[key] = child
+        parent.alike.setdefault(key[: self._least], []).append(child)
+        self._nodes.add(child)
+        return child
+
+    def _remove(self, leaf: _Node) -> None:
+        parent, head = leaf.parent, leaf.tokens[: self._least]
+        assert parent is not None
+        del parent.children[leaf.tokens]
+        parent.alike[head].remove(leaf)
+        if not parent.alike[head]:
+            del parent.alike[head]
+        self._nodes.discard(leaf)
+        self._pool.release(leaf.block)
+        if not parent.children and parent is not self._root:
+            self._may_go(parent)
+
+
+def least_tokens(pool: BlockPool) -> int:
+    """How many tokens of a block must be right for it to be shared in part."""
+    return max(1, pool.size // LEAST_SHARE)
+
+
+def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class NaivePrefixes:
@@ -103,29 +193,54 @@ class NaivePrefixes:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._known: list[tuple[tuple[int, ...], int]] = []  # a beginning up to a block's end, and that block
+        # A beginning up to where a block ends, or is filled to, and that block; the one used last is last.
+        self._known: list[tuple[tuple[int, ...], int]] = []
 
-    def find(self, tokens: Sequence[int]) -> list[int]:
-        """Return the blocks of the longest known beginning of `tokens`."""
-        blocks = []
-        for end in range(self._pool.size, len(tokens) + 1, self._pool.size):
-            at = next((i for i, (known, _) in enumerate(self._known) if known == tuple(tokens[:end])), None)
-            if at is None:
-                break
-            self._known.append(self._known.pop(at))
-            blocks.append(self._known[-1][1])
-        return blocks
+    def find(self, tokens: Sequence[int]) -> Beginning:
+        """Return the longest known beginning of `tokens`."""
+        text, size, least = tuple(tokens), self._pool.size, least_tokens(self._pool)
+        blocks: list[int] = []
+        length = 0
+        while True:
+            behind = [  # of the blocks for these positions, behind the same text: what they have in common with it
+                (common_tokens(known, text) - length, i)
+                for i, (known, _) in enumerate(self._known)
+                if length < len(known) <= length + size and known[:length] == text[:length]
+            ]
+            common, at = max(behind, default=(0, -1))
+            if common < least:
+                return Beginning(blocks, length)
+            blocks.append(self._use(at))
+            length += common
+            if common < size:
+                return Beginning(blocks, length)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         """Remember the blocks of a text."""
+        size = self._pool.size
         for index, block in enumerate(blocks):
-            beginning = tuple(tokens[: (index + 1) * self._pool.size])
-            at = next((i for i, (known, _) in enumerate(self._known) if known == beginning), None)
-            if at is None:
-                self._pool.share(block)
-                self._known.append((beginning, block))
-            else:
-                self._known.append(self._known.pop(at))
+            beginning = tuple(tokens[: (index + 1) * size])
+            start = index * size
+            if len(beginning) - start < least_tokens(self._pool):
+                return
+            same = [
+                i
+                for i, (known, _) in enumerate(self._known)
+                if start < len(known) <= start + size and known[: len(beginning)] == beginning
+            ]
+            if same:
+                self._use(same[-1])
+                continue
+            for known, other in list(self._known):
+                if start < len(known) < len(beginning) and beginning[: len(known)] == known:
+                    self._known.remove((known, other))
+                    self._pool.release(other)
+            self._pool.share(block)
+            self._known.append((beginning, block))
+
+    def _use(self, at: int) -> int:
+        self._known.append(self._known.pop(at))
+        return self._known[-1][1]
 
     def give_up(self) -> bool:
         """Free a block that no sequence uses and no longer beginning needs, the one not asked for longest."""
@@ -136,3 +251,11 @@ class NaivePrefixes:
                 self._pool.release(block)
                 return True
         return False
+
+    def let_go(self, block: int) -> None:
+        """Forget a block, unless others are known behind it."""
+        for known, other in list(self._known):
+            longer = any(text[: len(known)] == known != text for text, _ in self._known)
+            if other == block and not longer:
+                self._known.remove((known, other))
+                self._pool.release(other)

@@ -201,8 +201,12 @@ class Handle(Iterator[Round]):
 
     def ready(self) -> bool:
         """Whether a round, or the end, can be fetched without another pass. Where not at first, one pass is run."""
-        if not self._request.rounds and not self._request.over:
+        if not self.in_hand():
             self._driver.advance(self._request)
+        return self.in_hand()
+
+    def in_hand(self) -> bool:
+        """Whether a round, or the end, can be fetched without another pass. None is run."""
         return bool(self._request.rounds) or self._request.over
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ipex_assist.engine.prefix_cache import Prefixes
+from collections.abc import Sequence
+
+from ipex_assist.engine.prefix_cache import Beginning, Prefixes
 from ipex_assist.engine.request import Request
 from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, Model, Rows
 
@@ -23,7 +25,8 @@ class Room:
         """Whether there are blocks for all that a request has to read, and one more."""
         if self._blocks is None:
             return True
-        return self.make(len(request.tokens) // self._blocks.size + 1 - len(self._known(request)))
+        size = self._blocks.size
+        return self.make(len(request.tokens) // size + 1 - self._known(request).length // size)
 
     def begin(self, request: Request) -> int:
         """Make the sequence of a request; returns how many tokens it holds already.
@@ -33,20 +36,24 @@ class Room:
         if self._blocks is None:
             request.sequence = self._target.new_sequence(request.end)
         else:
-            request.sequence = self._target.new_sequence(request.end, request.prompt_length, self._known(request))
+            blocks, length = self._known(request)
+            request.sequence = self._target.new_sequence(request.end, request.prompt_length, blocks)
+            request.sequence.truncate(length)
         return request.sequence.length
 
-    def _known(self, request: Request) -> list[int]:
-        return [] if self._prefixes is None or request.lists_prompt else self._prefixes.find(request.tokens[:-1])
+    def _known(self, request: Request) -> Beginning:
+        if self._prefixes is None or request.lists_prompt:
+            return Beginning([], 0)
+        return self._prefixes.find(request.tokens[:-1])
 
-    def keep(self, request: Request) -> None:
-        """Remember the whole blocks of what a request has read."""
+    def keep(self, request: Request, *, whole: bool = False) -> None:
+        """Remember what a request has read. whole: the full blocks of it, as it will write to the last one."""
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return
         assert isinstance(request.sequence, HasBlocks)
-        whole = request.sequence.length // self._blocks.size
-        if whole:
-            self._prefixes.keep(request.tokens, request.sequence.blocks[:whole])
+        size, length = self._blocks.size, request.sequence.length
+        length -= length % size if whole else 0
+        self._prefixes.keep(request.tokens[:length], request.sequence.blocks[: -(-length // size)])
 
     def needs(self, rows: Rows) -> int:
         """How many blocks a sequence takes for these rows, the copy of a block that it shares included."""
@@ -57,8 +64,28 @@ class Room:
         assert isinstance(sequence, HasBlocks)
         held = sequence.blocks
         more = -(-(sequence.length + len(rows.tokens)) // size) - len(held)
-        part = sequence.length % size and blocks.references(held[sequence.length // size]) > 1
-        return max(0, more) + bool(part)
+        return max(0, more) + (self._shared(rows) is not None)
+
+    def _shared(self, rows: Rows) -> int | None:
+        """The block that must be copied before these rows are written; None where there is none."""
+        assert self._blocks is not None
+        assert isinstance(rows.sequence, HasBlocks)
+        place, filled = divmod(rows.sequence.length, self._blocks.size)
+        block = rows.sequence.blocks[place] if filled else None
+        return block if block is not None and self._blocks.references(block) > 1 else None
+
+    def make_for(self, rows: Sequence[Rows]) -> bool:
+        """Have the blocks free that all of these need. False where there are not enough.
+
+        Rather than that, a text goes on in the block that it shares with a prefix alone, which is forgotten.
+        """
+        if self._blocks is None or self.make(sum(map(self.needs, rows))):
+            return True
+        for each in rows:
+            block = self._shared(each)
+            if block is not None and self._prefixes is not None:
+                self._prefixes.let_go(block)
+        return self.make(sum(map(self.needs, rows)))
 
     def holds(self, request: Request) -> bool:
         """Whether a request has blocks."""

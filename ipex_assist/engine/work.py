@@ -169,7 +169,7 @@ class Work:
         return parts
 
     def _room_for(self, parts: list[Part]) -> bool:
-        return self.room.make(sum(self.room.needs(part.rows()) for part in parts))
+        return self.room.make_for([part.rows() for part in parts])
 
     def _put_back(self, request: Request) -> None:
         """Give up a request's memory; it is computed again later."""
@@ -264,7 +264,7 @@ class Work:
             read = request.prompt_choices if request.prompt_logprobs is not None else None
             first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
             request.put(first)
-            self.room.keep(request)
+            self.room.keep(request, whole=True)
         else:
             target_s, drafted = seconds + choose_s, len(proposal.tokens)
             self.drafts.observe(part, accepted, draft_s, target_s)

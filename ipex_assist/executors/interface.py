@@ -124,9 +124,9 @@ class Model(Protocol):
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
         prompt_length: positions below it turn as in a prompt of that length, however it is cut into calls; None: as in
-        the first call's. (It matters with the rope kind "dynamic" alone.) blocks: what it begins with, whole blocks of
-        the pool whose contents are right for it; it takes references of its own. Else it is empty, and takes blocks as
-        it grows.
+        the first call's. (It matters with the rope kind "dynamic" alone.) blocks: what it begins with, blocks of the
+        pool whose contents are right for it, up to where it is truncated next; it takes references of its own. Else it
+        is empty, and takes blocks as it grows.
         """
         ...
 

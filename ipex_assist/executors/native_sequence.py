@@ -27,10 +27,10 @@ class NativeSequence:
     ) -> None:
         if not 1 <= capacity <= LONGEST:
             raise IpexAssistError(f"a sequence with room for {capacity} tokens: it may be 1 to {LONGEST}")
-        if len(blocks) * BLOCK > capacity:
+        if len(blocks) * BLOCK >= capacity + BLOCK:
             raise IpexAssistError(f"{len(blocks)} blocks of {BLOCK} tokens in a sequence of {capacity}")
         self.model, self.capacity, self.prompt_length = model, capacity, prompt_length
-        self.length = len(blocks) * BLOCK
+        self.length = min(len(blocks) * BLOCK, capacity)
         self.turned_as = prompt_length or 0  # the prompt's length by which its positions turn (rope.py, "dynamic")
         self.table = (ctypes.c_int32 * -(-capacity // BLOCK))()  # the core reads it; the first `count` are blocks
         self.count = 0

@@ -116,6 +116,11 @@ class Generation(Iterator[Chunk]):
         ready = getattr(self._rounds, "ready", None)
         return self._stop_reason is not None or ready is None or bool(ready())
 
+    def in_hand(self) -> bool:
+        """Whether `ready` without a pass; true of a text that shares no passes, as it waits for nobody."""
+        in_hand = getattr(self._rounds, "in_hand", None)
+        return self._stop_reason is not None or in_hand is None or bool(in_hand())
+
     def interrupt(self) -> str:
         """End here, as Ctrl-C does; returns the text that was held back."""
         if self._stop_reason is not None:

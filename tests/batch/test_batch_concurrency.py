@@ -62,7 +62,7 @@ def served(model: TextModel, *requests: Mapping[str, Any] | None) -> list[dict[s
 
 def test_texts_are_those_that_each_has_alone(model: TextModel) -> None:
     """Sixteen under way at a time; the short ones are done before the long ones that came before them."""
-    lengths = [3 + 5 * (number % 4 == 0) for number in range(16)]
+    lengths = [3 + 9 * (number % 4 == 0) for number in range(16)]
     requests = [
         request(number, prompt=f"the fox number {number}", options={"max_new_tokens": length})
         for number, length in enumerate(lengths)
@@ -170,6 +170,8 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
     rounds = model._rounds
     passes = 0
 
+    others: list[Any] = []
+
     class Waiting:
         """Rounds that never come."""
 
@@ -179,6 +181,10 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
             if passes == 50:
                 desk.inbox.put({"cancel": 1})
                 desk.inbox.put(None)
+            others[0].ready()  # the pass that it asks for is one of the texts that run
+            return False
+
+        def in_hand(self) -> bool:
             return False
 
         def __next__(self) -> Round:
@@ -188,7 +194,11 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
             pass
 
     def some_wait(tokens: list[int], limit: int, *more: Any) -> tuple[Iterator[Round], bool]:
-        return (Waiting(), False) if limit == 7 else rounds(tokens, limit, *more)  # type: ignore[return-value]
+        if limit == 7:
+            return Waiting(), False  # type: ignore[return-value]
+        found, drafting = rounds(tokens, limit, *more)
+        others.append(found)
+        return found, drafting
 
     monkeypatch.setattr(model, "_rounds", some_wait)
     replies: list[dict[str, Any]] = []
@@ -198,6 +208,59 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
     desk.work()
     assert [(reply["id"], reply.get("error")) for reply in replies] == [(2, None), (1, "cancelled")]
     assert passes == 50
+
+
+def test_no_pass_is_run_while_a_round_waits(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts that are read one after the other, the first texts are sent while the last are being read."""
+    passes = 0
+    texts: list[Text] = []
+    late: list[int] = []  # passes between a round and its way out
+    taken: list[int] = []
+
+    class Text:
+        """Has a round of every pass from its first on, five of them."""
+
+        def __init__(self, first: int) -> None:
+            self.first, self.rounds, self.left = first, list[int](), 5
+            texts.append(self)
+
+        def in_hand(self) -> bool:
+            return bool(self.rounds) or not self.left
+
+        def ready(self) -> bool:
+            nonlocal passes
+            if not self.in_hand():
+                passes += 1
+                for text in texts:
+                    if text.left and passes >= text.first:
+                        text.left -= 1
+                        text.rounds.append(passes)
+            return self.in_hand()
+
+        def __next__(self) -> None:
+            if not self.rounds:
+                raise StopIteration
+            taken.append(self.rounds.pop(0))
+
+        def result(self) -> Any:
+            return self
+
+        def as_dict(self) -> dict[str, Any]:
+            return {}
+
+    def turn_over(idle: bool) -> None:
+        late.extend(passes - round_ for round_ in taken)
+        taken.clear()
+
+    monkeypatch.setattr(worker, "begin", lambda model, request: Text(request["id"]))
+    replies: list[dict[str, Any]] = []
+    desk = Desk(model, replies.append, turn_over)
+    for number in range(1, 9):
+        desk.inbox.put(request(number))
+    desk.inbox.put(None)
+    desk.work()
+    assert sorted(reply["id"] for reply in replies) == list(range(1, 9))
+    assert late == [0] * 40
 
 
 def test_lengths_of_texts(tmp_path: Path) -> None:

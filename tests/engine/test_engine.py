@@ -211,6 +211,23 @@ def test_requests_pass_together(pair: Pair) -> None:
     assert engine.stats.prompt_tokens + engine.stats.prefix_tokens == sum(map(len, prompts))
 
 
+@pytest.mark.parametrize("draft", ["none", "both"])
+def test_a_turn_reads_only_what_is_new(pair: Pair, draft: str) -> None:
+    """Of what was read and written before nothing is read again, wherever a block ends; texts are those of no cache."""
+    engine = pair.engine(draft)
+    options = GenerationOptions.of(max_new_tokens=20, ignore_eos=True)
+    talk: list[int] = list(range(3, 43))
+    for question in ([], [50, 51, 52], [60] * 300, [70] * 7):
+        before = engine.stats.prompt_tokens
+        known = len(talk) - 1 if question else 0  # of the last token no keys and values were needed
+        talk += question
+        answer = tokens_of(engine.submit(tuple(talk), options))
+        assert answer == pair.alone(tuple(talk), options)
+        if pair.target.blocks is not None:
+            assert engine.stats.prompt_tokens - before == len(talk) - known
+        talk += answer
+
+
 def test_whoever_asks_runs_the_passes_of_all(pair: Pair) -> None:
     """Threads that iterate their own request only, without a thread of the engine."""
     engine = pair.engine("model")

@@ -102,8 +102,8 @@ def test_a_sequence_begins_with_blocks_of_another() -> None:
     model.extend(second, [9] * 30)
     assert [model.blocks.references(block) for block in first.blocks] == [2, 1, 1]
     assert torch.equal(model.extend(first.fork(600), [1]), expected)
-    with pytest.raises(IpexAssistError, match="2 blocks of 256 tokens in a sequence of 511"):
-        model.new_sequence(511, blocks=first.blocks[:2])
+    with pytest.raises(IpexAssistError, match="2 blocks of 256 tokens in a sequence of 256"):
+        model.new_sequence(256, blocks=first.blocks[:2])
 
 
 class Twin:
