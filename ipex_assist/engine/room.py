@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from ipex_assist.engine.prefix_cache import Beginning, Prefixes
 from ipex_assist.engine.request import Request
@@ -50,10 +51,10 @@ class Room:
         """Remember what a request has read. whole: the full blocks of it, as it will write to the last one."""
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return
-        assert isinstance(request.sequence, HasBlocks)
         size, length = self._blocks.size, request.sequence.length
         length -= length % size if whole else 0
-        self._prefixes.keep(request.tokens[:length], request.sequence.blocks[: -(-length // size)])
+        held = cast(HasBlocks, request.sequence).blocks
+        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)])
 
     def needs(self, rows: Rows) -> int:
         """How many blocks a sequence takes for these rows, the copy of a block that it shares included."""
@@ -61,18 +62,10 @@ class Room:
         if blocks is None:
             return 0
         sequence, size = rows.sequence, blocks.size
-        assert isinstance(sequence, HasBlocks)
-        held = sequence.blocks
+        held = cast(HasBlocks, sequence).blocks
+        place, filled = divmod(sequence.length, size)
         more = -(-(sequence.length + len(rows.tokens)) // size) - len(held)
-        return max(0, more) + (self._shared(rows) is not None)
-
-    def _shared(self, rows: Rows) -> int | None:
-        """The block that must be copied before these rows are written; None where there is none."""
-        assert self._blocks is not None
-        assert isinstance(rows.sequence, HasBlocks)
-        place, filled = divmod(rows.sequence.length, self._blocks.size)
-        block = rows.sequence.blocks[place] if filled else None
-        return block if block is not None and self._blocks.references(block) > 1 else None
+        return max(0, more) + bool(filled and blocks.references(held[place]) > 1)
 
     def make_for(self, rows: Sequence[Rows]) -> bool:
         """Have the blocks free that all of these need. False where there are not enough.
@@ -82,9 +75,9 @@ class Room:
         if self._blocks is None or self.make(sum(map(self.needs, rows))):
             return True
         for each in rows:
-            block = self._shared(each)
-            if block is not None and self._prefixes is not None:
-                self._prefixes.let_go(block)
+            place, filled = divmod(each.sequence.length, self._blocks.size)
+            if filled and self._prefixes is not None:
+                self._prefixes.let_go(cast(HasBlocks, each.sequence).blocks[place])
         return self.make(sum(map(self.needs, rows)))
 
     def holds(self, request: Request) -> bool:
