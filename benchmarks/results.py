@@ -35,6 +35,7 @@ QUESTIONS = {
     "peers": "A real pair beside other programs",
     "peers_throughput": "Many prompts at once beside other programs",
     "throughput": "Many requests: tokens/s by how many are in flight",
+    "engine": "What the engine adds to its passes, and what newcomers and conversations wait",
     "serve_overhead": "What the server adds to the engine",
     "sampling": "Sampled text: noise by position beside rejection sampling",
     "draft_length": "Draft lengths: adaptive beside each fixed length",
