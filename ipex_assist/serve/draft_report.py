@@ -44,14 +44,15 @@ class DraftCounts:
 def speculative_decoding(counts: DraftCounts) -> dict[str, Any] | None:
     """vLLM's object of one request; None where nothing was drafted.
 
-    mean_acceptance_length: tokens a step, the target's own among them. num_spec_tokens: the longest draft.
+    mean_acceptance_length: tokens a step, the target's own among them. num_spec_tokens: the longest draft; the
+    histogram has an entry for each number from 0 to that, as vLLM's readers check.
     """
     if not counts.steps:
         return None
     return {
         "mean_acceptance_length": 1 + counts.accepted / counts.steps,
         "draft_acceptance_rate": counts.accepted / counts.drafted,
-        "acceptance_histogram": counts.histogram,
+        "acceptance_histogram": counts.histogram + [0] * (counts.longest + 1 - len(counts.histogram)),
         "num_spec_steps": counts.steps,
         "num_accepted_draft_tokens": counts.accepted,
         "num_draft_tokens": counts.drafted,

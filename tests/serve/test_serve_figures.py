@@ -59,6 +59,15 @@ def test_counts_of_passes():
     assert twice == DraftCounts(44, 133, 14, 4, [39, 1, 0, 3, 1])
 
 
+def test_the_histogram_goes_to_the_longest_draft():
+    """Load generators drop the figures of a text whose histogram has not num_spec_tokens + 1 entries."""
+    counts = DraftCounts()
+    counts.count(_part(5, 1))
+    counts.count(_part(2, 2))
+    figures = report([], counts)["metrics"]["speculative_decoding"]
+    assert (figures["acceptance_histogram"], figures["num_spec_tokens"]) == ([0, 1, 1, 0, 0, 0], 5)
+
+
 def test_timings():
     result = {"prompt_tokens": 10, "new_tokens": 5, "ttft_s": 0.5, "decode_s": 2.0}
     found = timings([result], DraftCounts(2, 6, 3, 3, [1, 0, 0, 1]))

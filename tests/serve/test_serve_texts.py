@@ -84,6 +84,14 @@ def test_streams_say_what_whole_answers_say(client, path, body):
         assert reasons == [None] * (len(chunks) - 1) + [each["finish_reason"]]
     assert len({chunk["id"] for chunk in found}) == 1
     assert all(chunk["usage"] is None for chunk in found)
+    assert not any("metrics" in chunk or "timings" in chunk for chunk in found)  # readers add up what stands twice
+
+
+def test_without_usage_each_text_says_what_the_draft_did(client):
+    found = events(client, COMPLETIONS, TEXT | {"prompt": ["a", "b"]})
+    said = [chunk["choices"][0] for chunk in found if "metrics" in chunk]
+    assert sorted(choice["index"] for choice in said) == [0, 1]
+    assert all(choice["finish_reason"] for choice in said)
 
 
 def test_fields_become_options(client, backend):

@@ -102,12 +102,12 @@ class ChatWriter(ChunkWriter):
             yield self.chunk(self._choice(text, delta, growth if not place else None))
 
     def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """The last chunk of this text, with what the draft did for it."""
+        """The last chunk of this text."""
         turn = self._turns[text.index]
         *deltas, last = [*turn.grow(growth), *turn.finish()] or [{}]
         for delta in deltas:
             yield self.chunk(self._choice(text, delta))
-        yield self.chunk(self._choice(text, last, growth, self._reason(text)), **text.report())
+        yield self.chunk(self._choice(text, last, growth, self._reason(text)), **self.report_of(text))
 
     def _reason(self, text: GrowingText) -> str:
         return "tool_calls" if self._turns[text.index].called and text.finish_reason == "stop" else text.finish_reason

@@ -46,8 +46,8 @@ class CompletionWriter(ChunkWriter):
             yield self.chunk(self._choice(text, growth, None))
 
     def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """The last chunk of this text, with what the draft did for it."""
-        yield self.chunk(self._choice(text, growth, text.finish_reason), **text.report())
+        """The last chunk of this text."""
+        yield self.chunk(self._choice(text, growth, text.finish_reason), **self.report_of(text))
 
     def _choice(self, text: GrowingText, growth: Growth, reason: str | None) -> dict[str, Any]:
         offset = self._offsets[text.index]

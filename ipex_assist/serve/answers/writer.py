@@ -90,8 +90,15 @@ class ChunkWriter(Writer):
             value["usage"] = self.texts.usage() if self._usage_always else None
         return event(value)
 
+    def report_of(self, text: GrowingText) -> dict[str, Any]:
+        """What the draft did, for the last chunk of a text; nothing where the usage's chunk will say it of all texts.
+
+        Readers take every chunk that has it for another text's: it stands once.
+        """
+        return {} if self._usage else text.report()
+
     def end(self) -> Iterator[str]:
-        """The usage, if it is wanted, and OpenAI's last line."""
+        """The usage with what the draft did, if it is wanted, and OpenAI's last line."""
         if self._usage:
             yield self.chunk(usage=self.texts.usage(), **self.texts.report())
         yield END
