@@ -22,6 +22,7 @@ from ipex_assist.generation.stream import Generation
 from ipex_assist.serve.app import create_app
 from ipex_assist.serve.backend import Busy, Done, ModelFacts, NotReady, Part, Piece, ServerStatistics, TextRequest
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.server import http_protocol
 from ipex_assist.speculative.round import Round
 
 REPLY = "The lazy dog's café: 12345 foxes jump."
@@ -145,7 +146,7 @@ def choice(token: int, top: int) -> Choice:
 def serving(backend: Any, **options: Any) -> Iterator[httpx.Client]:
     """A client of a real server of its own, which ends with the context."""
     app = create_app(backend, ServeOptions.of(**options))
-    config = uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, http=http_protocol(), port=0, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -47,7 +47,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         app.include_router(each.router(service))
     add_page(app)
     keys = Keys(options.keys())
-    app.add_middleware(BodyLimit, limit=options.max_body)
+    app.add_middleware(BodyLimit, limit=options.max_body, seconds=options.timeout)
     app.add_middleware(Authentication, keys=keys)
     if options.cors_origin:
         app.add_middleware(

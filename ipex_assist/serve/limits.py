@@ -1,7 +1,8 @@
-"""What every request goes through: the limit of its body, and a number by which logs and clients may call it."""
+"""What every request goes through: the limits of its body, and a number by which logs and clients may call it."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 
@@ -19,10 +20,11 @@ def too_long(limit: int, size: int | None = None) -> ApiError:
 
 
 class BodyLimit:
-    """ASGI middleware: a body of more than `limit` bytes is answered 413, and not read to its end."""
+    """ASGI middleware: a body of more than `limit` bytes is answered 413, and not read to its end; one that does not
+    come within `seconds` is answered 408."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        self._app, self._limit, self._seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a body that is counted as it comes."""
@@ -33,17 +35,30 @@ class BodyLimit:
         if size.isdigit() and int(size) > self._limit:
             await too_long(self._limit, int(size)).response()(scope, receive, send)
             return
-        read = 0
+        read, whole = 0, False
+        deadline = asyncio.get_running_loop().time() + self._seconds
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            message = await (receive() if whole else self._in_time(receive, deadline))
+            whole = whole or not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self._limit:
                 raise too_long(self._limit)
             return message
 
         await self._app(scope, counted, send)
+
+    async def _in_time(self, receive: Receive, deadline: float) -> Message:
+        try:
+            return await asyncio.wait_for(receive(), max(0.0, deadline - asyncio.get_running_loop().time()))
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408,
+                f"the body has not come within {self._seconds:g} s (--timeout)",
+                code="timeout",
+                headers={"Connection": "close"},
+            ) from None
 
 
 class RootPath:

@@ -110,6 +110,7 @@ def _server(app: FastAPI) -> uvicorn.Server:
 
     config = uvicorn.Config(
         app,
+        http=http_protocol(),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -118,6 +119,26 @@ def _server(app: FastAPI) -> uvicorn.Server:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     return Server(config)
+
+
+def http_protocol() -> type[asyncio.Protocol]:
+    """uvicorn's, by the parser that is installed, with errors of HTTP itself in the API's form as all others."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from ipex_assist.serve.errors import ApiError
+
+    class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+        """One connection."""
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer what is no HTTP, unless an answer is on its way: there it would be taken for a part of that."""
+            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+                body = ApiError(400, "the request is no HTTP/1.1", code="invalid_http").response().body
+                head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + bytes(body))
+            self.transport.close()
+
+    return HttpProtocol
 
 
 async def in_thread(work: Callable[[], Made]) -> Made:

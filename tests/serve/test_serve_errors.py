@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from typing import Any
 
 import httpx
 import pytest
 from fake_backend import VOCAB_SIZE, tokenizer
+from pydantic import ValidationError
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.serve.backend import Failed
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.protocol.chat import ChatRequest
+from ipex_assist.serve.protocol.completions import CompletionRequest
+from ipex_assist.serve.protocol.responses import ResponsesRequest
+from ipex_assist.serve.protocol.tokenize import DetokenizeRequest
 
 pytestmark = pytest.mark.one_stack
 
@@ -83,6 +89,27 @@ def test_a_body_of_another_kind(client):
     """What a form of any web page could send to a server on this machine, without asking."""
     error = refused(client.post(COMPLETIONS, content=b'{"prompt":"a"}', headers={"content-type": "text/plain"}), 400)
     assert "application/json" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (CompletionRequest, {"prompt": [None] * 500}),
+        (CompletionRequest, {"prompt": [["a"] * 500]}),
+        (CompletionRequest, {"prompt": "a", "guided_choice": [1] * 500}),
+        (ChatRequest, {"messages": [1] * 500}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 500}]}),
+        (ChatRequest, HI | {"tools": [1] * 500}),
+        (ResponsesRequest, {"input": [1] * 500}),
+        (ResponsesRequest, {"input": "a", "metadata": {str(number): number for number in range(500)}}),
+        (DetokenizeRequest, {"tokens": [-1] * 500}),
+    ],
+)
+def test_a_body_with_much_that_is_wrong(form, body):
+    """Each wrong item that is told costs a kilobyte, and there may be millions: the first of them are enough."""
+    with pytest.raises(ValidationError) as caught:
+        form.model_validate(body)
+    assert caught.value.error_count() <= 8
 
 
 def test_malformed_bodies(client, backend):
@@ -283,3 +310,51 @@ def test_a_text_that_is_too_long_whatever_its_tokens_are(client, monkeypatch):
         error = refused(client.post(path, json=body), 413)
         assert "100,000 characters" in error["message"]
         assert error["code"] == "context_length_exceeded"
+
+
+def said(client: httpx.Client, *pieces: bytes, wait_for: bytes = b"") -> bytes:
+    """What comes back until the connection is closed. wait_for: what comes before the last piece is sent."""
+    url = client.base_url
+    with socket.create_connection((url.host, url.port), timeout=20) as connection:
+        got = b""
+        for piece in pieces:
+            while piece is pieces[-1] and wait_for not in got:
+                got += connection.recv(4096)
+            connection.sendall(piece)
+        while data := connection.recv(1 << 16):
+            got += data
+        return got
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"no HTTP\r\n\r\n", HEAD + b"Content-Length: -1\r\n\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}"],
+)
+def test_what_is_no_http(client, sent):
+    """Parsers' own answers are plain texts."""
+    head, _, body = said(client, sent).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"application/json" in head
+    assert refused(httpx.Response(400, content=body), 400)["code"] == "invalid_http"
+
+
+def test_what_is_no_http_behind_a_request(client, backend):
+    """In the midst of a stream another answer would be taken for its text: it breaks off, or goes to its end before."""
+    backend.pace = 0.01
+    body = json.dumps(HI | {"stream": True, "ignore_eos": True, "max_tokens": 100}).encode()
+    request = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    got = said(client, request, b"\0\0\0\r\n\r\n", wait_for=b"data: ")
+    stream, refusal, _ = got.partition(b"HTTP/1.1 400 ")
+    assert stream.startswith(b"HTTP/1.1 200 ")
+    assert not refusal or stream.endswith(b"0\r\n\r\n")
+
+
+def test_a_body_that_does_not_come(serve):
+    """Who sends half of it and waits is told so at the time limit, and holds nothing any more."""
+    client = serve(timeout=0.2)
+    head, _, body = said(client, HEAD + b'Content-Length: 100\r\n\r\n{"messages": [').partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert refused(httpx.Response(408, content=body), 408)["code"] == "timeout"

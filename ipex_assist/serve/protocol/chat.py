@@ -11,6 +11,7 @@ from ipex_assist.serve.protocol.common import (
     Count,
     Form,
     Generation,
+    Many,
     MaxTokens,
     Refused,
     Report,
@@ -34,9 +35,9 @@ class Message(Form):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class Message(Form):
 class ChatRequest(TextForm):
     """A conversation, to be answered."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     model: str | None = None
     max_completion_tokens: MaxTokens | None = None
     max_tokens: MaxTokens | None = None
@@ -67,14 +68,14 @@ class ChatRequest(TextForm):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Generation("logprobs")] | None = Field(None, description="means logprobs, too")
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")
     functions: Annotated[Any, Refused("functions are OpenAI's old form: use tools")] = None
     function_call: Annotated[Any, Refused("function_call is OpenAI's old form: use tool_choice")] = None
     audio: Annotated[Any, Refused("this server writes text alone")] = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Many[Literal["text"]] | None = None
 
     def tool_fields(self) -> list[dict[str, Any]]:
         """The tools as they came."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -18,6 +18,11 @@ from ipex_assist.speculative.options import GenerationOptions
 MOST_CHOICES = 128  # texts of one request, as with OpenAI
 TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
+
+
+T = TypeVar("T")
+# A list in a body: its first wrong item is told. Millions of them would take minutes, in which nobody else is answered.
+Many = Annotated[list[T], Field(fail_fast=True)]
 
 
 class Form(BaseModel):

@@ -10,6 +10,7 @@ from ipex_assist.serve.protocol.common import (
     Answer,
     Count,
     Generation,
+    Many,
     MaxTokens,
     Refused,
     Report,
@@ -21,12 +22,12 @@ from ipex_assist.serve.protocol.structured import TextForm
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Tokens = Annotated[Many[TokenId], Field(min_length=1)]
 Prompt = (
     Annotated[str, Field(min_length=1)]
     | Tokens
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=128)]
-    | Annotated[list[Tokens], Field(min_length=1, max_length=128)]
+    | Annotated[Many[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=128)]
+    | Annotated[Many[Tokens], Field(min_length=1, max_length=128)]
 )
 
 

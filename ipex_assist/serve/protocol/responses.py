@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ipex_assist.serve.protocol.chat import TokenLogprob
-from ipex_assist.serve.protocol.common import Answer, Form, Generation, MaxTokens, Refused, Report, SamplingForm
+from ipex_assist.serve.protocol.common import Answer, Form, Generation, Many, MaxTokens, Refused, Report, SamplingForm
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_ALONE = "this server reads and writes text alone here; /v1/chat/completions has tools"
+
+MOST_METADATA = 16  # pairs, as with OpenAI
+
+
+def _few(value: Any) -> Any:
+    """Before any of them is looked at."""
+    if isinstance(value, dict) and len(value) > MOST_METADATA:
+        raise ValueError(f"has {len(value):,} pairs, and may have {MOST_METADATA}")
+    return value
+
+
+Metadata = Annotated[dict[str, str], Field(max_length=MOST_METADATA), BeforeValidator(_few)]
 
 
 class InputText(Form):
@@ -26,7 +38,7 @@ class InputMessage(Form):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | Many[InputText]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -63,7 +75,7 @@ class TextConfig(Form):
 class ResponsesRequest(SamplingForm):
     """A text, or turns of a conversation, to be answered; behind an earlier answer, where its id is given."""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    input: str | Annotated[Many[InputMessage], Field(min_length=1)]
     model: str | None = None
     instructions: str | None = Field(None, description="the system's turn; not kept for the next answer")
     previous_response_id: str | None = None
@@ -71,9 +83,9 @@ class ResponsesRequest(SamplingForm):
     max_output_tokens: MaxTokens | None = None
     stream: bool | None = None
     text: TextConfig | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Many[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Generation("logprobs")] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     tools: Annotated[Any, Refused(_TEXT_ALONE, [])] = None
     background: Annotated[Any, Refused("answers are not made in the background: stream them", False)] = None
     conversation: Annotated[Any, Refused("conversations are not kept: use previous_response_id")] = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ipex_assist.serve.protocol.common import Form, SamplingForm
+from ipex_assist.serve.protocol.common import Form, Many, SamplingForm
 
 
 class TextFormat(Form):
@@ -46,7 +46,7 @@ class StructuredOutputs(Form):
     json_: Any = Field(None, alias="json", description="a JSON schema")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = None
 
 
@@ -56,7 +56,7 @@ class TextForm(SamplingForm):
     response_format: ResponseFormat | None = None
     guided_json: Any = Field(None, description="a JSON schema, as an object or a text")
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Many[str] | None = None
     guided_grammar: str | None = Field(None, description="in llguidance's dialect of Lark")
     structured_outputs: StructuredOutputs | None = None
 

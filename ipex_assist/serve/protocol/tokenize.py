@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ipex_assist.serve.protocol.chat import Message
-from ipex_assist.serve.protocol.common import Answer, Form, TokenId
+from ipex_assist.serve.protocol.common import Answer, Form, Many, TokenId
 
 
 class TokenizeText(Form):
@@ -22,7 +22,7 @@ class TokenizeText(Form):
 class TokenizeMessages(Form):
     """A conversation, to be put into the model's chat template."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     model: str | None = None
     return_token_strs: bool | None = None
 
@@ -39,7 +39,7 @@ class TokenizeResponse(Answer):
 class DetokenizeRequest(Form):
     """Token ids."""
 
-    tokens: list[TokenId]
+    tokens: Many[TokenId]
     model: str | None = None
 
 
