@@ -73,7 +73,10 @@ class Checker:
         self._thread.shutdown(wait=False)
 
     def _try(self, spec: GrammarSpec) -> str | None:
-        process = self._process or self._start()
+        process = self._process
+        if process is None or process.poll() is not None:  # ended since, by no grammar
+            self._end()
+            process = self._start()
         line = json.dumps({"kind": spec.kind, "value": spec.value}).encode() + b"\n"
         answer = self._ask(process, line, SECONDS)
         if answer is not None:

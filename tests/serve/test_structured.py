@@ -129,6 +129,15 @@ def test_a_process_that_dies_or_hangs() -> None:
     checker.close()
 
 
+def test_a_process_that_is_killed_between_two_grammars(checker: Checker) -> None:
+    """By whoever wants memory: that says nothing of the next grammar."""
+    checker.check(GrammarSpec("regex", "a"))
+    assert checker._process is not None
+    checker._process.kill()
+    checker._process.wait()
+    checker.check(GrammarSpec("regex", "b"))
+
+
 def test_costs_on_the_way_are_found() -> None:
     """Not at the beginning of a text, but soon after."""
     tokenizer = byte_tokenizer()
