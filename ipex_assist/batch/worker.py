@@ -203,10 +203,10 @@ def measured(model: TextModel) -> dict[str, Any]:
     stats, blocks = model.engine_stats, model.kv_blocks
     if stats is None:
         return {}
-    return {
-        "engine": stats.as_dict(),
-        "blocks": None if blocks is None else {"used": blocks.count - blocks.free, "total": blocks.count},
-    }
+    held = None
+    if blocks is not None:
+        held = {"used": blocks.count - blocks.free, "total": blocks.count, "cached": model.prefix_blocks}
+    return {"engine": stats.as_dict(), "blocks": held}
 
 
 class Desk:

@@ -108,6 +108,11 @@ class Engine:
         with self._news:
             self._news.notify_all()
 
+    @property
+    def prefix_blocks(self) -> int:
+        """Blocks of the target's that are kept for texts that begin alike."""
+        return self._work.room.prefix_blocks
+
     def step(self) -> bool:
         """Run one pass. False where there is nothing to do."""
         with self._turn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import cast
 
 from ipex_assist.engine.prefix_cache import Beginning, Prefixes
@@ -92,6 +92,11 @@ class Room:
             if self._prefixes is None or not self._prefixes.give_up():
                 return False
         return True
+
+    @property
+    def prefix_blocks(self) -> int:
+        """Blocks that are remembered."""
+        return len(self._prefixes) if isinstance(self._prefixes, Sized) else 0
 
     def forget(self) -> None:
         """Give up all prefixes that no request uses."""

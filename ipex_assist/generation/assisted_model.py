@@ -92,6 +92,11 @@ class AssistedModel(TextModel):
         return self.target.blocks
 
     @property
+    def prefix_blocks(self) -> int:
+        """Those of the target's that the engine's prefix cache has."""
+        return self._engine.prefix_blocks
+
+    @property
     def engine_stats(self) -> EngineStats:
         """Counts and seconds of the engine that runs this model's streams."""
         return self._engine.stats

@@ -54,6 +54,11 @@ class TextModel(ABC):
         return None
 
     @property
+    def prefix_blocks(self) -> int:
+        """Those of `kv_blocks` that are kept for texts that begin alike; they are given up where others need them."""
+        return 0
+
+    @property
     def engine_stats(self) -> EngineStats | None:
         """What its engine has done since it was loaded; None where none of ours runs it."""
         return None

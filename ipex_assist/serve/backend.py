@@ -93,6 +93,7 @@ class ServerStatistics:
     waiting: requests that no engine has begun. running: those that one has. engine: sums over the places of what
     `EngineStats` counts, since the start of the server; by a name that is a text, numbers, or lists and objects of
     numbers. blocks_used, blocks_total: of keys and values, over all places; None where an executor has none.
+    blocks_cached: those in use that are only kept for texts that begin alike. blocks_least: of the place with fewest.
     places: engine processes that there should be. alive: those that answer. restarts: how often one was started anew.
     """
 
@@ -101,6 +102,8 @@ class ServerStatistics:
     engine: dict[str, Any] = field(default_factory=dict)
     blocks_used: int | None = None
     blocks_total: int | None = None
+    blocks_cached: int = 0
+    blocks_least: int | None = None
     places: int = 0
     alive: int = 0
     restarts: int = 0

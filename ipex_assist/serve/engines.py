@@ -138,6 +138,8 @@ class Engines:
             engine=total([counts for place in self._places for counts in (place.past, place.counts)]),
             blocks_used=sum(each["used"] for each in blocks) if blocks else None,
             blocks_total=sum(each["total"] for each in blocks) if blocks else None,
+            blocks_cached=sum(each.get("cached", 0) for each in blocks),
+            blocks_least=min((each["total"] for each in blocks), default=None),
             places=len(self._places),
             alive=sum(place.ready for place in self._places),
             restarts=sum(max(0, place.starts - 1) for place in self._places),

@@ -162,6 +162,8 @@ class _EngineFigures(Collector):
             yield _gauge("vllm:kv_cache_usage_perc", "Blocks of keys and values in use, 0 to 1", model, share)
             yield _gauge("ipex_assist:kv_blocks_used", "Blocks in use", model, now.blocks_used or 0)
             yield _gauge("ipex_assist:kv_blocks_total", "Blocks that there are", model, now.blocks_total)
+            meaning = "Those in use that are only kept for texts that begin alike"
+            yield _gauge("ipex_assist:kv_blocks_cached", meaning, model, now.blocks_cached)
         yield _gauge("ipex_assist:places", "Engine processes that there should be", model, now.places)
         yield _gauge("ipex_assist:places_alive", "Engine processes that answer", model, now.alive)
         yield _counted("ipex_assist:restarts", "Engine processes started anew", model, now.restarts)

@@ -151,6 +151,6 @@ class Service:
         return max(1, min([*limits, *([wanted] if wanted is not None else [])]))
 
     def _memory(self) -> int | None:
-        """Tokens of the longest text that one engine has memory for; None where that is not known."""
-        now = self.backend.statistics()
-        return now.blocks_total // max(1, now.alive) * BLOCK if now.blocks_total else None
+        """Tokens of the longest text that every engine has memory for; None where that is not known."""
+        least = self.backend.statistics().blocks_least
+        return None if least is None else least * BLOCK

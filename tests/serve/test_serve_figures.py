@@ -127,11 +127,12 @@ def test_figures_of_the_engines(client, backend):
         "prompt_tokens": 30, "prefix_tokens": 10, "preempted": 2, "draft_s": 0.5, "target_s": 1.5, "choose_s": 0.1,
         "passes_by_rows": {"1": 4, "9": 1, "16": 2, "17": 5}, "seconds_by_rows": {"1": 0.4, "9": 0.1, "16": 0.5},
     }  # fmt: skip
-    backend.figures = ServerStatistics(5, 3, engine, 20, 80, places=2, alive=1, restarts=4)
+    backend.figures = ServerStatistics(5, 3, engine, 20, 80, 15, places=2, alive=1, restarts=4)
     found = samples(client)
     expected = {
         "vllm:num_requests_waiting": 5, "vllm:num_requests_running": 3, "vllm:kv_cache_usage_perc": 0.25,
         "ipex_assist:kv_blocks_used": 20, "ipex_assist:kv_blocks_total": 80, "ipex_assist:places": 2,
+        "ipex_assist:kv_blocks_cached": 15,
         "ipex_assist:places_alive": 1, "ipex_assist:restarts_total": 4, "vllm:prefix_cache_queries_total": 40,
         "vllm:prefix_cache_hits_total": 10, "vllm:num_preemptions_total": 2, "ipex_assist:target_seconds_total": 1.5,
     }  # fmt: skip
@@ -144,7 +145,7 @@ def test_figures_of_the_engines(client, backend):
 def test_memory_limits_a_text(client, backend):
     """A chat says nothing of its length; what can never be held must not be asked of an engine."""
     backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 100_000})
-    backend.figures = ServerStatistics(blocks_used=0, blocks_total=4, places=2, alive=2)
+    backend.figures = ServerStatistics(blocks_used=0, blocks_total=7, blocks_least=2, places=2, alive=2)
     client.post(CHAT, json=HI)
     request = backend.requests[0]
     assert len(request.tokens) + request.options.max_new_tokens == 512
