@@ -8,6 +8,8 @@
     6          one part, then kill -9 of itself
     7          one part, then deaf to all but SIGKILL
     8, 9       an error that is the request's own, or one that another try may not have
+    10 N       as 1, but the first process to be asked so kills itself behind two parts (by a file)
+    11 N       likewise, and the next one has other tokens
 
 The settings' target says how loading goes: `refuses`, `refuses-usage`, `dies`, `waits` (for the file) or anything else;
 concurrency is what they say, or 4. The file of both is FIRST, of the environment.
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ipex_assist.batch.local import LocalPool
 
-PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN = range(1, 10)
+PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN, BREAKS, TURNS = range(1, 12)
 
 
 def pool_of(count: int, concurrency: int = 4, target: str = "fake", first: Path | None = None) -> LocalPool:
@@ -76,7 +78,12 @@ class Fake:
 
     def go_on(self, number: int, action: int, count: int = 0) -> None:
         turn = self.turn[number]
-        if action == DIE_FIRST and self.first.exists():
+        again = self.first.exists()
+        if action in (BREAKS, TURNS) and turn == 2 and not again:
+            action = DIE_FIRST
+        elif action == TURNS and again:
+            part(number, turn + 1)
+        elif action in (BREAKS, TURNS) or (action == DIE_FIRST and again):
             action = PLAY
         if action in (PLAY, ENDLESS) and (action == ENDLESS or turn < count):
             part(number, turn)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SLOWER_DELAYS = (*RESTART_DELAYS, 10.0, 30.0)  # of engines that could load before, and are started anew for ever
-MAX_TRIES = 2  # of a text of which nothing was delivered yet
+MAX_TRIES = 2  # of a text whose engine died
+OTHER_TEXT = "the engine that was at this request died, and another one would not have gone on by the same text"
 LOOK_SECONDS = 1.0  # how long what no event tells may go unnoticed
 CANCEL_SECONDS = 30.0  # an engine that says nothing for so long though a text was cancelled is ended
 MOST_RETRY_AFTER = 600.0
@@ -262,9 +263,8 @@ class Engines:
         place.heard_at = time.monotonic()
         if isinstance(event, Streamed):
             text = place.running.get(event.request)
-            if text is not None and not text.delivery.over:
-                text.begun = True
-                text.delivery.put(part_of(event.chunk))
+            if text is not None and not text.deliver(part_of(event.chunk)):
+                self._give_up(text, Failed(OTHER_TEXT, again=True))
         elif isinstance(event, Answered):
             self._answered(place, event)
         elif isinstance(event, Measured):
@@ -281,7 +281,9 @@ class Engines:
         place.ends_in_a_row = 0
         if text is None or text.delivery.over:  # nobody waits for it any more
             return
-        if event.result is not None:
+        if event.result is not None and text.seen < len(text.delivered):
+            self._fail(text, Failed(OTHER_TEXT, again=True))
+        elif event.result is not None:
             self._seconds += (time.monotonic() - text.sent_at - self._seconds) / 8
             place.known.keep(block_keys([*text.request.tokens, *event.result["tokens"]]))
             text.delivery.put(Done(event.result))
@@ -292,11 +294,11 @@ class Engines:
             self._fail(text, Failed(event.error or "the request failed"))
 
     def _lost(self, text: Text, reason: str) -> None:
-        """A try has failed; there is another one if nobody has seen anything of it."""
+        """A try has failed; another one goes on where it was."""
         assert text.place is not None
         text.tried.append(text.place)
         text.place = None
-        if text.begun or len(text.tried) >= MAX_TRIES:
+        if len(text.tried) >= MAX_TRIES:
             self._fail(text, Failed(reason, again=True))
         else:
             self._waiting.appendleft(text)

@@ -20,7 +20,8 @@ from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 class Text:
     """A request on its way. number: of the try under way. place: where that is; None while it waits.
 
-    begun: whether a part was delivered, so that it cannot be tried again. tried: places at which it was lost.
+    delivered: tokens that its reader has, or will have. seen: those of them that this try has come to; further tries
+    come by the same ones, since every text has a seed. tried: places at which it was lost.
     """
 
     request: TextRequest
@@ -29,7 +30,8 @@ class Text:
     delivery: Delivery = field(default_factory=Delivery)
     number: int = 0
     place: int | None = None
-    begun: bool = False
+    delivered: list[int] = field(default_factory=list)
+    seen: int = 0
     tried: list[int] = field(default_factory=list)
     sent_at: float = 0.0
     cancelled_at: float | None = None
@@ -40,7 +42,24 @@ class Text:
         """drafts: the server's, for what the request leaves as it is by default."""
         own = request.options.changed()
         changes = {name: value for name, value in drafts.changed().items() if name not in own}
-        return cls(request, replace(request.options, **changes), block_keys(request.tokens))
+        return cls(request, replace(request.options, **changes).seeded(), block_keys(request.tokens))
+
+    def deliver(self, part: Part) -> bool:
+        """Give the reader what of a part it has not yet; False where an earlier try had other tokens."""
+        if self.delivery.over:
+            return True
+        tokens = [piece.token for piece in part.pieces]
+        known = self.delivered[self.seen : self.seen + len(tokens)]
+        if known != tokens[: len(known)]:
+            return False
+        self.seen += len(tokens)
+        self.delivered += tokens[len(known) :]
+        if not known:
+            self.delivery.put(part)
+        elif len(known) < len(tokens):
+            logprobs = None if part.logprobs is None else part.logprobs[len(known) :]
+            self.delivery.put(replace(part, pieces=part.pieces[len(known) :], logprobs=logprobs))
+        return True
 
     def fields(self) -> dict[str, Any]:
         """As an engine process takes it."""
@@ -92,7 +111,7 @@ class Place(Life):
 
     def take(self, text: Text, number: int) -> None:
         """Begin with a text, under this number."""
-        text.number, text.sent_at = number, time.monotonic()
+        text.number, text.seen, text.sent_at = number, 0, time.monotonic()
         self.running[number] = text
         self.known.keep(text.keys)
 

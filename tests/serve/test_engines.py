@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from batch_runs import gone
-from engine_fake import AGAIN, DEAF, DIE, DIE_FIRST, ENDLESS, PART_AND_DIE, PLAY, SILENT, WRONG, pool_of
+from engine_fake import AGAIN, BREAKS, DEAF, DIE, DIE_FIRST, ENDLESS, PART_AND_DIE, PLAY, SILENT, TURNS, WRONG, pool_of
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve import engines as serve_engines
-from ipex_assist.serve.backend import Busy, Done, Failed, NotReady, Part, TextRequest
+from ipex_assist.serve.backend import Busy, Done, Failed, NotReady, Part, Piece, TextRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.place import Text
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 pytestmark = pytest.mark.one_stack
@@ -200,7 +201,7 @@ def test_an_engine_that_dies_before_a_part_came(count: int, tmp_path: Path) -> N
 
 
 def test_an_engine_that_dies_in_the_midst_of_a_stream() -> None:
-    """What was delivered cannot be taken back: the reader is told, behind it."""
+    """The reader is told, behind what there is, where another engine dies of it, too."""
 
     async def main() -> None:
         async with served(2) as engines:
@@ -208,7 +209,59 @@ def test_an_engine_that_dies_in_the_midst_of_a_stream() -> None:
                 assert isinstance(await anext(stream), Part)
                 with pytest.raises(Failed, match="SIGKILL"):
                     await anext(stream)
+            await until(lambda: engines.ready)
             assert (await text_of(engines, request(PLAY, 1)))[0] == "w0 "
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_text_goes_on_behind_the_death_of_its_engine(count: int, tmp_path: Path) -> None:
+    """Elsewhere, or when the engine is back: what was delivered is neither repeated nor missing."""
+
+    async def main() -> None:
+        async with served(count, first=tmp_path / "first") as engines:
+            text, items = await text_of(engines, request(BREAKS, 9))
+            assert text == "".join(f"w{i} " for i in range(9))
+            assert [piece.token for item in items if isinstance(item, Part) for piece in item.pieces] == list(range(9))
+            assert isinstance(items[-1], Done)
+            assert items[-1].result["text"] == text
+            assert engines.statistics().restarts == 1
+
+    run(main())
+
+
+def test_a_text_does_not_go_on_by_other_tokens(tmp_path: Path) -> None:
+    """As engines of other arithmetic might: nobody gets the halves of two texts for one."""
+
+    async def main() -> None:
+        async with served(1, first=tmp_path / "first") as engines:
+            with pytest.raises(Failed, match="by the same text") as caught:
+                await text_of(engines, request(TURNS, 9))
+            assert caught.value.again
+            await until(lambda: engines.statistics().running == 0)
+
+    run(main())
+
+
+def test_parts_of_several_tries() -> None:
+    """Cut as each try's passes were: what is new of a part is delivered with its own log-probabilities."""
+
+    def part(*tokens: int) -> Part:
+        return Part([Piece(str(token), token, False) for token in tokens], [{"token": token} for token in tokens], 2, 1)
+
+    async def main() -> None:
+        text = Text.of(TextRequest([1], GenerationOptions(do_sample=True)), DraftOptions())
+        assert text.options.seed is not None  # each try draws alike
+        assert text.deliver(part(1, 2, 3))
+        text.seen = 0
+        assert text.deliver(part(1, 2))
+        assert text.deliver(part(3, 4, 5))
+        assert text.deliver(part(6))
+        text.seen = 1
+        assert not text.deliver(part(2, 3, 4, 5, 7, 8))
+        text.delivery.put(Done({}))
+        assert [item async for item in text.delivery] == [part(1, 2, 3), part(4, 5), part(6), Done({})]
 
     run(main())
 

@@ -22,7 +22,7 @@ from ipex_assist.batch.places import unplaced_commands
 from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.generation.load_options import LoadOptions
-from ipex_assist.serve.backend import Done, Failed, Part, TextRequest
+from ipex_assist.serve.backend import Done, Part, TextRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
@@ -44,19 +44,16 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
 
 
 def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
-    """Forty texts, drafted, sixteen at a time, two of them given up and an engine killed meanwhile: each that ends is
-    the one that it is alone, and each part is a part of it."""
+    """Forty texts, drafted, sixteen at a time, two of them given up and an engine killed meanwhile: each is the
+    one that it is alone, those too that went on elsewhere, and each part is a part of it."""
     alone = ipex_assist.load(load.target or "", load.assistant, precision="fp32", executor="torch")
     asked = [TextRequest([5 + i % 9, 17, 40 + i % 3], OPTIONS[i % 4]) for i in range(40)]
     expected = [alone.generate(each.tokens, each.options) for each in asked]
 
-    async def one(engines: Engines, index: int) -> bool:
+    async def one(engines: Engines, index: int) -> None:
         items: list[Part | Done] = []
-        try:
-            async for item in engines.generate(asked[index]):
-                items.append(item)
-        except Failed as error:
-            return not error.again
+        async for item in engines.generate(asked[index]):
+            items.append(item)
         *parts, end = items
         result = expected[index]
         assert isinstance(end, Done)
@@ -64,7 +61,6 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
         pieces = [piece for part in parts if isinstance(part, Part) for piece in part.pieces]
         assert "".join(piece.text for piece in pieces) == result.text
         assert [piece.token for piece in pieces] == result.tokens
-        return True
 
     async def main() -> None:
         settings = WorkerSettings(load, 64, threads=1, concurrency=8, texts=(256,) * 8, neighbours=2)
@@ -80,12 +76,11 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
         while engines.statistics().alive < 2:
             await asyncio.sleep(0.01)
         os.kill(children(os.getpid())[-1], signal.SIGKILL)
-        done = await asyncio.gather(*tasks)
-        assert sum(done) >= 40 - 8
+        await asyncio.gather(*tasks)
         counted = engines.statistics().engine
         assert counted["new_tokens"] > 0
         assert counted["drafted"] > 0
-        assert await one(engines, 1)
+        await one(engines, 1)
         engines.close(now=True)
 
     asyncio.run(asyncio.wait_for(main(), 120))
