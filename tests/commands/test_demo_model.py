@@ -69,6 +69,7 @@ def test_config(checkpoint):
 
 
 @installed
+@pytest.mark.one_stack
 def test_tensors_are_what_gguf_s_own_reader_gives(checkpoint):
     """Two layers and the embedding against GGUFReader and an inverse permutation written out head by head."""
     reader = gguf.GGUFReader(demo_model_path())

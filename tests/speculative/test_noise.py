@@ -12,6 +12,8 @@ from ipex_assist.speculative.noise import all_bits, bits, bits_above, from_bits,
 from ipex_assist.speculative.options import fresh_seed
 from ipex_assist.speculative.sampling import Row, Sampling, choose, choose_for_draft
 
+pytestmark = pytest.mark.one_stack
+
 VOCAB = 151_936
 IDS = np.arange(VOCAB)
 SEEDS = (0, 1, 2**63 - 1)

@@ -177,6 +177,7 @@ DIFFERENCES = [
 ]
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize(("rows", "shared"), DIFFERENCES, ids=lambda value: str(value) if type(value) is tuple else "")
 def test_sampled_tokens_follow_the_targets_distribution(
     rows: tuple[int, int], shared: SharedVocabulary, tmp_path: Path

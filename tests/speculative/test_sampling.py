@@ -36,6 +36,7 @@ from ipex_assist.speculative.schedule import Constant, Plan, RoundResult, RoundS
 from ipex_assist.speculative.universal import UniversalAssistant
 
 VOCAB = 50
+EXECUTOR = "native" if HAS_NATIVE else "torch"  # thousands of texts take a quarter of the time
 
 
 def assert_kept(logits: torch.Tensor, sampling: Sampling, expected: torch.Tensor) -> None:
@@ -122,6 +123,7 @@ def test_seed_repeats_and_no_seed_does_not() -> None:
     assert Sampling().seed is None
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -139,7 +141,7 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     small = {"vocab_size": 12, "num_hidden_layers": 1}
     tiny_models.save(tmp_path / "target", "llama", **small)
     tiny_models.save(tmp_path / "assistant", "llama", seed=1, **small)
-    target, assistant = (tiny_models.model(tmp_path / name) for name in ("target", "assistant"))
+    target, assistant = (tiny_models.model(tmp_path / name, EXECUTOR) for name in ("target", "assistant"))
     prompt = [3, 7, 1]
     sampling = replace(sampling, prompt_length=len(prompt))
     text = tiny_models.Text(target)
@@ -230,8 +232,8 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model
     folder = tmp_path_factory.mktemp("small")
     for seed, name in enumerate(("target", "assistant")):
         tiny_models.save(folder / name, "llama", seed=seed, vocab_size=12, num_hidden_layers=1)
-    target = tiny_models.model(folder / "target")
-    assistant = tiny_models.model(folder / "assistant", exact=False)
+    target = tiny_models.model(folder / "target", EXECUTOR)
+    assistant = tiny_models.model(folder / "assistant", EXECUTOR, exact=False)
     few_bits = ("native", "int4") if HAS_NATIVE else ("torch", "bf16")
     return target, assistant, tiny_models.model(folder / "target", *few_bits, exact=False)
 
@@ -240,6 +242,7 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model
 LONG_PROMPT = [11, *(token for other in range(12) for token in (other, 11))]
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_with_thresholds_keeps_the_distribution(
     name: str, small_models: tuple[Model, Model, Model]
