@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import checkpoint_files
 import pytest
-from command_runs import PROMPT, command, last_json, run, run_all
+from command_runs import PROMPT, command, last_json, on_own_cpus, run, run_all
 from conftest import EXECUTORS, HAS_NATIVE
 
 KEYS = [
@@ -83,13 +82,12 @@ def test_the_same_text_however_it_is_asked_for_and_printed(
     """Streaming must not lose or double a character; through the launcher's exec, standard input must be unread."""
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT[1])
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        asked = [
-            pool.submit(run, "-m", pair[0], *PROMPT, "--no-stream"),
-            pool.submit(run, "-m", pair[0], *PROMPT[2:], "--prompt-file", str(file)),
-            pool.submit(run, "-m", pair[0], *PROMPT[2:], stdin=PROMPT[1]),
-        ]
-    assert [each.result().stdout for each in asked] == [usual.stdout] * 3
+    asked = on_own_cpus(
+        lambda before: run("-m", pair[0], *PROMPT, "--no-stream", before=before),
+        lambda before: run("-m", pair[0], *PROMPT[2:], "--prompt-file", str(file), before=before),
+        lambda before: run("-m", pair[0], *PROMPT[2:], stdin=PROMPT[1], before=before),
+    )
+    assert [each.stdout for each in asked] == [usual.stdout] * 3
     assert len(usual.stdout) > 20
 
 
@@ -148,6 +146,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize("seconds", [0.02, 0.05, 0.1, 0.2, 0.4])
 @pytest.mark.parametrize("flags", [["-p", "fox"], ["bench", "-m", "MODEL"]], ids=["generate", "bench"])
 def test_interrupt_at_once(pair: tuple[str, str], flags: list[str], seconds: float) -> None:
@@ -219,6 +218,7 @@ def test_closed_pipe_ends_quietly(pair: tuple[str, str]) -> None:
     assert "BrokenPipe" not in err
 
 
+@pytest.mark.one_stack
 def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -> None:
     """Neither imports torch; the dry run shows argv, environment, and no flag that would make it dry again."""
     help_ = run("--help")
@@ -235,6 +235,7 @@ def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -
     assert quiet.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.one_stack
 def test_start_up_is_quick(pair: tuple[str, str]) -> None:
     """Under 0.3 s of a processor, and no waiting; the best of five, because test machines are busy."""
     for arguments in (["--help"], ["-m", pair[0], "--dry-run"], ["-m", "facebook/opt-13b", "--dry-run"]):
@@ -252,17 +253,19 @@ def test_start_up_is_quick(pair: tuple[str, str]) -> None:
 def test_where_it_runs(pair: tuple[str, str]) -> None:
     """--no-launch: no plan, no relaunch. Under ipex-launch: as it placed. Without numactl: what is lost is said."""
     arguments = ["-m", pair[0], *PROMPT, "--max-new-tokens", "4", "--json"]
-    outer = [sys.executable, "-m", "ipex_assist.launch", "--threads", "1", "--", *command(*arguments)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        here = pool.submit(run, *arguments, "--no-launch")
-        under = pool.submit(subprocess.run, outer, capture_output=True, text=True, timeout=120)
-        without = pool.submit(run, *arguments, PATH="/nonexistent")
-    assert last_json(here.result().stdout)["environment"]["plan"] is None
-    assert last_json(under.result().stdout)["environment"]["threads"] == 1, under.result().stderr
-    assert without.result().returncode == 0, without.result().stderr
-    assert "numactl" in without.result().stderr
+    outer = [sys.executable, "-m", "ipex_assist.launch", "--threads", "1", "--"]
+    here, under, without = on_own_cpus(
+        lambda before: run(*arguments, "--no-launch", before=before),
+        lambda before: run(*arguments, before=[*before, *outer]),
+        lambda before: run(*arguments, before=before, PATH="/nonexistent"),
+    )
+    assert last_json(here.stdout)["environment"]["plan"] is None
+    assert last_json(under.stdout)["environment"]["threads"] == 1, under.stderr
+    assert without.returncode == 0, without.stderr
+    assert "numactl" in without.stderr
 
 
+@pytest.mark.one_stack
 def test_version() -> None:
     """The package's version alone on the first line, then whether the native core works, or why it does not."""
     from ipex_assist.version import __version__

@@ -47,6 +47,7 @@ WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
 }
 
 
+@pytest.mark.one_stack
 def test_wrong_usage(pair: tuple[str, str], tmp_path: Path) -> None:
     """Exit code 2, a message, no traceback, nothing on standard output."""
     commands = [["-m", pair[0], *(a.replace("D/", f"{tmp_path}/") for a in words)] for words, _ in WRONG_USAGE.values()]
