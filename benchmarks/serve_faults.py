@@ -36,6 +36,7 @@ from serve_clients import END_SECONDS, Answer, Asked, Server, ask, connect, figu
 from serve_soak import Soak
 
 RECOVERY_SECONDS = 120.0  # in which an engine is loaded anew
+RESTARTS = "ipex_assist:restarts_total"
 IDLE_SECONDS = 15.0  # in which what nobody waits for has ended
 
 
@@ -129,19 +130,19 @@ def _outcome(run: Run, answer: Answer, expected: tuple[tuple[str, str | None], .
 
 
 async def _kill(run: Run) -> float | None:
-    """Kill an engine that is at something; returns the seconds until all are there again, None where they are not."""
-    busy = await until(run.client, lambda now: now["vllm:num_requests_running"] > 0, RECOVERY_SECONDS)
+    """Kill an engine, when all are there and at something; returns the seconds until all are there again, None where
+    they are not."""
+
+    def whole(now: dict[str, float]) -> bool:
+        return now["ipex_assist:places_alive"] == now["ipex_assist:places"]
+
+    busy = await until(run.client, lambda now: whole(now) and now["vllm:num_requests_running"] > 0, RECOVERY_SECONDS)
     if busy is None:
         return None
     await asyncio.sleep(run.chance.uniform(0.1, 1.0))
-    before = await figures(run.client)
+    before = (await figures(run.client))[RESTARTS]
     run.chance.choice(run.server.engines()).kill()
-
-    def recovered(now: dict[str, float]) -> bool:
-        anew = now["ipex_assist:restarts_total"] > before["ipex_assist:restarts_total"]
-        return anew and now["ipex_assist:places_alive"] == before["ipex_assist:places_alive"]
-
-    seconds = await until(run.client, recovered, RECOVERY_SECONDS)
+    seconds = await until(run.client, lambda now: whole(now) and now[RESTARTS] > before, RECOVERY_SECONDS)
     run.expect((await run.client.get("/ready")).status_code == 200, "/ready is not true behind a kill")
     return seconds
 
