@@ -103,6 +103,8 @@ def test_a_body_of_another_kind(client):
         (ResponsesRequest, {"input": [1] * 500}),
         (ResponsesRequest, {"input": "a", "metadata": {str(number): number for number in range(500)}}),
         (DetokenizeRequest, {"tokens": [-1] * 500}),
+        (ChatRequest, HI | {"stop": ["a"] * 65}),
+        (ChatRequest, HI | {"logit_bias": dict.fromkeys(map(str, range(70_000)), 1)}),
     ],
 )
 def test_a_body_with_much_that_is_wrong(form, body):

@@ -16,6 +16,7 @@ from ipex_assist.env.options import Kind, Number, Switch, Text, Texts, TokenNumb
 from ipex_assist.speculative.options import GenerationOptions
 
 MOST_CHOICES = 128  # texts of one request, as with OpenAI
+MOST_STOPS, MOST_BIASES = 64, 1 << 16  # stop texts, each of which is looked for at every token; biases of tokens
 TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
 
@@ -38,10 +39,13 @@ class Answer(BaseModel):
 
 
 class Generation:
-    """Annotation of a field that is an option of GenerationOptions: its range, help and errors stand there."""
+    """Annotation of a field that is an option of GenerationOptions: its range, help and errors stand there.
 
-    def __init__(self, name: str) -> None:
-        self._option = options_of(GenerationOptions)[name]
+    most: entries that strangers may give, where each costs all texts something.
+    """
+
+    def __init__(self, name: str, most: int | None = None) -> None:
+        self._option, self._most = options_of(GenerationOptions)[name], most
         if name in OPENAI:
             self._help = f"(default: {OPENAI[name]:g})"
         else:
@@ -50,11 +54,20 @@ class Generation:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Values are taken as the option takes them."""
-        return core_schema.no_info_plain_validator_function(self._option.kind.take)
+        return core_schema.no_info_plain_validator_function(self._take)
+
+    def _take(self, value: Any) -> Any:
+        if self._most is not None and isinstance(value, (list, dict)) and len(value) > self._most:
+            raise ValueError(f"has {len(value):,} entries, and may have {self._most:,}")
+        return self._option.kind.take(value)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The same as a JSON schema."""
-        return {**json_schema(self._option.kind), **({"description": self._help} if self._help else {})}
+        found = json_schema(self._option.kind)
+        for each in found.get("anyOf", [found]) if self._most is not None else ():
+            if each["type"] in ("array", "object"):
+                each["maxItems" if each["type"] == "array" else "maxProperties"] = self._most
+        return {**found, **({"description": self._help} if self._help else {})}
 
 
 def json_schema(kind: Kind) -> dict[str, Any]:
@@ -88,9 +101,9 @@ class SamplingForm(Form):
     presence_penalty: Annotated[float, Generation("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, Generation("frequency_penalty")] | None = None
     repetition_penalty: Annotated[float, Generation("repetition_penalty")] | None = None
-    logit_bias: Annotated[dict[int, float], Generation("logit_bias")] | None = None
+    logit_bias: Annotated[dict[int, float], Generation("logit_bias", MOST_BIASES)] | None = None
     seed: Annotated[int, Generation("seed")] | None = None
-    stop: Annotated[tuple[str, ...], Generation("stop")] | None = None
+    stop: Annotated[tuple[str, ...], Generation("stop", MOST_STOPS)] | None = None
     ignore_eos: Annotated[bool, Generation("ignore_eos")] | None = None
     assisted: Annotated[bool, Generation("assisted")] | None = None
     num_assistant_tokens: Annotated[int, Generation("num_assistant_tokens")] | None = None
