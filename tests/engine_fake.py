@@ -7,7 +7,7 @@
     5          the same, but only if it is the first to be asked so (by a file)
     6          one part, then kill -9 of itself
     7          one part, then deaf to all but SIGKILL
-    8, 9       an error that is the request's own, or one that another try may not have
+    8, 9, 12   an error, one that another try may not have, or one that is the request's own
     10 N       as 1, but the first process to be asked so kills itself behind two parts (by a file)
     11 N       likewise, and the next one has other tokens
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ipex_assist.batch.local import LocalPool
 
-PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN, BREAKS, TURNS = range(1, 12)
+PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN, BREAKS, TURNS, REFUSED = range(1, 13)
 
 
 def pool_of(count: int, concurrency: int = 4, target: str = "fake", first: Path | None = None) -> LocalPool:
@@ -100,8 +100,9 @@ class Fake:
             part(number, turn)
             time.sleep(0.05 if action == PART_AND_DIE else 1000)
             os.kill(os.getpid(), signal.SIGKILL)
-        elif action in (WRONG, AGAIN):
-            self.end(number, result=None, error="this request is no good", again=action == AGAIN)
+        elif action in (WRONG, AGAIN, REFUSED):
+            error = "this request is no good"
+            self.end(number, result=None, error=error, again=action == AGAIN, refused=action == REFUSED)
 
     def end(self, number: int, **reply: Any) -> None:
         del self.running[number]

@@ -24,8 +24,8 @@ class Ready:
 class Answered:
     """The instance is done with a request, and has room for another.
 
-    `result` is `Result.as_dict()`, or None with `error`; `again` says that another try may do better. `request` is the
-    request's id: answers come in any order.
+    `result` is `Result.as_dict()`, or None with `error`; `again` says that another try may do better, `refused` that
+    the request itself cannot be met. `request` is the request's id: answers come in any order.
     """
 
     instance: int
@@ -33,6 +33,7 @@ class Answered:
     error: str | None = None
     again: bool = False
     request: int = 0
+    refused: bool = False
 
 
 @dataclass(frozen=True)

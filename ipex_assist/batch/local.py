@@ -220,7 +220,8 @@ class LocalPool:
 
 
 def _answered(instance: int, reply: Mapping[str, Any]) -> Answered:
-    return Answered(instance, reply["result"], reply.get("error"), reply.get("again", False), reply.get("id", 0))
+    again, refused = reply.get("again", False), reply.get("refused", False)
+    return Answered(instance, reply["result"], reply.get("error"), again, reply.get("id", 0), refused)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int | None:

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ipex_assist.batch.concurrency import concurrency_of
 from ipex_assist.commands.messages import configure_messages
 from ipex_assist.commands.relaunch import this_command
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
@@ -42,7 +42,8 @@ class WorkerSettings:
 
     threads: where no launcher has planned them. verbose: whether to talk about loading. concurrency: the most prompts
     at a time; None leaves it to the instance. texts: tokens of the longest texts to come, the longest first.
-    neighbours: how many instances share the machine's memory, this one among them.
+    neighbours: how many instances share the machine's memory, this one among them. grammars: whether texts may have
+    some, so that the vocabulary is read for them before the instance is ready.
     """
 
     load: LoadOptions
@@ -52,6 +53,7 @@ class WorkerSettings:
     concurrency: int | None = None
     texts: tuple[int, ...] = ()
     neighbours: int = 1
+    grammars: bool = False
 
     @property
     def texts_at_once(self) -> tuple[int, ...]:
@@ -168,6 +170,8 @@ def _load(settings: WorkerSettings) -> TextModel:
         verbose=settings.verbose,
         texts=settings.texts_at_once,
     )
+    if settings.grammars:
+        model.prepare_grammars()
     return model
 
 
@@ -328,9 +332,9 @@ def answer(model: TextModel, request: Mapping[str, Any]) -> Reply:
 
 
 def failure(error: Exception) -> Reply:
-    """What is said of a request that failed by `error`, and whether another try may do better."""
+    """What is said of a request that failed by `error`: whether another try may do better, or the request is wrong."""
     if isinstance(error, IpexAssistError):
-        return {"result": None, "error": str(error)}
+        return {"result": None, "error": str(error), "refused": isinstance(error, UsageError)}
     return {"result": None, "error": _describe(error), "again": True}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
+from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
@@ -111,17 +113,26 @@ class AssistedModel(TextModel):
         return self.drafting.source(sampling, len(prompt) + self.limit_of(len(prompt), options))
 
     def grammar(self, spec: GrammarSpec) -> Grammar:
-        """Return the state of a text that has not begun, as `Engine.submit` takes it. The first one takes a second.
+        """Return the state of a text that has not begun, as `Engine.submit` takes it. The first one takes a second,
+        unless `prepare_grammars` was called before.
 
         GrammarError where it cannot be compiled, UsageError where llguidance is not installed or cannot read the
         model's tokenizer.
         """
+        return self._all_grammars().grammar(spec)
+
+    def prepare_grammars(self) -> None:
+        """Read the vocabulary for grammars now, which takes a second; nothing where this model can have none."""
+        with contextlib.suppress(UsageError):
+            self._all_grammars()
+
+    def _all_grammars(self) -> Grammars:
         from ipex_assist.speculative.llguidance_grammar import Grammars
 
         with self._making_grammars:
             if self._grammars is None:
                 self._grammars = Grammars.of(self.tokenizer, self.vocab_size, self.eos)
-        return self._grammars.grammar(spec)
+            return self._grammars
 
     def _rounds(
         self,

@@ -78,6 +78,9 @@ class TextModel(ABC):
         draft, schedule: in place of the model's own. grammar: what the text must be.
         """
 
+    def prepare_grammars(self) -> None:  # noqa: B027 - most models have none
+        """Do now what the first grammar would have to wait for."""
+
     @overload
     def generate(
         self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **experiment: Any

@@ -104,7 +104,7 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
     texts = (tokens,) * (concurrency or MOST)
-    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, texts)
+    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, texts, grammars=True)
 
 
 def model_name(options: ServeOptions, target: str) -> str:

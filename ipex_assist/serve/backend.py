@@ -136,7 +136,7 @@ class Backend(Protocol):
         """The parts of a text as they come, and `Done` at last; closing the generator cancels the text.
 
         timeout: seconds for the whole of it. Raises, at the first iteration or a later one, Busy, NotReady, Failed or
-        TimeoutError.
+        TimeoutError; UsageError where the request itself cannot be met, by its grammar, say.
         """
         ...
 

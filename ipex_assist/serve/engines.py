@@ -291,7 +291,8 @@ class Engines:
         elif event.again:
             self._lost(text, event.error or "it failed")
         else:
-            self._fail(text, Failed(event.error or "the request failed"))
+            error = event.error or "the request failed"
+            self._fail(text, UsageError(error) if event.refused else Failed(error))
 
     def _lost(self, text: Text, reason: str) -> None:
         """A try has failed; another one goes on where it was."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -20,19 +21,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.grammar import GrammarSpec
 
+if TYPE_CHECKING:
+    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
+
 SECONDS = 1.0  # of a processor, that a grammar may take
 PATIENCE = 10.0  # seconds, whatever the processors do meanwhile
 REMEMBERED = 256  # grammars of which it is known what they are
 MEMORY = 4 << 30  # bytes, for all of the process
-_SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
-WALKS, STEPS = 4, 48  # texts that are begun, and characters of each: a grammar may become costly on the way
+WALKS, STEPS = 4, 48  # texts that are begun, and choices in each: a grammar may become costly on the way
+LONGEST = 1000  # bytes of such a text, with those that are no choice
+# What Lark may have where a special token can stand: texts, comments, regular expressions, and special tokens.
+_LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<special><[^<>\s]+>)')
+_ANY_SPECIAL = "<[255]>"  # in the place of each: a byte that no character has
 
 
 class Checker:
@@ -45,7 +52,7 @@ class Checker:
         """program: argv of the process."""
         self._program = program or (lambda: [sys.executable, "-m", "ipex_assist.serve.grammar_check"])
         self._process: subprocess.Popen[bytes] | None = None
-        self._known: OrderedDict[GrammarSpec, str | None] = OrderedDict()
+        self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by digests: grammars may be megabytes long
         self._turn = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
@@ -57,12 +64,13 @@ class Checker:
 
     def check(self, spec: GrammarSpec) -> None:
         """Return where the grammar can be used; UsageError, for status 400, says why not. Takes a second at most."""
+        name = hashlib.sha256(f"{spec.kind} {spec.value}".encode("utf-8", "surrogatepass")).digest()
         with self._turn:
-            if spec not in self._known:
-                self._known[spec] = self._try(spec)
+            if name not in self._known:
+                self._known[name] = self._try(spec)
                 if len(self._known) > REMEMBERED:
                     self._known.popitem(last=False)
-            reason = self._known[spec]
+            reason = self._known[name]
         if reason is not None:
             raise UsageError(f"this grammar cannot be used: {reason}")
 
@@ -86,7 +94,7 @@ class Checker:
         self._end()
         if died is None:
             return f"it takes longer than {SECONDS:g} s to compile, or to begin a text; make it smaller"
-        return "it takes too much memory to compile; make it smaller"
+        return "it takes too much memory to compile, or breaks the compiler; make it smaller"
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = process = subprocess.Popen(
@@ -166,25 +174,33 @@ def byte_tokenizer() -> Any:
 def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
     """Why a grammar cannot be used, or None. May take for ever.
 
-    It is compiled, and a few texts are begun at random, each some characters long.
+    It is compiled, and a few texts are begun at random. Whether the model has its special tokens is not known here.
     """
     from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
 
     chance = random.Random(0)
-    if spec.kind == "lark":  # special tokens are named by numbers that no vocabulary of bytes has
-        spec = GrammarSpec(spec.kind, _SPECIAL_TOKEN.sub("<[255]>", spec.value))
+    if spec.kind == "lark":  # a vocabulary of bytes has no special tokens, neither names nor numbers
+        spec = GrammarSpec(
+            spec.kind, _LARK.sub(lambda found: _ANY_SPECIAL if found["special"] else found[0], spec.value)
+        )
     try:
         start = LlguidanceGrammar(start_of(spec, tokenizer), 257, frozenset([256]))
         for _ in range(WALKS):
-            state = start.copy()
-            for _ in range(STEPS):
-                allowed = state.mask().nonzero()[0]
-                state.advance(int(allowed[chance.randrange(len(allowed))]))
-                if state.ended:
-                    break
+            _walk(start.copy(), chance)
     except IpexAssistError as error:
         return str(error)
     return None
+
+
+def _walk(state: LlguidanceGrammar, chance: random.Random) -> None:
+    """Write a text by chance until it ends, or is long enough."""
+    for _ in range(STEPS):
+        for token in state.forced()[: LONGEST - len(state.tokens)]:
+            state.advance(token)
+        allowed = state.mask().nonzero()[0]
+        state.advance(int(allowed[chance.randrange(len(allowed))]))
+        if state.ended or len(state.tokens) >= LONGEST:
+            return
 
 
 def main() -> None:

@@ -75,7 +75,10 @@ def _adapted(value: Any, dialect: int, depth: int) -> Any:
     if pattern is not None:
         del made["format"]
         if "pattern" in made:
-            made["allOf"] = [*made.get("allOf", []), {"pattern": pattern}]
+            others = made.get("allOf", [])
+            if not isinstance(others, list):
+                raise UsageError("allOf must be a list of schemas")
+            made["allOf"] = [*others, {"pattern": pattern}]
         else:
             made["pattern"] = pattern
     return made

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import UsageError
 
 Mask: TypeAlias = NDArray[np.bool_]
 Row: TypeAlias = NDArray[np.float32]
@@ -33,8 +33,8 @@ class GrammarSpec:
     value: str = ""
 
 
-class GrammarError(IpexAssistError):
-    """A grammar that cannot be compiled, or by which a text cannot go on."""
+class GrammarError(UsageError):
+    """A grammar that cannot be compiled, or by which a text cannot go on; its author can help, and nobody else."""
 
 
 class Grammar(Protocol):

@@ -103,9 +103,10 @@ class Grammars:
         if backend is None or not ends:
             what = "its tokenizer is not one of the tokenizers library" if ends else "it has no end-of-text token"
             raise UsageError(f"this model cannot write by a grammar: {what}. Leave the grammar out")
-        backend = copy.copy(backend)
-        backend.no_padding()
-        backend.no_truncation()
+        if backend.padding is not None or backend.truncation is not None:
+            backend = copy.copy(backend)
+            backend.no_padding()
+            backend.no_truncation()
         try:
             made = LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, len(tokenizer)), eos_token=ends)
         except Exception as error:  # whatever llguidance does not know about tokenizers

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
 from ipex_assist import GrammarSpec
+from ipex_assist.batch.worker import Desk
 from ipex_assist.env.errors import IpexAssistError, UsageError
 
 pytest.importorskip("llguidance")
@@ -91,6 +92,35 @@ def test_wrong_grammars(model: Any) -> None:
     with pytest.raises(IpexAssistError, match="cannot be compiled"):
         model.generate("a", grammar=GrammarSpec("regex", "(a"))
     assert model.generate("a", max_new_tokens=3).new_tokens == 3
+
+
+def test_an_engine_says_that_the_request_is_wrong(model: Any) -> None:
+    """A special token that only the model's own vocabulary can lack: by `refused` the server answers 400."""
+    replies: list[Any] = []
+    desk = Desk(model, replies.append)
+    asked = {"prompt": "a", "chat": False, "messages": None, "options": {"max_new_tokens": 3}}
+    for number, value in enumerate(("start: <[99999]>", "start: <|nothing|>", 'start: "add" <[0]>')):
+        desk.inbox.put({"id": number, **asked, "grammar": {"kind": "lark", "value": value}})
+    desk.inbox.put(None)
+    desk.work()
+    found = {reply["id"]: reply for reply in replies}
+    assert [found[number].get("refused") for number in range(3)] == [True, True, None]
+    assert "99999" in found[0]["error"]
+    assert "<|nothing|>" in found[1]["error"]
+
+
+def test_grammars_are_prepared(folder: Path) -> None:
+    """What takes a second of the first one can be had before; a model that can have none says so only when asked."""
+    loaded: Any = ipex_assist.load(str(folder / "target"), None, precision="fp32")
+    loaded.prepare_grammars()
+    made = loaded._grammars
+    assert made is not None
+    loaded.grammar(JSON)
+    assert loaded._grammars is made
+    loaded._grammars, loaded.eos = None, frozenset()
+    loaded.prepare_grammars()
+    with pytest.raises(UsageError, match="no end-of-text token"):
+        loaded.grammar(JSON)
 
 
 def test_models_that_transformers_runs(tmp_path: Path) -> None:

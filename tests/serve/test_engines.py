@@ -12,7 +12,21 @@ from typing import Any
 
 import pytest
 from batch_runs import gone
-from engine_fake import AGAIN, BREAKS, DEAF, DIE, DIE_FIRST, ENDLESS, PART_AND_DIE, PLAY, SILENT, TURNS, WRONG, pool_of
+from engine_fake import (
+    AGAIN,
+    BREAKS,
+    DEAF,
+    DIE,
+    DIE_FIRST,
+    ENDLESS,
+    PART_AND_DIE,
+    PLAY,
+    REFUSED,
+    SILENT,
+    TURNS,
+    WRONG,
+    pool_of,
+)
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve import engines as serve_engines
@@ -178,6 +192,8 @@ def test_errors_of_requests() -> None:
                 with pytest.raises(Failed, match="no good") as caught:
                     await text_of(engines, request(action))
                 assert caught.value.again == again
+            with pytest.raises(UsageError, match="no good"):  # 400, where it is the request's fault
+                await text_of(engines, request(REFUSED))
 
     run(main())
 

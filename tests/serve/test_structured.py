@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from ipex_assist.speculative.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
-from ipex_assist.serve.grammar_check import Checker, byte_tokenizer, reason_against
+from ipex_assist.serve.grammar_check import Checker, _walk, byte_tokenizer, reason_against
 from ipex_assist.serve.structured import grammar_of
+from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
 
 pytestmark = pytest.mark.one_stack
 
@@ -110,7 +112,9 @@ def test_reasons_reach_the_user(checker: Checker) -> None:
     with pytest.raises(UsageError, match="uniqueItems"):
         checker.check(GrammarSpec("json_schema", '{"uniqueItems": true}'))
     checker.check(GrammarSpec("choice", json.dumps([f"choice {i}" for i in range(3000)])))
-    checker.check(GrammarSpec("lark", 'start: <[151657]> "a"'))  # a special token of the model's
+    # Special tokens are the model's: here nobody knows which there are, and texts that look like them are texts.
+    lark = 'start: <[151657]> "<a>" /<b>/ <|im_end|> </think> <[3-5,99999]> // <c>\nX: "\\"<"'
+    checker.check(GrammarSpec("lark", lark))
 
 
 def test_a_process_that_dies_or_hangs() -> None:
@@ -136,6 +140,16 @@ def test_a_process_that_is_killed_between_two_grammars(checker: Checker) -> None
     checker._process.kill()
     checker._process.wait()
     checker.check(GrammarSpec("regex", "b"))
+
+
+def test_what_is_forced_is_no_step_of_a_walk() -> None:
+    """A call begins with dozens of characters that must come, and may be costly behind them."""
+    state = LlguidanceGrammar(
+        start_of(GrammarSpec("lark", f'start: "{"a" * 100}" /[a-z]{{40}}/'), byte_tokenizer()), 257, frozenset([256])
+    )
+    _walk(state, random.Random(0))
+    assert len(state.tokens) == 141
+    assert state.ended
 
 
 def test_costs_on_the_way_are_found() -> None:
