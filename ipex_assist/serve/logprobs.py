@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ipex_assist.serve.backend import Part
@@ -11,18 +11,29 @@ from ipex_assist.serve.token_texts import TokenTexts
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """A token of a text with its bytes, its log-probability, and the likeliest ones (id, log-probability)."""
+    """A token of a text with its bytes, its log-probability, and the likeliest ones (id, log-probability).
+
+    shown: how many bytes at its end it adds to the text: none where it is a special token, whose bytes are its name.
+    """
 
     token: int
     bytes: bytes
     log_probability: float
     top: list[tuple[int, float]]
+    shown: int
+
+    def cut(self, room: int) -> TokenChoice:
+        """The same where no more than `room` bytes of the text are left."""
+        if self.shown <= room:
+            return self
+        return replace(self, bytes=self.bytes[: len(self.bytes) - self.shown + room], shown=room)
 
 
 def token_choice(listed: dict[str, Any], texts: TokenTexts) -> TokenChoice:
     """From what an engine says: token, log_probability, top."""
     token, top = listed["token"], [(int(other), float(value)) for other, value in listed["top"]]
-    return TokenChoice(token, texts.bytes_of(token), listed["log_probability"], top)
+    content = texts.bytes_of(token)
+    return TokenChoice(token, content, listed["log_probability"], top, 0 if texts.hidden(token) else len(content))
 
 
 @dataclass
@@ -40,15 +51,24 @@ class Logprobs:
     def push(self, part: Part) -> list[TokenChoice]:
         """Take in a part; returns the tokens whose text is certain."""
         self._waiting += [token_choice(each, self.texts) for each in part.logprobs or []]
-        self._released += sum(len(piece.text.encode()) for piece in part.pieces)
+        text = "".join(piece.text for piece in part.pieces)
+        if text and not self._released:
+            self._begin(text)
+        self._released += len(text.encode())
         if not self.stop:
             certain = len(self._waiting) - (not self.shows_end)  # the last may be the end-of-text token
             ready, self._waiting = self._waiting[:certain], self._waiting[certain:]
             return ready
         ready = []
-        while len(self._waiting) > 1 and self._passed + len(self._waiting[0].bytes) <= self._released:
+        while len(self._waiting) > 1 and self._passed + self._waiting[0].shown <= self._released:
             ready.append(self._take())
         return ready
+
+    def _begin(self, text: str) -> None:
+        """A SentencePiece tokenizer writes no space before a text's first word, though its token has one."""
+        first = next((place for place, each in enumerate(self._waiting) if each.shown), None)
+        if first is not None and self._waiting[first].bytes.startswith(b" ") and not text.startswith(" "):
+            self._waiting[first] = replace(self._waiting[first], shown=self._waiting[first].shown - 1)
 
     def finish(self, reason: str) -> list[TokenChoice]:
         """The rest. reason: Result.stop_reason; the end-of-text token and what follows a stop text are left out."""
@@ -62,13 +82,13 @@ class Logprobs:
             room = self._released - self._passed
             if room <= 0:
                 break
-            self._passed += len(each.bytes)
-            shown.append(TokenChoice(each.token, each.bytes[:room], each.log_probability, each.top))
+            self._passed += each.shown
+            shown.append(each.cut(room))
         return shown
 
     def _take(self) -> TokenChoice:
         taken = self._waiting.pop(0)
-        self._passed += len(taken.bytes)
+        self._passed += taken.shown
         return taken
 
 

@@ -122,8 +122,7 @@ class Service:
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
         """The prompt, where the model can read it; 413 with the numbers where it is too long."""
         facts, count = self.facts, len(tokens)
-        checked = checked_ids(tokens, facts.vocab_size, self.tokenizer, facts.name)
-        if not checked:
+        if not count:
             raise ApiError(400, "the prompt is empty: it must have a token at least")
         for limit, holder, answer in self._prompt_limits():
             most = None if limit is None else limit - answer
@@ -134,7 +133,7 @@ class Service:
                     f"shorten it by at least {count - most:,}",
                     code="context_length_exceeded",
                 )
-        return checked
+        return checked_ids(tokens, facts.vocab_size, self.tokenizer, facts.name)  # of no more than fit
 
     def _prompt_limits(self) -> list[tuple[int | None, str, int]]:
         """Tokens, who says so, and whether a token of the answer must be among them."""

@@ -27,6 +27,7 @@ class TokenTexts:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._added = set(tokenizer.get_added_vocab().values())
+        self._special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         vocabulary = tokenizer.get_vocab()
         self._byte_level = _byte_characters() if "Ġ" in vocabulary else None
         self._sentencepiece = "▁" in vocabulary or "<0x0A>" in vocabulary
@@ -37,6 +38,10 @@ class TokenTexts:
         if token not in self._known:
             self._known[token] = self._find(token)
         return self._known[token]
+
+    def hidden(self, token: int) -> bool:
+        """Whether a text does not show it: a special token."""
+        return token in self._special
 
     def text_of(self, token: int) -> str:
         """The token's text; bytes that are no characters alone as \\xNN, as OpenAI writes them."""

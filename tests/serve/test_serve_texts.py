@@ -176,6 +176,13 @@ def test_logprobs_are_of_the_texts_tokens(client):
         assert [each["logprob"] for each in entry["top_logprobs"]] == [value for _, value in expected.top]
 
 
+def test_logprobs_only_where_they_are_wanted(client):
+    """top_logprobs alone means them, and does not against an explicit no."""
+    for body, wanted in (({}, False), ({"top_logprobs": 0}, True), ({"logprobs": False, "top_logprobs": 2}, False)):
+        answer = whole(client, CHAT, HI | body)
+        assert (answer["choices"][0]["logprobs"] is not None) == wanted
+
+
 def test_text_offsets_point_into_the_text(client):
     answer = whole(client, COMPLETIONS, TEXT | {"logprobs": 1, "max_tokens": 5})
     text, listed = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]

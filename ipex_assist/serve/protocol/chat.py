@@ -89,7 +89,8 @@ class ChatRequest(TextForm):
     @property
     def wanted_logprobs(self) -> int | None:
         """As GenerationOptions has it: how many likeliest tokens beside each; None for no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs or self.top_logprobs is not None else None
+        wanted = self.top_logprobs is not None if self.logprobs is None else self.logprobs
+        return (self.top_logprobs or 0) if wanted else None
 
 
 class AnswerMessage(Answer):
