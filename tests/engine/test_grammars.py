@@ -17,6 +17,7 @@ from drafts import SCRIPTS, ScriptedDraft
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.serve.tools.forced import CallForm, offered
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
@@ -346,3 +347,28 @@ def test_errors_say_what_is_wrong() -> None:
         state.advance(EOS)
     with pytest.raises(IpexAssistError, match="behind 0 tokens"):
         state.advance(5)
+
+
+def test_calls_within_free_text(pair: tuple[Any, Any]) -> None:
+    """A strict tool: the text is as without a grammar until the token that marks a call, behind which there is what the
+    schema says. Drafts go on in both, and change nothing."""
+    schema = {"type": "object", "properties": {"age": {"enum": [12, "no"]}}, "required": ["age"]}
+    call = {"": {**schema, "additionalProperties": False}}
+    spec = offered(CallForm("<s>", "", "", "", "", "", opener="<s>"), call, {1: "<s>"}, [0], several=False)
+    prompt = [5, 9, 13, 5, 9, 13]
+    length = 12
+    free = {"do_sample": True, "seed": 3, "logit_bias": {0: -100, 1: -100, EOS: -100}, "max_new_tokens": length}
+    alone = tokens_of(engine_of(pair, "nothing").submit(prompt, GenerationOptions.of(**free, assisted=False)))
+    engine = engine_of(pair, "both")
+    assert (
+        tokens_of(engine.submit(prompt, GenerationOptions.of(**free), grammar=GRAMMARS.grammar(spec))) == alone[:length]
+    )
+    assert engine.stats.drafted > 0
+    marked = {**free, "logit_bias": {0: -100, 1: 6, EOS: -100}, "max_new_tokens": 200}
+    plain = GenerationOptions.of(**marked, assisted=False)
+    text = tokens_of(engine_of(pair, "nothing").submit(prompt, plain, grammar=GRAMMARS.grammar(spec)))
+    assert text[-1] == EOS
+    assert json.loads(VOCABULARY.text(text[text.index(1) + 1 :])) in ({"age": 12}, {"age": "no"})
+    engine = engine_of(pair, "both")
+    assert tokens_of(engine.submit(prompt, GenerationOptions.of(**marked), grammar=GRAMMARS.grammar(spec))) == text
+    assert engine.stats.accepted > 0

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from fake_backend import FakeBackend, serving, tokenizer
+from tool_calls import CALL, FUNCTION, TEMPLATE, TOOL
 
-from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
 
 pytest.importorskip("llguidance")
 
@@ -18,21 +19,6 @@ pytestmark = pytest.mark.one_stack
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}<|im_end|>\n"
-    "{% endfor %}<|im_start|>assistant\n"
-)
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-FUNCTION = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
 
 
 @pytest.fixture
@@ -141,6 +127,8 @@ def test_a_conversation_with_calls(client: httpx.Client, backend: FakeBackend) -
     prompt = tokenizer().decode(backend.requests[-1].tokens)
     assert "assistant\nRome" in prompt
     assert "tool\nsunny" in prompt
+    counted = client.post("/tokenize", json={"messages": messages, "tools": [TOOL]}).json()["tokens"]
+    assert counted == backend.requests[-1].tokens
 
 
 @pytest.mark.parametrize(
@@ -167,3 +155,25 @@ def test_a_model_without_tools(client: httpx.Client, monkeypatch: pytest.MonkeyP
     answer = client.post(CHAT, json={**HI, "tools": [TOOL]})
     assert answer.status_code == 400
     assert "no place for tools" in answer.json()["error"]["message"]
+
+
+def test_strict_tools_reach_the_engine(client: httpx.Client, backend: FakeBackend) -> None:
+    """As a grammar of any text with calls by their schemas."""
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    (choice,) = post(client, tools=[strict])["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    grammar = backend.requests[-1].grammar
+    assert grammar is not None
+    assert "start: (opened calls)* free" in grammar.value
+    assert "strict" not in tokenizer().decode(backend.requests[-1].tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_the_engine_refuses(client: httpx.Client, backend: FakeBackend, stream: bool) -> None:
+    """Its special token is missing, say: the request is wrong, not the server."""
+    backend.error = lambda: GrammarError("the lark grammar cannot be compiled: there is no such token")
+    body = {**HI, "guided_grammar": "start: <[99999]>", "stream": stream}
+    answer = client.post(CHAT, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], "no such token" in error["message"]) == ("invalid_request_error", True)

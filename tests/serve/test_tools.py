@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tool_calls import (
+    HERMES_TEMPLATE,
+    LLAMA_TEMPLATE,
+    MISTRAL_TEMPLATE,
+    TOOLS,
+    USER,
+    XY,
+    hermes,
+    tokenizer,
+    tool,
+    writes,
+)
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.tools import CallDelta, CallParser, collected, prepare
@@ -198,33 +209,6 @@ def test_special_tokens_mark_calls() -> None:
     assert one.calls == 2
 
 
-HERMES_TEMPLATE = "{% for t in tools %}{{ t }}{% endfor %}<tool_call>"
-LLAMA_TEMPLATE = "{% if tools %}<|python_tag|>{% endif %}"
-MISTRAL_TEMPLATE = "{{ tools }}[TOOL_CALLS]"
-
-
-def tokenizer(template: str | None, special: dict[int, str] | None = None) -> Any:
-    """As far as `prepare` looks at one."""
-
-    def get_chat_template(name: Any, tools: Any = None) -> str:
-        if template is None:
-            raise ValueError("none")
-        return template
-
-    added = {number: SimpleNamespace(content=text, special=True) for number, text in (special or {}).items()}
-    return SimpleNamespace(get_chat_template=get_chat_template, added_tokens_decoder=added)
-
-
-def tool(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
-    function = {"name": name, "description": None, "parameters": parameters, **more}
-    return {"type": "function", "function": function}
-
-
-XY = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]}
-TOOLS = [tool("add", XY, strict=True), tool("get_weather")]
-USER = [{"role": "user", "content": "hi"}]
-
-
 @pytest.mark.parametrize(
     ("template", "kind"),
     [(HERMES_TEMPLATE, HermesParser), (LLAMA_TEMPLATE, LlamaParser), (MISTRAL_TEMPLATE, MistralParser)],
@@ -292,26 +276,6 @@ def test_messages_as_templates_read_them() -> None:
     assert (len(first), first.isalnum(), second) == (9, True, "abcdefghi")
     assert found[1]["tool_call_id"] == first
     assert messages[1]["tool_call_id"] == "call_1"
-
-
-def writes(spec: GrammarSpec | None, text: str) -> bool:
-    """Whether a grammar allows a whole text."""
-    from ipex_assist.serve.grammar_check import byte_tokenizer
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
-
-    assert spec is not None
-    state = LlguidanceGrammar(start_of(spec, byte_tokenizer()), 257, frozenset([256]))
-    tokens = [*text.encode()]
-    if state.allows(tokens) < len(tokens):
-        return False
-    for token in tokens:
-        state.advance(token)
-    return bool(state.mask()[256])
-
-
-def hermes(*pairs: tuple[str, str]) -> str:
-    each = (f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in pairs)
-    return "\n".join(each)
 
 
 def test_forced_calls() -> None:

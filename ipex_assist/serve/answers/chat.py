@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
+from ipex_assist.serve.answers.turn import Turn
 from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, chat_form
 from ipex_assist.serve.protocol.chat import ChatRequest
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import CallDelta, CallParser, collected
+from ipex_assist.serve.tools import CallParser, Event
 
 
-class Turn:
-    """Content and calls of one text, as they come."""
-
-    def __init__(self, parser: CallParser | None) -> None:
-        self._parser = parser
-        self._events: list[str | CallDelta] = []
-
-    @property
-    def called(self) -> bool:
-        """Whether any tool was called."""
-        return self._parser is not None and self._parser.calls > 0
-
-    def grow(self, growth: Growth) -> list[dict[str, Any]]:
-        """OpenAI's deltas of what became certain."""
-        if self._parser is None:
-            return self._took([growth.text] if growth.text else [])
-        held = growth.text[sum(len(piece.text) for piece in growth.pieces) :]  # what no token brought
-        events = [event for piece in growth.pieces for event in self._parser.push(piece.text, piece.token)]
-        return self._took(joined([*events, *self._parser.push(held)]))
-
-    def finish(self) -> list[dict[str, Any]]:
-        """The rest, behind the text's end."""
-        return self._took([] if self._parser is None else self._parser.finish())
-
-    def _took(self, events: list[str | CallDelta]) -> list[dict[str, Any]]:
-        self._events += events
-        return [{"content": event} if isinstance(event, str) else _call_delta(event) for event in events]
-
-    def whole(self) -> dict[str, Any]:
-        """Content and calls of the message."""
-        content, calls = collected(self._events)
-        if not calls:
-            return {"content": content or ""}
-        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        named = zip(calls, functions, strict=True)
-        return {
-            "content": content,
-            "tool_calls": [{"id": call.id, "type": "function", "function": function} for call, function in named],
-        }
-
-
-def joined(events: Sequence[str | CallDelta]) -> list[str | CallDelta]:
-    """Neighbours of one kind, which came by several tokens of a pass, as one."""
-    found: list[str | CallDelta] = []
-    for event in events:
-        last = found[-1] if found else None
-        if isinstance(event, str) and isinstance(last, str):
-            found[-1] = last + event
-        elif isinstance(event, CallDelta) and isinstance(last, CallDelta) and event.index == last.index:
-            found[-1] = replace(last, arguments=last.arguments + event.arguments)
-        else:
-            found.append(event)
-    return found
-
-
-def _call_delta(event: CallDelta) -> dict[str, Any]:
+def _delta(event: Event) -> dict[str, Any]:
+    """OpenAI's form of a part of content, or of a call."""
+    if isinstance(event, str):
+        return {"content": event}
     if event.id is None:
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
     function = {"name": event.name, "arguments": event.arguments}
@@ -95,7 +43,7 @@ class ChatWriter(ChunkWriter):
 
     def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
         """Chunks of content and of calls, unless all is held back."""
-        deltas = self._turns[text.index].grow(growth)
+        deltas = [_delta(event) for event in self._turns[text.index].grow(growth)]
         if not deltas and (growth.tokens or (self._details and growth.pieces)):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
@@ -104,7 +52,7 @@ class ChatWriter(ChunkWriter):
     def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
         """The last chunk of this text."""
         turn = self._turns[text.index]
-        *deltas, last = [*turn.grow(growth), *turn.finish()] or [{}]
+        *deltas, last = [_delta(event) for event in [*turn.grow(growth), *turn.finish()]] or [{}]
         for delta in deltas:
             yield self.chunk(self._choice(text, delta))
         yield self.chunk(self._choice(text, last, growth, self._reason(text)), **self.report_of(text))
@@ -134,7 +82,7 @@ class ChatWriter(ChunkWriter):
             logprobs = self._logprobs(text.tokens)
             if self._wants_logprobs and logprobs is None:
                 logprobs = {"content": [], "refusal": None}
-            message = {"role": "assistant", **self._turns[text.index].whole(), "refusal": None}
+            message = {"role": "assistant", **self._turns[text.index].message(), "refusal": None}
             choices.append(
                 {"index": text.index, "message": message, "logprobs": logprobs, "finish_reason": self._reason(text)}
             )

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ipex_assist.serve.protocol.chat import Message
 from ipex_assist.serve.protocol.common import Answer, Form, Many, TokenId
+from ipex_assist.serve.protocol.tools import Tool
 
 
 class TokenizeText(Form):
@@ -20,9 +21,10 @@ class TokenizeText(Form):
 
 
 class TokenizeMessages(Form):
-    """A conversation, to be put into the model's chat template."""
+    """A conversation, to be put into the model's chat template as /v1/chat/completions does."""
 
     messages: Annotated[Many[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
     model: str | None = None
     return_token_strs: bool | None = None
 

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from ipex_assist.serve.protocol.common import Answer, Form
 
+STRICT = "calls are held to the schema, also where the model is free to call (default: false)"
+
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
 
@@ -17,7 +19,7 @@ class Function(Form):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = Field(None, description=STRICT)
 
 
 class Tool(Form):

@@ -16,10 +16,10 @@ from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
 from ipex_assist.serve.protocol.common import SamplingForm, choices
 from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
 from ipex_assist.serve.protocol.tools import NamedTool
+from ipex_assist.serve.routes.turns import prepared
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import TextAnswer
 from ipex_assist.serve.structured import grammar_of
-from ipex_assist.serve.tools import prepare
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
 # Of a stream the schema is that of each event.
@@ -47,20 +47,17 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_model(body.model)
         check_biases(service, body)
-        turn = await service.in_thread(
-            prepare,
-            service.tokenizer,
+        turn, tokens = await prepared(
+            service,
             [message.for_template() for message in body.messages],
             body.tool_fields(),
             body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
-            parallel=body.parallel_tool_calls is not False,
+            parallel=body.parallel_tool_calls,
             response=grammar_of(body.grammar_fields()),
         )
-        tokens = service.check_prompt(await service.encode_chat(turn.messages, turn.tools))
-        grammar = await service.checked(turn.grammar)
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
         options = body.generation_options(room, body.wanted_logprobs)
-        requests = [TextRequest(tokens, each, grammar) for each in choices(options, body.n or 1)]
+        requests = [TextRequest(tokens, each, turn.grammar) for each in choices(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
         writer = ChatWriter(service, Texts(requests, len(tokens), named), body, turn.parser)
         return TextAnswer(service, requests, writer, stream=bool(body.stream))

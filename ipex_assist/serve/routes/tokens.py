@@ -13,6 +13,7 @@ from ipex_assist.serve.protocol.tokenize import (
     TokenizeText,
 )
 from ipex_assist.serve.service import Service
+from ipex_assist.serve.tools import prepare
 from ipex_assist.tokenization.tokenizer import checked_ids
 
 
@@ -27,8 +28,13 @@ def router(service: Service) -> APIRouter:
         if isinstance(body, TokenizeText):
             tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
         else:
-            tokens = await service.encode_chat([message.for_template() for message in body.messages])
-        texts = [service.token_texts.text_of(token) for token in tokens] if body.return_token_strs else None
+            messages = [message.for_template() for message in body.messages]
+            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+            turn = await service.in_thread(prepare, service.tokenizer, messages, tools)
+            tokens = await service.encode_chat(turn.messages, turn.tools)
+        texts = None
+        if body.return_token_strs:
+            texts = await service.in_thread(lambda: [service.token_texts.text_of(token) for token in tokens])
         context = service.facts.context_length
         return TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=context, token_strs=texts)
 
@@ -37,7 +43,7 @@ def router(service: Service) -> APIRouter:
         """The text of token ids."""
         service.check_model(body.model)
         facts = service.facts
-        tokens = checked_ids(body.tokens, facts.vocab_size, service.tokenizer, facts.name)
+        tokens = await service.in_thread(checked_ids, body.tokens, facts.vocab_size, service.tokenizer, facts.name)
         return DetokenizeResponse(prompt=await service.decode(tokens))
 
     return routes

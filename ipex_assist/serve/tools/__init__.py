@@ -3,7 +3,7 @@
 A route uses three names: `prepare`, before a text; `CallParser.push` and `finish`, of `Prepared.parser()`, along it.
 """
 
-from ipex_assist.serve.tools.parsing import CallDelta, CallParser, collected
+from ipex_assist.serve.tools.parsing import CallDelta, CallParser, Event, collected, joined
 from ipex_assist.serve.tools.prepare import Prepared, prepare
 
-__all__ = ["CallDelta", "CallParser", "Prepared", "collected", "prepare"]
+__all__ = ["CallDelta", "CallParser", "Event", "Prepared", "collected", "joined", "prepare"]

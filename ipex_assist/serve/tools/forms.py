@@ -9,7 +9,7 @@ from ipex_assist.serve.tools.scan import SPACE, CallScanner, JsonValue
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 LLAMA_TAG = "<|python_tag|>"
-MISTRAL_CALLS, MISTRAL_ARGS = "[TOOL_CALLS]", "[ARGS]"
+MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 # What may stand between Mistral's marker and the arguments: as far as it has come, and whole.
 _HEAD_BEGINS = re.compile(r"[\w.-]{1,64}\s*(\[[^{]{0,80})?", re.ASCII)

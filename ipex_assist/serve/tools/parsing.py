@@ -9,7 +9,7 @@ import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ipex_assist.serve.tools.scan import ARGUMENTS, SPACE, CallScanner
@@ -35,6 +35,20 @@ class Call:
     id: str
     name: str
     arguments: str
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events with neighbours of one kind as one."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, str) and isinstance(last, str):
+            found[-1] = last + event
+        elif isinstance(event, CallDelta) and isinstance(last, CallDelta) and event.index == last.index:
+            found[-1] = replace(last, arguments=last.arguments + event.arguments)
+        else:
+            found.append(event)
+    return found
 
 
 def collected(events: Iterable[Event]) -> tuple[str | None, list[Call]]:
@@ -104,18 +118,9 @@ class CallParser(ABC):
     def _end(self) -> None: ...
 
     def _taken(self) -> list[Event]:
-        """The events since the last time, neighbours of one kind joined."""
+        """The events since the last time."""
         events, self._events = self._events, []
-        joined: list[Event] = []
-        for event in events:
-            last = joined[-1] if joined else None
-            if isinstance(event, str) and isinstance(last, str):
-                joined[-1] = last + event
-            elif isinstance(event, CallDelta) and isinstance(last, CallDelta) and event.index == last.index:
-                joined[-1] = CallDelta(last.index, last.id, last.name, last.arguments + event.arguments)
-            else:
-                joined.append(event)
-        return joined
+        return joined(events)
 
     def _content(self, text: str) -> None:
         if text:

@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.schemas import adapted
-from ipex_assist.serve.tools.forced import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallForm, forced, or_answer
+from ipex_assist.serve.tools.forced import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    CallForm,
+    forced,
+    offered,
+    or_answer,
+)
 from ipex_assist.serve.tools.forms import (
+    HERMES_CLOSE,
     HERMES_OPEN,
     LLAMA_TAG,
     MISTRAL_ARGS,
+    MISTRAL_CALL_ID,
     MISTRAL_CALLS,
     HermesParser,
     LlamaParser,
@@ -29,7 +40,7 @@ if TYPE_CHECKING:
 
 # Words of templates whose calls look like Hermes', and are something else (Qwen3-Coder, GLM).
 _OTHER_FORMS = ("<function=", "<arg_key>")
-
+_MARKERS = (HERMES_OPEN, HERMES_CLOSE, LLAMA_TAG, MISTRAL_CALLS, MISTRAL_ARGS, MISTRAL_CALL_ID)
 
 # Where a schema has one of these, it says by them what other arguments there may be.
 _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
@@ -49,12 +60,14 @@ class Prepared:
     """messages, tools: for `encode_messages`. grammar: what the text is held to, that of the response format included.
 
     parser: makes the parser of one text; None where there is nothing to read calls from: all of it is content then.
+    calls: of a grammar of any text, its calls alone, to be checked as well: texts at random hardly come to one.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     grammar: GrammarSpec | None = None
     parser: Callable[[], CallParser] | None = None
+    calls: GrammarSpec | None = None
 
 
 def prepare(
@@ -69,8 +82,9 @@ def prepare(
     """What a conversation with tools needs, by OpenAI's fields of the same names; also without any tools.
 
     response: the grammar of the response format, or None. Calls of earlier messages become what templates read: their
-    arguments objects, and their ids such as the family takes. Raises UsageError, for status 400: a tool that is not
-    there, tools for a model whose template knows none or has an unknown form of calls, a schema that cannot be forced.
+    arguments objects, and their ids such as the family takes. Where a tool is strict the text may be any, but a call in
+    it is held to its schema. Raises UsageError, for status 400: a tool that is not there, tools for a model whose
+    template knows none or has an unknown form of calls, a schema that cannot be forced.
     """
     known = [_tool(tool, place) for place, tool in enumerate(tools or ())]
     names = [tool["function"]["name"] for tool in known]
@@ -86,18 +100,24 @@ def prepare(
             "model"
         )
     markers = special_markers(tokenizer)
-    grammar = response
+    strict = [name for name, tool in zip(names, tools or (), strict=True) if tool["function"].get("strict")]
+    grammar, calls = response, None
     if mode == "forced":
         several = parallel and tool_choice == "required"
         grammar = forced(family.form, _schemas(known, called), markers, several=several)
     elif response is not None:
         grammar = or_answer(forced(family.form, _schemas(known, names), markers, several=parallel), response)
+    elif strict:
+        schemas = {name: {"type": "object"} for name in names} | _schemas(known, strict)
+        others = special_tokens(tokenizer) - markers.keys()
+        grammar = offered(family.form, schemas, markers, others, several=parallel)
+        calls = forced(family.form, schemas, markers, several=parallel)
 
     def parser() -> CallParser:
         assert family is not None
         return family.parser(names, parallel=parallel, markers=markers, new_id=family.new_id)
 
-    return Prepared(written, known, grammar, parser)
+    return Prepared(written, known, grammar, parser, calls)
 
 
 def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None) -> Family | None:
@@ -119,9 +139,13 @@ def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | 
 
 def special_markers(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The special tokens among the words that mark calls, which no text shows, by their ids."""
-    words = (HERMES_OPEN, "</tool_call>", LLAMA_TAG, MISTRAL_CALLS, MISTRAL_ARGS, "[CALL_ID]")
     added = tokenizer.added_tokens_decoder.items()
-    return {number: token.content for number, token in added if token.special and token.content in words}
+    return {number: token.content for number, token in added if token.special and token.content in _MARKERS}
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids of tokens that no text shows."""
+    return {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
