@@ -130,6 +130,39 @@ def test_structured_output(client, backend):
     assert client.responses.parse(model="tiny", input="Hi", text_format=City).output_parsed.name == "Bonn"
 
 
+def test_responses_tools(client, backend, monkeypatch):
+    """A call, what came of it given back, and the same streamed: by the client's own gathering of events."""
+    template = (
+        "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    monkeypatch.setattr(tokenizer(), "chat_template", template)
+    backend.reply = 'Hm.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 4096})
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "name": "weather", "parameters": parameters, "strict": True}]
+    first = client.responses.create(model="tiny", input="Hi", tools=tools)
+    text, call = first.output
+    assert (first.output_text, text.type, call.type, call.name) == ("Hm.", "message", "function_call", "weather")
+    assert json.loads(call.arguments) == {"city": "Köln"}
+    assert backend.requests[0].grammar.kind == "lark"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    with client.responses.stream(
+        model="tiny", input=[result], previous_response_id=first.id, tools=tools, tool_choice="auto"
+    ) as stream:
+        found = list(stream)
+        answer = stream.get_final_response()
+    deltas = [event.delta for event in found if event.type == "response.function_call_arguments.delta"]
+    (done,) = [event for event in found if event.type == "response.function_call_arguments.done"]
+    assert "".join(deltas) == done.arguments == answer.output[1].arguments == call.arguments
+    assert answer.output_text == "Hm."
+    assert tokenizer().decode(backend.requests[1].tokens).endswith("HiHm.rain")
+    assert client.responses.retrieve(first.id).output[1].call_id == call.call_id
+    forced = {"type": "function", "name": "weather"}
+    assert (
+        client.responses.create(model="tiny", input="Hi", tools=tools, tool_choice=forced).tool_choice.name == "weather"
+    )
+
+
 def test_models(client):
     (model,) = client.models.list().data
     assert (model.id, model.object, model.owned_by, model.created) == ("tiny", "model", "ipex-assist", 1000)

@@ -7,8 +7,8 @@ import json
 import pytest
 from fake_backend import REPLY, tokenizer
 
-from ipex_assist.serve.answers import responses as kept_responses
-from ipex_assist.serve.answers.responses import Kept, KeptResponses
+from ipex_assist.serve.answers import kept as kept_responses
+from ipex_assist.serve.answers.kept import Kept, KeptResponses
 from ipex_assist.serve.backend import Failed
 from ipex_assist.serve.errors import ApiError
 
@@ -101,7 +101,7 @@ def test_structured_output(client, backend):
         ({}, "Field required"),
         ({"input": []}, "at least 1"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_text'"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "text alone"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "'function'"),
         ({"input": "a", "background": True}, "stream"),
     ],
 )
@@ -114,7 +114,7 @@ def test_refusals(client, body, words):
 def test_memory_of_answers_is_bounded(monkeypatch):
     """By their number and by their size; what was asked for lately stays."""
     monkeypatch.setattr(kept_responses, "MOST_KEPT", 3)
-    monkeypatch.setattr(kept_responses, "MOST_CHARACTERS", 150)
+    monkeypatch.setattr(kept_responses, "MOST_CHARACTERS", 200)
     kept = KeptResponses()
     for name in "abc":
         kept.keep(Kept({"id": name}, [{"content": "x" * 10}]))
@@ -124,6 +124,6 @@ def test_memory_of_answers_is_bounded(monkeypatch):
         kept.find("b")
     kept.keep(Kept({"id": "e"}, [{"content": "x" * 85}]))
     assert list(kept._kept) == ["a", "d", "e"]
-    kept.keep(Kept({"id": "g"}, [{"content": "x" * 151}]))
+    kept.keep(Kept({"id": "g"}, [{"content": "x" * 200}]))
     assert not kept._kept
     assert kept._size == 0

@@ -1,17 +1,15 @@
-"""Bodies and answers of /v1/responses: text in, text out."""
+"""Bodies and answers of /v1/responses: text and calls of functions, in and out."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from ipex_assist.serve.protocol.chat import TokenLogprob
 from ipex_assist.serve.protocol.common import Answer, Form, Generation, Many, MaxTokens, Refused, Report, SamplingForm
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
-
-LOGPROBS = "message.output_text.logprobs"
-_TEXT_ALONE = "this server reads and writes text alone here; /v1/chat/completions has tools"
+from ipex_assist.serve.protocol.tools import STRICT, Name
 
 MOST_METADATA = 16  # pairs, as with OpenAI
 
@@ -48,6 +46,68 @@ class InputMessage(Form):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
+class InputCall(Form):
+    """A call of an earlier answer, as it came. arguments: a text, JSON if all is well."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        call = {"id": self.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class InputCallOutput(Form):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Many[InputText]
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        output = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
+        return {"role": "tool", "content": output, "tool_call_id": self.call_id}
+
+
+def _kind(item: Any) -> str:
+    """Of an input item; one without is a message."""
+    return str((item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message")
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")],
+    Discriminator(_kind),
+]
+
+
+class FlatTool(Form):
+    """A function that the model may call. parameters: a JSON schema of an object."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description=STRICT)
+
+    def for_template(self) -> dict[str, Any]:
+        """As /v1/chat/completions has it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+class FlatToolName(Form):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
 class FlatSchema(Form):
     """JSON by a schema."""
 
@@ -75,7 +135,7 @@ class TextConfig(Form):
 class ResponsesRequest(SamplingForm):
     """A text, or turns of a conversation, to be answered; behind an earlier answer, where its id is given."""
 
-    input: str | Annotated[Many[InputMessage], Field(min_length=1)]
+    input: str | Annotated[Many[InputItem], Field(min_length=1)]
     model: str | None = None
     instructions: str | None = Field(None, description="the system's turn; not kept for the next answer")
     previous_response_id: str | None = None
@@ -86,7 +146,9 @@ class ResponsesRequest(SamplingForm):
     include: Many[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Generation("logprobs")] | None = None
     metadata: Metadata | None = None
-    tools: Annotated[Any, Refused(_TEXT_ALONE, [])] = None
+    tools: Many[FlatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatToolName | None = None
+    parallel_tool_calls: bool | None = None
     background: Annotated[Any, Refused("answers are not made in the background: stream them", False)] = None
     conversation: Annotated[Any, Refused("conversations are not kept: use previous_response_id")] = None
 
@@ -94,6 +156,25 @@ class ResponsesRequest(SamplingForm):
     def wanted_logprobs(self) -> int | None:
         """As GenerationOptions has it."""
         return (self.top_logprobs or 0) if self.include or self.top_logprobs is not None else None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The input as chat templates read it: calls belong to the turn in which they were made."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        messages: list[dict[str, Any]] = []
+        for item in self.input:
+            message = item.for_template()
+            if isinstance(item, InputCall) and messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+            else:
+                messages.append(message)
+        return messages
+
+    def choice_of_tools(self) -> str | dict[str, Any] | None:
+        """As /v1/chat/completions has it."""
+        if isinstance(self.tool_choice, FlatToolName):
+            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        return self.tool_choice
 
 
 class OutputText(Answer):
@@ -113,6 +194,17 @@ class OutputMessage(Answer):
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
+
+
+class OutputCall(Answer):
+    """A call of a function. call_id: by which what comes of it is given back."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
 
 
 class InputDetails(Answer):
@@ -158,7 +250,7 @@ class ModelResponse(Report):
     created_at: int
     status: Literal["completed", "incomplete"]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall]
     usage: ResponseUsage
     text: dict[str, Any]
     tools: list[Any]
@@ -171,7 +263,7 @@ class ModelResponse(Report):
     parallel_tool_calls: bool = True
     store: bool = True
     temperature: float | None = None
-    tool_choice: Literal["auto"] = "auto"
+    tool_choice: str | dict[str, str] = "auto"
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
 

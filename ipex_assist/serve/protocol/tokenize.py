@@ -24,7 +24,7 @@ class TokenizeMessages(Form):
     """A conversation, to be put into the model's chat template as /v1/chat/completions does."""
 
     messages: Annotated[Many[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     model: str | None = None
     return_token_strs: bool | None = None
 

@@ -7,13 +7,15 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ipex_assist.serve.answers.responses import Kept, KeptResponses, ResponseWriter
+from ipex_assist.serve.answers.kept import Kept, KeptResponses
+from ipex_assist.serve.answers.responses import ResponseWriter
 from ipex_assist.serve.answers.texts import Texts
 from ipex_assist.serve.answers.writer import compact
 from ipex_assist.serve.backend import TextRequest
 from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
 from ipex_assist.serve.routes.texts import ERRORS, STREAM, check_biases
+from ipex_assist.serve.routes.turns import prepared
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import TextAnswer
 from ipex_assist.serve.structured import grammar_of
@@ -33,23 +35,26 @@ def router(service: Service) -> APIRouter:
         before: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
             before = kept.find(body.previous_response_id, "previous_response_id").messages
-        new: list[dict[str, Any]] = [{"role": "user", "content": body.input}]
-        if not isinstance(body.input, str):
-            new = [message.for_template() for message in body.input]
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-        tokens = service.check_prompt(await service.encode_chat([*system, *before, *new]))
-        grammar = await service.checked(grammar_of(body.text.grammar_fields() if body.text is not None else {}))
+        new = body.messages()
+        turn, tokens = await prepared(
+            service,
+            [*system, *before, *new],
+            [tool.for_template() for tool in body.tools or ()],
+            body.choice_of_tools(),
+            parallel=body.parallel_tool_calls,
+            response=grammar_of(body.text.grammar_fields() if body.text is not None else {}),
+        )
         room = service.most_new_tokens(len(tokens), body.max_output_tokens)
         options = body.generation_options(room, body.wanted_logprobs)
 
-        def keep(response: dict[str, Any]) -> None:
+        def keep(response: dict[str, Any], answer: dict[str, Any]) -> None:
             if body.store is not False:
-                answer = {"role": "assistant", "content": response["output"][0]["content"][0]["text"]}
                 kept.keep(Kept(response, [*before, *new, answer]))
 
-        requests = [TextRequest(tokens, options, grammar)]
+        requests = [TextRequest(tokens, options, turn.grammar)]
         texts = Texts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
-        writer = ResponseWriter(service, texts, body, keep)
+        writer = ResponseWriter(service, texts, body, keep, turn.parser)
         return TextAnswer(service, requests, writer, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))
