@@ -90,7 +90,14 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "quantize": ["auto-round>=0.5"],
         "ray": ["ray[serve]>=2.30"],
-        "serve": ["fastapi>=0.115", "uvicorn>=0.30", "prometheus-client>=0.20", "llguidance>=1.9", "rich>=13"],
+        "serve": [
+            "fastapi>=0.115",
+            "pydantic>=2.10",
+            "uvicorn>=0.30",
+            "prometheus-client>=0.20",
+            "llguidance>=1.9",
+            "rich>=13",
+        ],
         "dev": [
             "pytest>=8",
             "hypothesis>=6.100",
