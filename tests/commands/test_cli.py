@@ -237,16 +237,22 @@ def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -
 
 @pytest.mark.one_stack
 def test_start_up_is_quick(pair: tuple[str, str]) -> None:
-    """Under 0.3 s of a processor, and no waiting; the best of five, because test machines are busy."""
+    """A small multiple of what Python takes for what every command line imports; torch alone would be fifty times that.
+
+    Of a processor's time, the best of five in turns, because test machines are busy and differ; and no waiting.
+    """
+    bare = [sys.executable, "-c", "import argparse, json, logging, subprocess"]
     for arguments in (["--help"], ["-m", pair[0], "--dry-run"], ["-m", "facebook/opt-13b", "--dry-run"]):
-        computing, passed = [], []
+        computing: dict[bool, list[float]] = {True: [], False: []}
+        passed = []
         for _ in range(5):
-            before, started = os.times(), time.perf_counter()
-            assert run(*arguments).returncode == 0
-            passed.append(time.perf_counter() - started)
-            after = os.times()
-            computing.append(sum(after[2:4]) - sum(before[2:4]))  # of child processes
-        assert min(computing) < 0.3, arguments
+            for ours in (True, False):
+                before, started = os.times(), time.perf_counter()
+                done = run(*arguments) if ours else subprocess.run(bare, check=True)
+                assert done.returncode == 0
+                passed.append(time.perf_counter() - started)
+                computing[ours].append(sum(os.times()[2:4]) - sum(before[2:4]))  # of child processes
+        assert min(computing[True]) < 15 * min(computing[False]), arguments
         assert min(passed) < 1, arguments
 
 
