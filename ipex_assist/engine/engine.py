@@ -14,6 +14,7 @@ from ipex_assist.engine.request import Handle, Request
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.engine.work import Work
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.constrained import Constrained
 from ipex_assist.speculative.draft import DraftSource
@@ -193,7 +194,7 @@ class Engine:
             return draft if grammar is None else Constrained(grammar.copy(), len(tokens), draft)
 
         if assisted and schedule is None:  # what the grammar forces needs none
-            schedule = self.drafting.schedule(options, limit, self._live_costs) if possible else Constant(0)
+            schedule = self._schedule(options, limit) if possible else Constant(0)
         learns = options.adapts and not experiment and assisted
         return Request(
             tokens=tokens,
@@ -209,6 +210,18 @@ class Engine:
             assisted=assisted,
             grammar=grammar,
         )
+
+    def _schedule(self, options: GenerationOptions, limit: int) -> Schedule:
+        """The schedule of a text, for which costs may have to be measured, in blocks of their own."""
+        try:
+            return self.drafting.schedule(options, limit, self._live_costs)
+        except NoBlocksError:
+            with self._turn:
+                self._work.room.forget()
+        try:
+            return self.drafting.schedule(options, limit, self._live_costs)
+        except NoBlocksError:  # texts have all the memory: this one goes on without drafts
+            return Constant(0)
 
     def _live_costs(self) -> LiveCosts:
         """What passes cost: begun anew with the pair's costs whenever the engine was idle."""

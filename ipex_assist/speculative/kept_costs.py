@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.speculative.calibration import describe
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.live_costs import CostFindings
@@ -59,10 +60,18 @@ class KeptCosts:
         if self._costs is None:
             return self._calibrate(measure)
         if self._doubt_s >= self._price and not self._measured_anew:
-            self._measured_anew = True
-            self._repeats = min(self._repeats + 1, MOST_REPEATS)
-            return self._calibrate(measure)
+            return self._measure_again(measure, self._costs)
         return self._costs
+
+    def _measure_again(self, measure: Callable[[], Costs], known: Costs) -> Costs:
+        before, self._repeats = self._repeats, min(self._repeats + 1, MOST_REPEATS)
+        try:
+            found = self._calibrate(measure)
+        except NoBlocksError:  # texts have all the memory: another one may ask again
+            self._repeats = before
+            return known
+        self._measured_anew = True
+        return found
 
     @property
     def _price(self) -> float:

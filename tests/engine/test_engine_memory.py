@@ -17,6 +17,7 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -39,6 +40,36 @@ def test_what_fits_to_the_last_position_is_not_refused(tmp_path: Path) -> None:
     assert all(len(tokens_of(other)) == rest for other in others)
     with pytest.raises(IpexAssistError, match=r"of 769 tokens, prompt and text, take 4 blocks of 256.* memory for 3:"):
         engine.submit(prompt, GenerationOptions.of(options, max_new_tokens=rest + 1))
+
+
+@pytest.mark.parametrize("used", ["by prefixes", "by a text"])
+def test_costs_are_measured_where_memory_is_full(tmp_path: Path, used: str) -> None:
+    """Prefixes give way to the measurement; beside a text that has everything, a request goes on without drafts."""
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    checkpoint = open_checkpoint(str(tmp_path))
+    block = tiny_models.model(tmp_path, "native", "int8").block_bytes  # type: ignore[attr-defined]
+    target = load_model(checkpoint, "int8", "native", kv_memory=KvMemory(2 * block))
+    measured = []
+
+    def measure() -> Costs:
+        sequence = target.new_sequence(1)
+        target.extend(sequence, [1])
+        measured.append(True)
+        return CHEAP
+
+    engine = Engine(target, Drafting(tiny_models.VOCAB, measure, lookup=True))
+    plain = GenerationOptions.of(max_new_tokens=8, ignore_eos=True, assisted=False)
+    prompt = list(range(3, 43)) * 10
+    first = engine.submit(prompt[:300], plain)
+    next(first)
+    if used == "by prefixes":
+        tokens_of(first)
+        assert target.blocks is not None
+        assert target.blocks.free == 0
+    asked = engine.submit(prompt[:100], GenerationOptions.of(plain, assisted=True))
+    assert bool(measured) == (used == "by prefixes")
+    engine_alone = Engine(tiny_models.model(tmp_path, "native", "int8"), Drafting(tiny_models.VOCAB, measure))
+    assert tokens_of(asked) == tokens_of(engine_alone.submit(prompt[:100], plain))
 
 
 class OneByOne(Failing):

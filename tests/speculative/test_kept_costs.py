@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_schedule import Draft, Run, simulate, steady
 
+from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.costs import Costs
@@ -137,6 +138,26 @@ def test_a_pair_that_never_pays_is_not_measured_for_ever() -> None:
         world.text(world.process(), steady(0.9), seed=number)
     assert 2 <= world.calibrations <= 5
     assert 1.5 * (world.calibrations - 1) <= 0.02 * world.now
+
+
+def test_no_memory_to_measure_again() -> None:
+    """While texts have all blocks the known costs serve; a later text measures."""
+    world = World(QUIET, disturbed=DEAR)
+    drafting = world.process()
+    measure = drafting.measure
+    refused = 0
+
+    def no_blocks() -> Costs:
+        nonlocal refused
+        refused += 1
+        raise NoBlocksError(1, 0, 60)
+
+    drafting.measure = no_blocks
+    while not refused:
+        world.text(drafting, steady(0.9))
+    assert (drafting.costs, refused, world.calibrations) == (DEAR, 2, 1)
+    drafting.measure, world.disturbed = measure, None
+    assert (drafting.costs, world.calibrations) == (QUIET, 2)
 
 
 def test_once_a_process() -> None:
