@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from ipex_assist.engine.part import Part
 from ipex_assist.env.errors import IpexAssistError
@@ -12,6 +13,8 @@ from ipex_assist.speculative.joint_schedule import WHOLE, JointSchedule, Turn
 from ipex_assist.speculative.propose import Asked, propose_together
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundResult
 
+Fail: TypeAlias = "Callable[[Part, IpexAssistError], None]"
+
 
 class Drafts:
     """Lets the texts of a pass draft together, and hears what came of it.
@@ -19,22 +22,18 @@ class Drafts:
     joint: the schedule of texts that share passes; None where no text adapts.
     """
 
-    def __init__(
-        self, shares_passes: bool, clock: Callable[[], float], fail: Callable[[Part, IpexAssistError], None]
-    ) -> None:
-        """shares_passes: whether the model takes rows of several texts at once, or one text after the other.
-
-        fail: ends the request of a part whose source failed.
-        """
-        self._shares_passes, self._clock, self._fail = shares_passes, clock, fail
+    def __init__(self, shares_passes: bool, clock: Callable[[], float]) -> None:
+        """shares_passes: whether the model takes rows of several texts at once, or one text after the other."""
+        self._shares_passes, self._clock = shares_passes, clock
         self.joint: JointSchedule | None = None
         self._shared = False  # whether `joint` decides in the pass under way
         self._texts = 1  # in it
 
-    def draft(self, parts: Sequence[Part], others: int, coming: int = 0) -> float:
+    def draft(self, parts: Sequence[Part], others: int, coming: int, fail: Fail) -> float:
         """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took.
 
-        coming: texts whose prompts are being read.
+        coming: texts whose prompts are being read. fail: ends the request of a part whose source failed. (It is not
+        kept: an engine that nobody keeps shall be gone at once, with its memory of prefixes.)
         """
         drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]
         self._shared = self._shares_passes and self.joint is not None and len(parts) + others > 1
@@ -53,7 +52,7 @@ class Drafts:
                 asked.append((part, Asked(request.draft, request.tokens, k, plan)))
         for (part, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):
-                self._fail(part, proposal)
+                fail(part, proposal)
             else:
                 part.set_proposal(proposal)
         self._trim([part for part, _ in asked])

@@ -39,7 +39,7 @@ class Work:
         self.target, self.limits, self.stats, self.clock = target, limits, stats, clock
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.drafts = Drafts(target.blocks is not None, clock, lambda part, error: self._fail(part.request, error))
+        self.drafts = Drafts(target.blocks is not None, clock)
         self.room = Room(target, prefixes)
         self._chunks = ChunkSizes(limits)
 
@@ -135,7 +135,8 @@ class Work:
             parts.append(Part(request, min(chunk, most, request.pending), request.remaining))
             chunk -= parts[-1].pending
         rows = sum(part.pending for part in parts[len(going) :])
-        draft_s = self.drafts.draft(parts[: len(going)], rows, len(reading))
+        going_on = parts[: len(going)]
+        draft_s = self.drafts.draft(going_on, rows, len(reading), lambda part, error: self._fail(part.request, error))
         parts = self._make_room(parts)
         if parts:
             self._pass(parts, draft_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,25 @@ def test_costs_are_measured_where_memory_is_full(tmp_path: Path, used: str) -> N
     assert bool(measured) == (used == "by prefixes")
     engine_alone = Engine(tiny_models.model(tmp_path, "native", "int8"), Drafting(tiny_models.VOCAB, measure))
     assert tokens_of(asked) == tokens_of(engine_alone.submit(prompt[:100], plain))
+
+
+def test_an_engine_that_nobody_keeps_is_gone_at_once(tmp_path: Path) -> None:
+    """With what it knows of texts, without waiting for the collector: many engines of one model had all its blocks."""
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    pair = Pair(*(tiny_models.model(tmp_path, "native", each) for each in ("int8", "int4")))
+    blocks = pair.target.blocks
+    assert blocks is not None
+    gc.collect()
+    gc.disable()
+    try:
+        for draft in ("none", "both"):
+            engine = pair.engine(draft)
+            tokens_of(engine.submit(list(range(3, 60)), GenerationOptions.of(max_new_tokens=8, ignore_eos=True)))
+            assert blocks.free < blocks.count
+            del engine
+            assert blocks.free == blocks.count
+    finally:
+        gc.enable()
 
 
 class OneByOne(Failing):
