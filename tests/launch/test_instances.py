@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -152,8 +153,9 @@ def test_kill_9_of_both_at_once_still_ends_the_instances(tmp_path: Path) -> None
     process.wait(15)
     instances = [int((tmp_path / f"{index}.a").read_text()) for index in (0, 1)]
     assert wait_for(lambda: not any(map(alive, instances)))
-    for file in tmp_path.glob("*.b"):  # their own children are out of anybody's reach then
-        os.killpg(os.getpgid(int(file.read_text())), signal.SIGKILL)
+    for file in tmp_path.glob("*.b"):  # their own children are out of anybody's reach then, if they are there yet
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(os.getpgid(int(file.read_text())), signal.SIGKILL)
 
 
 def test_what_an_instance_leaves_running_is_ended(tmp_path: Path) -> None:
