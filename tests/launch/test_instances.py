@@ -264,13 +264,18 @@ def test_socket_all_is_visible_in_the_dry_run() -> None:
 
 
 def test_a_start_takes_less_than_150_ms() -> None:
-    """Catches an import on the way to one process that costs more than the launch (ctypes, hypothesis, torch …)."""
-    times = []
+    """Catches an import on the way to one process that costs more than the launch (ctypes, hypothesis, torch …).
+
+    Or, on a machine that is busy or slow, four times what Python takes for what every command line imports.
+    """
+    bare = [sys.executable, "-c", "import argparse, json, logging, subprocess"]
+    times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(7):
-        start = time.perf_counter()
-        subprocess.run([*LAUNCH, "--", "true"], env=CLEAN, check=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.15, times
+        for ours, argv in ((True, [*LAUNCH, "--", "true"]), (False, bare)):
+            start = time.perf_counter()
+            subprocess.run(argv, env=CLEAN, check=True)
+            times[ours].append(time.perf_counter() - start)
+    assert min(times[True]) < max(0.15, 4 * min(times[False])), times
 
 
 def test_surroundings_are_looked_at_with_the_variables_given() -> None:
