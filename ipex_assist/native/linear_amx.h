@@ -26,7 +26,7 @@ struct Start {
 // Up to 16 rows times N blocks (1 or 4, `bytes` apart) over `steps` of 32 input columns. Tiles 0 to 3: sums, 4: rows, 5 to
 // 7: weights.
 template <int N>
-inline void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
                            Start start, float* out, int64_t stride) {
     TILE_LOAD(0, start.at, start.stride * 4);
     if (N > 1) {
@@ -61,7 +61,7 @@ inline void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t
 
 // 17 to 32 rows times one block or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights.
 template <bool RIGHT>
-inline void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
                             Start start, float* out, int64_t stride) {
     const uint8_t* lower = rows + TILE * row_bytes;
     const float* lower_start = start.at + TILE * start.stride;
