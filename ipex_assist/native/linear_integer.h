@@ -26,7 +26,8 @@ constexpr int64_t RUN = 8;  // lines of 64 bytes of weights, whose sums fit in 1
 // Without VNNI: the halves of the unsigned bytes times signed bytes, in pairs. A pair is at most 2 · 15 · 128 = 3840, and
 // RUN of them 30720: below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
 template <int M>
-inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows, __m512i (&acc)[M]) {
+inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
+                                                     __m512i (&acc)[M]) {
 #ifdef __AVX512VNNI__
     FOR_EACH(s, RUN, {
         _mm_prefetch(reinterpret_cast<const char*>(lines + s * 64 + PREFETCH), _MM_HINT_T0);
@@ -97,7 +98,9 @@ struct NibbleSums {
             });
         });
     }
-    __attribute__((always_inline)) __m512i end(int m) const { return TWO_CHAINS ? _mm512_add_epi32(sums[m], _mm512_srai_epi32(high[m], 4)) : sums[m]; }
+    __attribute__((always_inline)) __m512i end(int m) const {
+        return TWO_CHAINS ? _mm512_add_epi32(sums[m], _mm512_srai_epi32(high[m], 4)) : sums[m];
+    }
 #else
     // Pairs of nibbles times signed bytes are at most 2 · 15 · 128 = 3840, and the 8 pairs of a row in 32 columns 30720:
     // below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
