@@ -6,8 +6,8 @@
 Needs objdump (it comes with g++) and nothing of the processor: what AMX would run is counted on a machine without it.
 
 How. Every hot loop is a function that is never inlined (HOT_LOOP in dot.h), so that it has a symbol by its template's
-arguments. kernels.cpp is compiled once for each instruction set; which of them a function is from is known by the table
-of kernels beside it, as the symbol table lists symbols by file. In a function, a loop is what lies between a backward
+arguments. kernels.cpp is compiled once for each instruction set; the symbol table lists symbols by file, and which set
+a file is for is known by the instructions that no lesser one has. In a function, a loop is what lies between a backward
 branch and its target. Of those that prefetch weights and multiply, the shortest is the innermost; each line of weights
 is prefetched once, so that prefetches say how many lines a turn of it takes. What the loop around it adds (a span of
 128 columns of integers, with the scales) is shared among the span's lines. The multiplications are counted as well: a
@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,13 @@ from tabulate import tabulate
 from ipex_assist.native import library
 
 FILE = "kernels.cpp"
-LEVELS = ("avx512", "avx512_vnni", "avx512_bf16", "amx")
-TABLE = re.compile(r"ipex_assist::kernels_(\w+)\(\)$")  # the function that each compilation has under a name of its own
+# Instruction sets, and what only they and those behind them have.
+LEVELS = {
+    "avx512": re.compile("zmm"),
+    "avx512_vnni": re.compile("^vpdpbusd .*zmm"),
+    "avx512_bf16": re.compile("^vdpbf16ps .*zmm"),
+    "amx": re.compile("^tdpb"),
+}
 FUNCTION = re.compile(r"^([0-9a-f]+) <(.*)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 SYMBOL = re.compile(r"^([0-9a-f]+) (.{7}) (\S+)\s+[0-9a-f]+\s+(.*)$")
@@ -142,53 +147,57 @@ def on_paper(name: str, level: str, rows: int) -> float | None:
     return 4 + 2 * rows + (4 + 5 * rows) / lines
 
 
-def functions(core: Path) -> Iterator[tuple[str, str, list[tuple[int, str, str]]]]:
-    """The level, name and instructions (address, mnemonic, operands) of each function of kernels.cpp.
+Instructions = list[tuple[int, str, str]]  # address, mnemonic, operands
+
+
+def functions(core: Path) -> Iterator[tuple[str, str, Instructions]]:
+    """The level, name and instructions of each function of kernels.cpp.
 
     Raises NotUnderstoodError where the core has no symbols, and FileNotFoundError without objdump.
     """
-    levels = _levels(core)
-    if not levels:
+    files = _files(core)
+    if not files:
         raise NotUnderstoodError(f"{core} has no symbols of {FILE}: it was stripped")
-    name, level, lines = "", "", []
+    found: dict[int, list[tuple[str, Instructions]]] = {}
+    here: Instructions | None = None
     for text in _objdump("--disassemble", "--no-show-raw-insn", core).splitlines():
-        if found := FUNCTION.match(text):
-            if level:
-                yield level, name, lines
-            name, level, lines = found[2], levels.get(int(found[1], 16), ""), []
-        elif level and (found := INSTRUCTION.match(text)):
-            lines.append((int(found[1], 16), found[2], found[3]))
-    if level:
-        yield level, name, lines
+        if head := FUNCTION.match(text):
+            file = files.get(int(head[1], 16))
+            here = [] if file is not None else None
+            if file is not None and here is not None:
+                found.setdefault(file, []).append((head[2], here))
+        elif here is not None and (line := INSTRUCTION.match(text)):
+            here.append((int(line[1], 16), line[2], line[3]))
+    for of_file in found.values():
+        level = _level(f"{name} {operands}" for _, lines in of_file for _, name, operands in lines)
+        if level:
+            yield from ((level, name, lines) for name, lines in of_file)
 
 
-def _levels(core: Path) -> dict[int, str]:
-    """The instruction set of each address where a function of kernels.cpp begins."""
-    files: list[list[int]] = []
-    tables: dict[str, int] = {}
-    of_kernels = False
+def _files(core: Path) -> dict[int, int]:
+    """Which of the compilations of kernels.cpp the function at an address is from."""
+    files: dict[int, int] = {}
+    count, of_kernels = 0, False
     for text in _objdump("--syms", core).splitlines():
         found = SYMBOL.match(text)
         if found is None:
             continue
-        address, kind, section, name = int(found[1], 16), found[2], found[3], found[4]
-        if "f" in kind:  # of a source file: what follows lies in it
-            of_kernels = name == FILE
-            files += [[]] if of_kernels else []
-        elif of_kernels and section == ".text" and "[clone .cold" not in name:  # those of all files lie together
-            files[-1].append(address)
-        if table_of := TABLE.search(name):
-            tables[table_of[1]] = address
-    return {
-        address: level
-        for level, at in tables.items()
-        if level in LEVELS and files
-        for address in min(files, key=lambda addresses: _distance(at, addresses))
-    }
+        if "f" in found[2]:  # of a source file: what follows lies in it
+            of_kernels = found[4] == FILE
+            count += of_kernels
+        elif of_kernels and found[3] == ".text":
+            files[int(found[1], 16)] = count
+    return files
 
 
-def _distance(address: int, addresses: list[int]) -> int:
-    return max(min(addresses) - address, address - max(addresses), 0) if addresses else address
+def _level(lines: Iterable[str]) -> str:
+    """The instruction set that some instructions are for; empty for none of LEVELS."""
+    text, level = list(lines), ""
+    for name, mark in LEVELS.items():
+        if not any(mark.search(line) for line in text):
+            break
+        level = name
+    return level
 
 
 def _objdump(*arguments: str | Path) -> str:
@@ -196,7 +205,7 @@ def _objdump(*arguments: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def count(function: Kernel, instructions: list[tuple[int, str, str]]) -> float:
+def count(function: Kernel, instructions: Instructions) -> float:
     """Return the instructions for each line of weights. Raises NotUnderstoodError."""
     place = {address: index for index, (address, _, _) in enumerate(instructions)}
     loops = []
