@@ -29,9 +29,11 @@ def counts() -> list[instructions.Count]:
     return instructions.counts(library.PATH)
 
 
-def committed(compiler: str) -> dict[tuple[str, str, int], float]:
+def committed(compiler: str, folder: Path = results.RESULTS) -> dict[tuple[str, str, int], float]:
     """The newest table of a compiler by kernel, instruction set and rows; empty where there is none."""
-    tables = [run for run in results.load() if run["question"] == "instructions" and run["rows"][0][0] == compiler]
+    tables = [
+        run for run in results.load(folder) if run["question"] == "instructions" and run["rows"][0][0] == compiler
+    ]
     cells = [dict(zip(run["columns"], row, strict=True)) for run in tables[-1:] for row in run["rows"]]
     return {
         (cell["kernel"], cell["instructions"], rows): float(cell[str(rows)])
@@ -113,7 +115,7 @@ def test_a_core_without_symbols(tmp_path: Path) -> None:
         instructions.counts(stripped)
 
 
-def test_the_table_of_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_a_compiler(tmp_path: Path) -> None:
     """What is kept is what is printed: the newest table of that compiler, none of another."""
     rows = instructions.table([instructions.Count("avx512_vnni", "int8", range(1, 2), 3.4375)], "12.2.0")
     run = {
@@ -126,7 +128,5 @@ def test_the_table_of_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
     (tmp_path / "any").mkdir()
     (tmp_path / "any" / "instructions-0123abc.json").write_text(json.dumps(run))
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    monkeypatch.setattr(results.load, "__defaults__", (tmp_path,))
-    assert committed("12.2.0") == {("int8", "avx512_vnni", 1): 3.4}
-    assert committed("13.1.0") == {}
+    assert committed("12.2.0", tmp_path) == {("int8", "avx512_vnni", 1): 3.4}
+    assert committed("13.1.0", tmp_path) == {}
