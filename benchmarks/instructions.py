@@ -16,7 +16,8 @@ loop that has not exactly those of its lines and rows was not understood, and en
 Where this errs. Instructions are not micro-operations: those of a tile take many cycles, and a load inside another
 instruction counts nothing. Code that a compiler moved behind the loop counts nothing either (with what gcc makes of the
 loops here, that is the last turn), and a branch within it counts both ways. The start and the end of a block are
-outside of the loops, and so are those of a chunk of 1024 columns in fp32 and bf16.
+outside of the loops, and so are those of a chunk of 1024 columns in fp32 and bf16. Loops of integers on tiles are not
+counted yet: of int8 and int4, "amx" has the loops on vectors, which it runs for one row (groups of 32: for all).
 """
 
 from __future__ import annotations
@@ -106,12 +107,6 @@ def kernel(function: str, level: str) -> Kernel | None:
         rows = int(found[2])
         halves = 2 if found[1] == "Bf16" and not has_bf16(level) else 1
         return Kernel(found[1].lower(), range(rows, rows + 1), "float", 0, 0, rows * halves)
-    if found := re.search(r"::amx_integer_blocks<.*?::(?:Int8|(?:Signed)?Int4)Groups(?:<(\d+)>)?, (\d+), 2,", function):
-        most, group = int(found[2]), int(found[1] or 0)
-        rows_of = {4: range(2, 5), 8: range(5, 9), 16: range(9, 17)}[most]
-        if group:  # a tile holds 64 columns of 16 lanes, which are 8 lines
-            return Kernel(f"int4, groups of {group}", rows_of, "integer", 0, group // 8, 1 / 8)
-        return Kernel("int8", rows_of, "integer", 0, 0, 1 / 16)
     if "::amx_bf16_strip<4>" in function:
         return Kernel("bf16", range(1, 17), "float", 0, 0, 1 / 16)
     return None
@@ -132,7 +127,7 @@ def on_paper(name: str, level: str, rows: int) -> float | None:
     broadcast operand, or without VNNI a broadcast, a multiplication and an addition. For each group of integers: where
     the sums start, and their conversion and scaling.
     """
-    if level == "amx" and (name == "bf16" or (name != "fp32" and rows > 1 and name != "int4, groups of 32")):
+    if level == "amx" and name == "bf16":
         return None
     if name in ("fp32", "bf16"):
         return 2 + rows if name == "fp32" or has_bf16(level) else 3 + 2 * rows
@@ -250,15 +245,9 @@ def counts(core: Path) -> list[Count]:
 
 
 def _called(found: list[Count]) -> list[Count]:
-    """Without loops that are never called: on AMX the tiles have all of bf16, and all but one row of int8 and int4."""
+    """Without loops that are never called: on AMX the tiles have all of bf16."""
     tiled = {(each.level, each.kernel) for each in found if len(each.rows) > 1}
-    bf16 = {key for key in tiled if key[1] == "bf16"}
-
-    def called(each: Count) -> bool:
-        key = (each.level, each.kernel)
-        return len(each.rows) > 1 or key not in tiled or (key not in bf16 and each.rows == range(1, 2))
-
-    return [each for each in found if called(each)]
+    return [each for each in found if len(each.rows) > 1 or (each.level, each.kernel) not in tiled]
 
 
 def compiler_of(core: Path) -> str:
