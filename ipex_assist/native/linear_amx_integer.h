@@ -161,10 +161,10 @@ HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t cou
     for (int64_t g = 0; g < groups; g++) {
         const uint8_t* next = block + (g + 1) * F::BYTES;
         const uint8_t* rows = in.values + g * F::COLUMNS;
-        FOR_EACH(n, N, {
-            FOR_EACH(line, F::BYTES / 64, prefetch_lines<AHEAD>(next - F::BYTES + n * bytes + line * 64, 1));
+        for (int n = 0; n < N; n++) {
+            prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
             if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
-        });
+        }
         amx_group_of_16<F, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0], sums[g & 1][N - 1]);
         if (g > 0) add(g - 1);
     }
