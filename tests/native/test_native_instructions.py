@@ -14,7 +14,7 @@ import results
 from ipex_assist.native import library
 
 GROWTH = 1.02  # of a count; the same compiler gives the same code for the same sources
-LOOSE = 1.5  # of what is needed on paper, by any compiler
+LOOSE = 1.8  # times what is needed on paper, by any compiler
 
 pytestmark = [
     pytest.mark.one_stack,
@@ -68,7 +68,7 @@ def test_counts_do_not_grow(counts: list[instructions.Count]) -> None:
 
 
 def test_counts_are_near_those_on_paper(counts: list[instructions.Count]) -> None:
-    """Whichever compiler it was: half as much again for turns and pointers is enough."""
+    """Whichever compiler it was: not twice as many, for turns, pointers and loads that are not folded."""
     for each in counts:
         paper = instructions.on_paper(each.kernel, each.level, each.rows[0])
         if paper is not None:
