@@ -30,6 +30,7 @@ BEGIN, END = "<!-- results: peers -->", "<!-- end of results -->"
 # In the order of the document: what is asked, and the goal where there is one. Goals are this project's own.
 QUESTIONS = {
     "assisted": "Plain and assisted on the IPEX stack, beside transformers",
+    "instructions": "Instructions of the hot loops for each 64 bytes of weights",
     "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
     "forward": "Whole passes of the native core",
     "peers": "A real pair beside other programs",

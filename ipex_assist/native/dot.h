@@ -3,11 +3,69 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <utility>
 
 #include "kernels.h"
 
+// A hot loop is a function of its own, under its own name: benchmarks/instructions.py finds and counts it there.
+#define HOT_LOOP __attribute__((noinline, noclone))
+
 namespace ipex_assist {
 namespace {
+
+// f(0), f(1), … f(COUNT - 1) with constants, so that arrays indexed by them become registers.
+template <class F, int... I>
+inline __attribute__((always_inline)) void for_each(const F& f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+#define FOR_EACH(i, COUNT, ...) \
+    for_each([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; }, std::make_integer_sequence<int, COUNT>())
+
+// Ends what the compiler knows of a value, in a register ("r": general, "v": vector). It would else keep sums of pointers
+// and offsets of its own, more than there are registers, and reorder sums of integers until those do not suffice either.
+#define KEEP_IN(kind, value) __asm__("" : "+" kind(value))
+
+// The next values of M rows, by a pointer to each: the quickest address of an operand.
+template <class T, int M>
+struct RowPointers {
+    const T* at[M];
+    RowPointers(const T* rows, int64_t stride) {
+        FOR_EACH(m, M, at[m] = rows + m * stride);
+        move(0);
+    }
+    __attribute__((always_inline)) void move(int64_t by) {
+        FOR_EACH(m, M, {
+            at[m] += by;
+            KEEP_IN("r", at[m]);
+        });
+    }
+};
+
+// Likewise for values used once a group: two pointers and two distances reach M rows (up to 8) with an address each.
+template <class T, int M>
+struct RowStrides {
+    const char *first, *third;
+    int64_t stride, three;
+    RowStrides(const T* rows, int64_t row_stride)
+        : first(reinterpret_cast<const char*>(rows)), stride(row_stride * int64_t(sizeof(T))), three(3 * stride) {
+        third = first + three;
+        KEEP_IN("r", stride);
+        KEEP_IN("r", three);
+        move(0);
+    }
+    __attribute__((always_inline)) void move(int64_t by) {
+        first += by * int64_t(sizeof(T));
+        KEEP_IN("r", first);
+        if (M <= 3) return;
+        third += by * int64_t(sizeof(T));
+        KEEP_IN("r", third);
+    }
+    template <int ROW>
+    __attribute__((always_inline)) const T* at(std::integral_constant<int, ROW>) const {
+        const char* from = ROW < 3 ? first : third;
+        return reinterpret_cast<const T*>(from + (ROW == 6 ? three : stride * (ROW < 3 ? ROW : ROW - 3)));
+    }
+};
 
 inline __m512i broadcast4(const void* four_bytes) {
     int32_t value;
@@ -35,17 +93,37 @@ inline __m256i to_bf16(__m512 x) {
 #endif
 }
 
-// acc + Σ of four products of unsigned bytes `u` with signed bytes `s`, in each lane.
-inline __m512i dot_bytes(__m512i acc, __m512i u, __m512i s) {
+// Compilers (gcc 11 to 14) load a broadcast operand of these into a register first; the instructions read it themselves.
+// Under a sanitizer it is a load that is checked.
+#ifndef __SANITIZE_ADDRESS__
+struct __attribute__((packed, may_alias)) FourBytes {
+    char bytes[4];
+};
+#define DOT_BROADCAST(instruction, acc, weights, row) \
+    __asm__(instruction " %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*reinterpret_cast<const FourBytes*>(row)))
+#endif
+
 #ifdef __AVX512VNNI__
-    return _mm512_dpbusd_epi32(acc, u, s);
+// acc + Σ of four products of unsigned bytes `u` with the signed bytes at `row`, in each lane.
+inline __m512i dot_bytes(__m512i acc, __m512i u, const int8_t* row) {
+#ifdef DOT_BROADCAST
+    DOT_BROADCAST("vpdpbusd", acc, u, row);
+    return acc;
 #else
-    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)),
-                                           _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
-    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(s, 8));
-    return _mm512_add_epi32(acc, _mm512_add_epi32(even, odd));
+    return _mm512_dpbusd_epi32(acc, u, broadcast4(row));
 #endif
 }
+
+// acc + the products of the lower halves of `zero` (its upper halves are 0) with `sum`, of 16 bits both.
+inline __m512i dot_words(__m512i acc, __m512i zero, const int32_t* sum) {
+#ifdef DOT_BROADCAST
+    DOT_BROADCAST("vpdpwssd", acc, zero, sum);
+    return acc;
+#else
+    return _mm512_dpwssd_epi32(acc, zero, broadcast4(sum));
+#endif
+}
+#endif
 
 struct Fp32 {
     using Row = float;
@@ -60,7 +138,12 @@ struct Bf16 {
 #ifdef __AVX512BF16__
     using Row = uint16_t;
     static __m512 dot(__m512 acc, __m512i weights, const Row* row) {
+#ifdef DOT_BROADCAST
+        DOT_BROADCAST("vdpbf16ps", acc, weights, row);
+        return acc;
+#else
         return _mm512_dpbf16_ps(acc, (__m512bh)weights, (__m512bh)broadcast4(row));
+#endif
     }
 #else
     using Row = float;  // values of bf16, widened

@@ -1,8 +1,6 @@
 // Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_integer.h. Rows.values must have room for 16
 // rows or a multiple of 32.
 #pragma once
-#include <utility>
-
 #include "linear_amx.h"
 #include "linear_integer.h"
 #include "memory.h"
@@ -11,14 +9,6 @@ namespace ipex_assist {
 namespace {
 
 constexpr int64_t VECTOR_ROWS = 1;  // one is as fast without tiles, and faster where its weights are in a cache
-
-// f(0), f(1), … f(COUNT - 1) with constants, so that arrays indexed by them become registers.
-template <class F, int... I>
-inline __attribute__((always_inline)) void for_each(const F& f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>()), ...);
-}
-#define FOR_EACH(i, COUNT, ...) \
-    for_each([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; }, std::make_integer_sequence<int, COUNT>())
 
 // Rows of integers as the tiles take them, with their scales and what their sums start from side by side.
 struct AmxRows {
@@ -30,6 +20,7 @@ struct AmxRows {
 // The groups of int8: weights lie as the tiles take them, and are stored + 128, which adds 128 times the sum of the row.
 struct Int8Groups {
     static constexpr int COLUMNS = SPAN, BYTES = SPAN * LANES, UNPACKED = 64, AHEAD = 2048;
+    static constexpr bool SIGNED = false;
     static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
     static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
     static __m512 end(const Linear& w, int64_t b, __m512 total) {
@@ -51,13 +42,14 @@ struct Int8Groups {
 template <int GROUP>
 struct Int4Groups {
     static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
+    static constexpr bool SIGNED = false;
     static int32_t start(int32_t negated_sum) { return negated_sum; }
     static __m512 begin(const Linear& w, int64_t b) {
         return w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
     }
     static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
 
-    // Unsigned bytes in the order of int8 weights.
+    // Unsigned bytes in the order of int8 weights: what is wrong by their zero, `add` mends.
     static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
         const __m512i nibble = _mm512_set1_epi8(15);
         FOR_EACH(s, GROUP / 8, {
@@ -75,44 +67,81 @@ struct Int4Groups {
         const __m512i zero = _mm512_and_si512(head, zero_bits);
         const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
         FOR_EACH(m, M, {
-            const __m512i start = _mm512_madd_epi16(zero, _mm512_set1_epi32(starts[m]));
-            const __m512i sum = _mm512_add_epi32(start, _mm512_load_si512(sums + m * LANES));
+            const __m512i sum = dot_words(_mm512_load_si512(sums + m * LANES), zero, starts + m);
             const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
             total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, total[m]);
         });
     }
 };
 
+// Likewise, with the zeros subtracted as the bytes are unpacked. That is 2 operations a line for 2 a row, and pays where
+// there are more rows than lines in a group.
+template <int GROUP>
+struct SignedInt4Groups : Int4Groups<GROUP> {
+    static constexpr bool SIGNED = true;
+
+    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
+        const __m512i nibble = _mm512_set1_epi8(15), head = _mm512_loadu_si512(group);
+        const __m512i zeros = _mm512_and_si512(head, _mm512_set1_epi32(ZERO_BITS));
+        const __m512i zero = _mm512_shuffle_epi8(zeros, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+        FOR_EACH(s, GROUP / 8, {
+            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
+            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
+            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+            _mm512_store_si512(to, _mm512_sub_epi8(_mm512_and_si512(both, nibble), zero));
+            _mm512_store_si512(to + 4 * 64, _mm512_sub_epi8(high, zero));
+        });
+        return bytes;
+    }
+
+    template <int M>
+    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t*, __m512* total) {
+        const __m512i head = _mm512_loadu_si512(group);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), head));
+        FOR_EACH(m, M, {
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + m * LANES)), factor, total[m]);
+        });
+    }
+};
+
 // Sums of up to 16 rows with a group of one block or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
-template <int COLUMNS, int N>
+#define INTEGER_DOT(c, a, b)                 \
+    if (F::SIGNED) {                         \
+        TILE_DOT_SIGNED(c, a, b);            \
+    } else {                                 \
+        TILE_DOT_SIGNED_UNSIGNED(c, a, b);   \
+    }
+template <class F, int N>
 inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* left, const uint8_t* right, int32_t* sums,
                             int32_t* right_sums) {
     TILE_ZERO(0);
     if (N > 1) TILE_ZERO(1);
     TILE_LOAD(2, rows, depth);
     TILE_LOAD(5, left, 64);
-    TILE_DOT_SIGNED_UNSIGNED(0, 2, 5);
+    INTEGER_DOT(0, 2, 5);
     if (N > 1) {
         TILE_LOAD(6, right, 64);
-        TILE_DOT_SIGNED_UNSIGNED(1, 2, 6);
+        INTEGER_DOT(1, 2, 6);
     }
-    if (COLUMNS > 64) {
+    if (F::COLUMNS > 64) {
         TILE_LOAD(3, rows + 64, depth);
         TILE_LOAD(7, left + TILE_BYTES, 64);
-        TILE_DOT_SIGNED_UNSIGNED(0, 3, 7);
+        INTEGER_DOT(0, 3, 7);
         if (N > 1) {
             TILE_LOAD(5, right + TILE_BYTES, 64);
-            TILE_DOT_SIGNED_UNSIGNED(1, 3, 5);
+            INTEGER_DOT(1, 3, 5);
         }
     }
     TILE_STORE(0, sums, 64);
     if (N > 1) TILE_STORE(1, right_sums, 64);
 }
+#undef INTEGER_DOT
 
 // `count` rows of at most M times N blocks. Weights and sums go through memory on their way to and from the tiles: weights
 // are unpacked one group ahead of them, and sums are used one group behind.
 template <class F, int M, int N, int64_t AHEAD>
-inline void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
+HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
     const int64_t groups = w.depth / F::COLUMNS, bytes = groups * F::BYTES;
     const uint8_t* block = w.weights + b * bytes;
     alignas(64) int32_t sums[2][N][M * LANES];
@@ -136,8 +165,7 @@ inline void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count
             prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
             if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
         }
-        amx_group_of_16<F::COLUMNS, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
-                                       sums[g & 1][N - 1]);
+        amx_group_of_16<F, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0], sums[g & 1][N - 1]);
         if (g > 0) add(g - 1);
     }
     add(groups - 1);
@@ -175,13 +203,13 @@ inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, in
     for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
 }
 
-// Up to 16 rows.
-template <class F>
+// Up to 16 rows. MORE: the same groups as more than 8 rows take them.
+template <class F, class MORE = F>
 inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                              int64_t stride) {
     if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
     if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
-    amx_integer_strip<F, 16, 2>(w, in, count, first, last, out, stride);
+    amx_integer_strip<MORE, 16, 2>(w, in, count, first, last, out, stride);
 }
 
 // Up to 16 rows of int8, or of int4 in groups of 64 and 128.
@@ -190,7 +218,7 @@ inline void amx_integer(const Linear& w, const Rows& in, int64_t count, int64_t 
     if (w.precision == INT8) {
         amx_integer_rows<Int8Groups>(w, in, count, first, last, out, stride);
     } else if (w.group == 64) {
-        amx_integer_rows<Int4Groups<64>>(w, in, count, first, last, out, stride);
+        amx_integer_rows<Int4Groups<64>, SignedInt4Groups<64>>(w, in, count, first, last, out, stride);
     } else {
         amx_integer_rows<Int4Groups<128>>(w, in, count, first, last, out, stride);
     }

@@ -24,16 +24,7 @@ inline void to_signed(const Int8Groups&, const uint8_t* group, uint8_t* bytes) {
 
 template <int GROUP>
 inline void to_signed(const Int4Groups<GROUP>&, const uint8_t* group, uint8_t* bytes) {
-    const __m512i nibble = _mm512_set1_epi8(15), head = _mm512_loadu_si512(group);
-    const __m512i zeros = _mm512_and_si512(head, _mm512_set1_epi32(ZERO_BITS));
-    const __m512i zero = _mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x01010101));  // in all four bytes
-    FOR_EACH(s, GROUP / 8, {
-        const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
-        uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-        _mm512_store_si512(to, _mm512_sub_epi8(_mm512_and_si512(both, nibble), zero));
-        _mm512_store_si512(to + 4 * 64, _mm512_sub_epi8(high, zero));
-    });
+    SignedInt4Groups<GROUP>::unpack(group, bytes);
 }
 
 // What a sum of a group adds to its total.
@@ -70,9 +61,13 @@ struct SquareWeights {
     int64_t jump;    // … how many more where that is behind the block's end
 };
 
-// Products of one group. Tiles 0 and 2: sums of upper rows, 1 and 3: of lower rows; 4 and 5: rows, 6 and 7: weights.
-template <int COLUMNS, int HALVES>
-inline void square_dots(const uint8_t* rows, int64_t lower, const uint8_t* weights) {
+// Products of one group, the one that begins at tile FIRST of the rows' two of a span. Tiles 0 and 2: sums of upper rows, 1
+// and 3: of lower rows; 4 and 5: rows, 6 and 7: weights. The tiles have nothing to do for as long as the processor finds
+// nothing for them within some hundred instructions: so what else there is to do is done in quarters, between(0) to
+// between(3) a span, each behind products that take as long.
+template <int COLUMNS, int HALVES, int FIRST, class Between>
+inline __attribute__((always_inline)) void square_dots(const uint8_t* rows, int64_t lower, const uint8_t* weights,
+                                                       const Between& between) {
     constexpr bool LOWER = HALVES > 1;
     TILE_ZERO(0);
     TILE_ZERO(2);
@@ -89,9 +84,11 @@ inline void square_dots(const uint8_t* rows, int64_t lower, const uint8_t* weigh
             TILE_LOAD(5, from + lower, 64);
             TILE_DOT_SIGNED(1, 5, 6);
         }
+        between(std::integral_constant<int, (FIRST + t) * 2>());
         TILE_LOAD(7, left + COLUMNS * LANES, 64);
         TILE_DOT_SIGNED(2, 4, 7);
         if (LOWER) TILE_DOT_SIGNED(3, 5, 7);
+        between(std::integral_constant<int, (FIRST + t) * 2 + 1>());
     });
 }
 
@@ -123,40 +120,38 @@ inline void add_sums(const uint8_t* weights, const int32_t* sums, const float* r
 // All columns; the sums of a span are added to the totals while the tiles have the next one. NEW: the weights are not
 // signed bytes yet.
 template <class F, int HALVES, bool NEW>
-inline void amx_square(const SquareRows& in, const SquareWeights& w, Totals* totals) {
+HOT_LOOP void amx_square(const SquareRows& in, const SquareWeights& w, Totals* totals) {
     constexpr int GROUPS = SPAN / F::COLUMNS;
     constexpr int64_t BYTES = F::COLUMNS * LANES;
-        alignas(64) int32_t sums[2][GROUPS][4][TILE * LANES];
-    const auto prepare = [&](int64_t span) __attribute__((always_inline)) {
-        for (int i = 0; i < 2 * GROUPS; i++) {
-            const int64_t at = (span * GROUPS + i / 2) * F::BYTES;
-            const uint8_t *group = w.packed[i % 2] + at, *next = group + w.ahead;
-            if (at + w.ahead >= in.spans * GROUPS * F::BYTES) next += w.jump;
-            for (int line = 0; line < F::BYTES / 64; line++) {
-                _mm_prefetch(reinterpret_cast<const char*>(next + line * 64), _MM_HINT_T0);
-            }
-            to_signed(F(), group, w.tiles + ((span & w.mask) * 2 * GROUPS + i) * BYTES);
+    alignas(64) int32_t sums[2][GROUPS][4][TILE * LANES];
+    const auto prepare = [&](int64_t span, int i) __attribute__((always_inline)) {
+        const int64_t at = (span * GROUPS + i / 2) * F::BYTES;
+        const uint8_t *group = w.packed[i % 2] + at, *next = group + w.ahead;
+        if (at + w.ahead >= in.spans * GROUPS * F::BYTES) next += w.jump;
+        for (int line = 0; line < F::BYTES / 64; line++) {
+            _mm_prefetch(reinterpret_cast<const char*>(next + line * 64), _MM_HINT_T0);
         }
+        to_signed(F(), group, w.tiles + ((span & w.mask) * 2 * GROUPS + i) * BYTES);
     };
-    const auto add = [&](int64_t span) __attribute__((always_inline)) {
-        FOR_EACH(t, 4, {
-            if (t % 2 < HALVES) {
-                add_sums<F>(w.packed[t / 2] + span * GROUPS * F::BYTES, sums[span & 1][0][t],
-                            in.scales + (span * HALVES + t % 2) * TILE, totals[t]);
-            }
-        });
+    const auto add = [&](int64_t span, int t) __attribute__((always_inline)) {
+        if (t % 2 >= HALVES) return;
+        add_sums<F>(w.packed[t / 2] + span * GROUPS * F::BYTES, sums[span & 1][0][t],
+                    in.scales + (span * HALVES + t % 2) * TILE, totals[t]);
     };
-    if (NEW) prepare(0);
+    if (NEW) FOR_EACH(i, 2 * GROUPS, prepare(0, i));
     for (int64_t span = 0; span < in.spans; span++) {
-        if (NEW && span + 1 < in.spans) prepare(span + 1);
         const uint8_t *rows = in.tiles + span * SPAN * TILE, *weights = w.tiles + (span & w.mask) * 2 * GROUPS * BYTES;
+        const auto between = [&](auto quarter) __attribute__((always_inline)) {
+            if (NEW && quarter < 2 * GROUPS && span + 1 < in.spans) prepare(span + 1, quarter);
+            if (span > 0) add(span - 1, quarter);
+        };
         FOR_EACH(g, GROUPS, {
-            square_dots<F::COLUMNS, HALVES>(rows + g * F::COLUMNS * TILE, in.lower, weights + g * 2 * BYTES);
+            square_dots<F::COLUMNS, HALVES, g * (F::COLUMNS / 64)>(rows + g * F::COLUMNS * TILE, in.lower,
+                                                                   weights + g * 2 * BYTES, between);
             store_sums<HALVES>(sums[span & 1][g]);
         });
-        if (span > 0) add(span - 1);
     }
-    add(in.spans - 1);
+    FOR_EACH(t, 4, add(in.spans - 1, t));
 }
 
 // Part of a linear: rows r …, `count` of them, and input columns k … k + columns.

@@ -16,50 +16,52 @@ constexpr int64_t STREAMED_ROWS = 16;  // more rows than this go chunk after chu
 template <class D>
 constexpr int64_t CHUNK_STEPS = DEPTH_CHUNK / D::STEP;
 
-// Adds M rows times a chunk of one block, of an even number of steps, to `total`.
+// Adds M rows times a chunk of one block, of a number of steps that 4 divides, to `total`; the rows move on behind it.
 template <class D, int M>
-inline void add_chunk(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t steps,
-                      __m512 (&total)[M]) {
-    __m512 even[M], odd[M];
-    for (int m = 0; m < M; m++) even[m] = odd[m] = _mm512_setzero_ps();
-    for (int64_t s = 0; s < steps; s += 2) {
-        _mm_prefetch(reinterpret_cast<const char*>(block + s * 64 + PREFETCH), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(block + s * 64 + 64 + PREFETCH), _MM_HINT_T0);
-        const __m512i first = _mm512_loadu_si512(block + s * 64), second = _mm512_loadu_si512(block + s * 64 + 64);
-        for (int m = 0; m < M; m++) {
-            even[m] = D::dot(even[m], first, rows + m * row_stride + s * D::STEP);
-            odd[m] = D::dot(odd[m], second, rows + m * row_stride + (s + 1) * D::STEP);
-        }
+inline __attribute__((always_inline)) void add_chunk(RowPointers<typename D::Row, M>& rows, const uint8_t* block, int64_t steps,
+                                                     __m512 (&total)[M]) {
+    __m512 chains[2][M];  // of even steps, and of odd ones
+    FOR_EACH(m, M, chains[0][m] = chains[1][m] = _mm512_setzero_ps());
+    for (const uint8_t* end = block + steps * 64; block < end; block += 4 * 64, rows.move(4 * D::STEP)) {
+        FOR_EACH(s, 4, {
+            _mm_prefetch(reinterpret_cast<const char*>(block + s * 64 + PREFETCH), _MM_HINT_T0);
+            const __m512i weights = _mm512_loadu_si512(block + s * 64);
+            FOR_EACH(m, M, chains[s % 2][m] = D::dot(chains[s % 2][m], weights, rows.at[m] + s * D::STEP));
+        });
     }
-    for (int m = 0; m < M; m++) total[m] = _mm512_add_ps(total[m], _mm512_add_ps(even[m], odd[m]));
+    FOR_EACH(m, M, total[m] = _mm512_add_ps(total[m], _mm512_add_ps(chains[0][m], chains[1][m])));
 }
 
 // M rows times `steps` of one block, from the start of a chunk. The total starts from `start`: at the block's start the
 // bias (16 columns, the same for all rows: start_stride 0) or null, which is zero; later what `out` holds.
 template <class D, int M>
-inline void float_tile(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t steps,
-                       const float* start, int64_t start_stride, float* out, int64_t stride) {
+HOT_LOOP void float_tile(const typename D::Row* from, int64_t row_stride, const uint8_t* block, int64_t steps,
+                         const float* start, int64_t start_stride, float* out, int64_t stride) {
+    RowPointers<typename D::Row, M> rows(from, row_stride);
     __m512 total[M];
-    for (int m = 0; m < M; m++) total[m] = start ? _mm512_loadu_ps(start + m * start_stride) : _mm512_setzero_ps();
+    FOR_EACH(m, M, total[m] = start ? _mm512_loadu_ps(start + m * start_stride) : _mm512_setzero_ps());
     for (int64_t s = 0; s < steps; s += CHUNK_STEPS<D>) {
         const int64_t part = s + CHUNK_STEPS<D> < steps ? CHUNK_STEPS<D> : steps - s;
-        add_chunk<D, M>(rows + s * D::STEP, row_stride, block + s * 64, part, total);
+        add_chunk<D, M>(rows, block + s * 64, part, total);
     }
-    for (int m = 0; m < M; m++) _mm512_storeu_ps(out + m * stride, total[m]);
+    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }
 
-// 8 rows times every second step of a chunk of two blocks, from step `first` on: each piece of a row is broadcast once
-// for both.
+// 8 rows times every second step of a chunk of two blocks, from step `first` on. 4 divides the number of steps.
 template <class D>
 inline void chain_pair(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t next,
                        int64_t first, int64_t steps, __m512 (&left)[TILE_ROWS], __m512 (&right)[TILE_ROWS]) {
-    for (int m = 0; m < TILE_ROWS; m++) left[m] = right[m] = _mm512_setzero_ps();
-    for (int64_t s = first; s < steps; s += 2) {
-        const __m512i a = _mm512_loadu_si512(block + s * 64), b = _mm512_loadu_si512(block + next + s * 64);
-        for (int m = 0; m < TILE_ROWS; m++) {
-            left[m] = D::dot(left[m], a, rows + m * row_stride + s * D::STEP);
-            right[m] = D::dot(right[m], b, rows + m * row_stride + s * D::STEP);
-        }
+    RowPointers<typename D::Row, TILE_ROWS> row(rows + first * D::STEP, row_stride);
+    FOR_EACH(m, TILE_ROWS, left[m] = right[m] = _mm512_setzero_ps());
+    for (int64_t s = first; s < steps; s += 4, row.move(4 * D::STEP)) {
+        FOR_EACH(i, 2, {
+            const uint8_t* at = block + (s + 2 * i) * 64;
+            const __m512i a = _mm512_loadu_si512(at), b = _mm512_loadu_si512(at + next);
+            FOR_EACH(m, TILE_ROWS, {
+                left[m] = D::dot(left[m], a, row.at[m] + 2 * i * D::STEP);
+                right[m] = D::dot(right[m], b, row.at[m] + 2 * i * D::STEP);
+            });
+        });
     }
 }
 

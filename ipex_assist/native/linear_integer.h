@@ -7,82 +7,156 @@
 namespace ipex_assist {
 namespace {
 
+// The halves of the bytes of a line of weights, as bytes. IN_PLACE: the upper ones times 16, which saves a shift.
+template <bool IN_PLACE>
+struct Nibbles {
+    __m512i low, high;
+    explicit Nibbles(const uint8_t* line) {
+        const __m512i both = _mm512_loadu_si512(line), nibble = _mm512_set1_epi8(15);
+        _mm_prefetch(reinterpret_cast<const char*>(line + PREFETCH), _MM_HINT_T0);
+        low = _mm512_and_si512(both, nibble);
+        high = IN_PLACE ? _mm512_andnot_si512(nibble, both) : _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    }
+};
+
+constexpr int64_t RUN = 8;  // lines of 64 bytes of weights, whose sums fit in 16 bits where there is no VNNI
+
+// Adds the products of M rows with RUN lines of int8 weights to the sums.
+//
+// Without VNNI: the halves of the unsigned bytes times signed bytes, in pairs. A pair is at most 2 · 15 · 128 = 3840, and
+// RUN of them 30720: below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
+template <int M>
+inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
+                                                     __m512i (&acc)[M]) {
+#ifdef __AVX512VNNI__
+    FOR_EACH(s, RUN, {
+        _mm_prefetch(reinterpret_cast<const char*>(lines + s * 64 + PREFETCH), _MM_HINT_T0);
+        const __m512i weights = _mm512_loadu_si512(lines + s * 64);
+        FOR_EACH(m, M, acc[m] = dot_bytes(acc[m], weights, rows.at[m] + s * 4));
+    });
+#else
+    __m512i low[M], high[M];
+    FOR_EACH(s, RUN, {
+        const Nibbles<false> line(lines + s * 64);
+        FOR_EACH(m, M, {
+            const __m512i row = broadcast4(rows.at[m] + s * 4);
+            const __m512i l = _mm512_maddubs_epi16(line.low, row), h = _mm512_maddubs_epi16(line.high, row);
+            low[m] = s > 0 ? _mm512_add_epi16(low[m], l) : l, high[m] = s > 0 ? _mm512_add_epi16(high[m], h) : h;
+            KEEP_IN("v", low[m]);
+            KEEP_IN("v", high[m]);
+        });
+    });
+    FOR_EACH(m, M, {
+        acc[m] = _mm512_add_epi32(acc[m], _mm512_madd_epi16(low[m], _mm512_set1_epi16(1)));
+        acc[m] = _mm512_add_epi32(acc[m], _mm512_madd_epi16(high[m], _mm512_set1_epi16(16)));
+    });
+#endif
+}
+
 // M rows times one block of int8 weights.
 template <int M>
-inline void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
-                      int64_t stride) {
+HOT_LOOP void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
+                        int64_t stride) {
     const int64_t spans = w.depth / SPAN;
-    const int8_t* rows = reinterpret_cast<const int8_t*>(in.values) + row * w.depth;
-    const float* scales = in.scales + row * spans;
-    const int32_t* sums = in.negated_sums + row * spans;
+    RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
+    RowStrides<float, M> scales(in.scales + row * spans, spans);
+    RowStrides<int32_t, M> sums(in.negated_sums + row * spans, spans);
     __m512 total[M];
-    for (int m = 0; m < M; m++) total[m] = _mm512_setzero_ps();
+    FOR_EACH(m, M, total[m] = _mm512_setzero_ps());
     for (int64_t g = 0; g < spans; g++) {
         __m512i acc[M];
         // Weights are stored + 128, which adds 128 times the sum of the row.
-        for (int m = 0; m < M; m++) acc[m] = _mm512_slli_epi32(_mm512_set1_epi32(sums[m * spans + g]), 7);
-        const uint8_t* from = block + g * SPAN * LANES;
-#pragma GCC unroll 4
-        for (int64_t s = 0; s < SPAN / 4; s++) {
-            _mm_prefetch(reinterpret_cast<const char*>(from + s * 64 + PREFETCH), _MM_HINT_T0);
-            const __m512i weights = _mm512_loadu_si512(from + s * 64);
-            for (int m = 0; m < M; m++) {
-                acc[m] = dot_bytes(acc[m], weights, broadcast4(rows + m * w.depth + g * SPAN + s * 4));
-            }
+        FOR_EACH(m, M, acc[m] = _mm512_slli_epi32(_mm512_set1_epi32(*sums.at(m)), 7));
+        for (const uint8_t* end = block + SPAN * LANES; block < end; block += RUN * 64, rows.move(RUN * 4)) {
+            add_bytes(block, rows, acc);
         }
-        for (int m = 0; m < M; m++) {
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), _mm512_set1_ps(scales[m * spans + g]), total[m]);
-        }
+        FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), _mm512_set1_ps(*scales.at(m)), total[m]));
+        scales.move(1), sums.move(1);
     }
     const __m512 scale = _mm512_loadu_ps(w.scales + column);
     const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
-    for (int m = 0; m < M; m++) _mm512_storeu_ps(out + m * stride, _mm512_fmadd_ps(total[m], scale, bias));
+    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, _mm512_fmadd_ps(total[m], scale, bias)));
 }
+
+// Sums of the products of M rows with a group of int4 weights, 32 columns (4 lines) at a time.
+template <int M>
+struct NibbleSums {
+#ifdef __AVX512VNNI__
+    // Few rows have sums of their own for the high nibbles: one chain would be longer than reading the weights takes.
+    static constexpr bool TWO_CHAINS = M <= 4;
+    __m512i sums[M], high[M];
+
+    __attribute__((always_inline)) void start(int m, __m512i sum) { sums[m] = sum, high[m] = _mm512_setzero_si512(); }
+    __attribute__((always_inline)) void add(const uint8_t* lines, const RowPointers<int8_t, M>& rows, int column) {
+        FOR_EACH(s, 4, {
+            const Nibbles<TWO_CHAINS> line(lines + s * 64);
+            FOR_EACH(m, M, {
+                const int8_t* row = rows.at[m] + column + s * 4;
+                sums[m] = dot_bytes(sums[m], line.low, row);
+                __m512i& upper = TWO_CHAINS ? high[m] : sums[m];
+                upper = dot_bytes(upper, line.high, row + 16);
+            });
+        });
+    }
+    __attribute__((always_inline)) __m512i end(int m) const {
+        return TWO_CHAINS ? _mm512_add_epi32(sums[m], _mm512_srai_epi32(high[m], 4)) : sums[m];
+    }
+#else
+    // Pairs of nibbles times signed bytes are at most 2 · 15 · 128 = 3840, and the 8 pairs of a row in 32 columns 30720:
+    // below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
+    __m512i sums[M];
+
+    __attribute__((always_inline)) void start(int m, __m512i sum) { sums[m] = sum; }
+    __attribute__((always_inline)) void add(const uint8_t* lines, const RowPointers<int8_t, M>& rows, int column) {
+        __m512i pairs[M];
+        FOR_EACH(s, 4, {
+            const Nibbles<false> line(lines + s * 64);
+            FOR_EACH(m, M, {
+                const int8_t* row = rows.at[m] + column + s * 4;
+                const __m512i pair = _mm512_maddubs_epi16(line.low, broadcast4(row));
+                pairs[m] = s > 0 ? _mm512_add_epi16(pairs[m], pair) : pair;
+                KEEP_IN("v", pairs[m]);
+                pairs[m] = _mm512_add_epi16(pairs[m], _mm512_maddubs_epi16(line.high, broadcast4(row + 16)));
+                KEEP_IN("v", pairs[m]);
+            });
+        });
+        FOR_EACH(m, M, sums[m] = _mm512_add_epi32(sums[m], _mm512_madd_epi16(pairs[m], _mm512_set1_epi16(1))));
+    }
+    __attribute__((always_inline)) __m512i end(int m) const { return sums[m]; }
+#endif
+};
 
 // M rows times one block of int4 weights in groups of GROUP.
 template <int M, int GROUP>
-inline void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
-                      int64_t stride) {
-    const int64_t spans = w.depth / SPAN, groups = w.depth / GROUP;
-    const int8_t* rows = reinterpret_cast<const int8_t*>(in.values) + row * w.depth;
-    const float* scales = in.scales + row * spans;
-    const int32_t* sums = in.negated_sums + row * groups;
-    const __m512i nibble = _mm512_set1_epi8(15), zero_bits = _mm512_set1_epi32(ZERO_BITS);
-    // Few rows have sums of their own for the high nibbles: one chain would be longer than reading the weights takes.
-    constexpr bool TWO_CHAINS = M <= 4;
+HOT_LOOP void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
+                        int64_t stride) {
+    constexpr int GROUPS = SPAN / GROUP, BYTES = (GROUP / 8 + 1) * 64;
+    const int64_t spans = w.depth / SPAN, groups = spans * GROUPS;
+    RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
+    RowStrides<float, M> scales(in.scales + row * spans, spans);
+    RowStrides<int32_t, M> sums(in.negated_sums + row * groups, groups);
+    const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
     __m512 total[M];
-    for (int m = 0; m < M; m++) total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
-    for (int64_t g = 0; g < groups; g++) {
-        const __m512i head = _mm512_loadu_si512(block);
-        _mm_prefetch(reinterpret_cast<const char*>(block + PREFETCH), _MM_HINT_T0);
-        const __m512i zero = _mm512_and_si512(head, zero_bits);
-        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
-        __m512i acc[M], acc_high[M];
-        for (int m = 0; m < M; m++) acc_high[m] = _mm512_setzero_si512();
-        // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
-        for (int m = 0; m < M; m++) acc[m] = _mm512_madd_epi16(zero, _mm512_set1_epi32(sums[m * groups + g]));
-        block += 64;
-#pragma GCC unroll 4
-        for (int s = 0; s < GROUP / 8; s++, block += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(block + PREFETCH), _MM_HINT_T0);
-            const __m512i both = _mm512_loadu_si512(block);
-            const __m512i low = _mm512_and_si512(both, nibble);
-            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-            const int64_t at = g * GROUP + s / 4 * 32 + s % 4 * 4;
-            for (int m = 0; m < M; m++) {
-                acc[m] = dot_bytes(acc[m], low, broadcast4(rows + m * w.depth + at));
-                __m512i& sum = TWO_CHAINS ? acc_high[m] : acc[m];
-                sum = dot_bytes(sum, high, broadcast4(rows + m * w.depth + at + 16));
-            }
-        }
-        const int64_t span = g * GROUP / SPAN;
-        for (int m = 0; m < M; m++) {
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m * spans + span]));
-            if (TWO_CHAINS) acc[m] = _mm512_add_epi32(acc[m], acc_high[m]);
-            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), factor, total[m]);
-        }
+    FOR_EACH(m, M, total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps());
+    for (const uint8_t* end = block + groups * BYTES; block < end; block += GROUPS * BYTES) {
+        FOR_EACH(g, GROUPS, {
+            const uint8_t* group = block + g * BYTES;
+            const __m512i head = _mm512_loadu_si512(group);
+            _mm_prefetch(reinterpret_cast<const char*>(group + PREFETCH), _MM_HINT_T0);
+            const __m512i zero = _mm512_and_si512(head, zero_bits);
+            const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
+            NibbleSums<M> acc;
+            // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
+            FOR_EACH(m, M, acc.start(m, _mm512_madd_epi16(zero, _mm512_set1_epi32(sums.at(m)[g]))));
+            FOR_EACH(part, GROUP / 32, acc.add(group + 64 + part * 256, rows, g * GROUP + part * 32));
+            FOR_EACH(m, M, {
+                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*scales.at(m)));
+                total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc.end(m)), factor, total[m]);
+            });
+        });
+        rows.move(SPAN), scales.move(1), sums.move(GROUPS);
     }
-    for (int m = 0; m < M; m++) _mm512_storeu_ps(out + m * stride, total[m]);
+    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }
 
 // `count` rows (1 to 8) times one block, by the format of w.
