@@ -30,6 +30,8 @@ COMMON = (
 )
 # kernels.cpp is compiled once for each of these; cpu.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx2_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mavx2"),
     "avx512_vnni": ("-march=cascadelake",),
     "avx512_bf16": ("-march=cooperlake",),

@@ -1,10 +1,9 @@
 // Multiply-add steps of each number format, for the instruction set this file is compiled for.
 #pragma once
-#include <immintrin.h>
-
 #include <cstring>
 
 #include "kernels.h"
+#include "vectors.h"
 
 namespace ipex_assist {
 namespace {
@@ -37,7 +36,7 @@ inline __m256i to_bf16(__m512 x) {
 
 // acc + Σ of four products of unsigned bytes `u` with signed bytes `s`, in each lane.
 inline __m512i dot_bytes(__m512i acc, __m512i u, __m512i s) {
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     return _mm512_dpbusd_epi32(acc, u, s);
 #else
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)),

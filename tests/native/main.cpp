@@ -11,7 +11,7 @@ namespace {
 // Each of the library's kernels that this processor can run.
 std::vector<const Kernels*> levels() {
     std::vector<const Kernels*> found;
-    for (const char* name : {"avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
+    for (const char* name : {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
         std::string remark;
         const Kernels* kernels = choose_kernels(name, remark);
 #ifdef EMULATED_AMX
