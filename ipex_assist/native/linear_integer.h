@@ -49,7 +49,7 @@ inline void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_
     const int32_t* sums = in.negated_sums + row * groups;
     const __m512i nibble = _mm512_set1_epi8(15), zero_bits = _mm512_set1_epi32(ZERO_BITS);
     // Few rows have sums of their own for the high nibbles: one chain would be longer than reading the weights takes.
-    constexpr bool TWO_CHAINS = M <= 4;
+    constexpr bool TWO_CHAINS = 8 * M <= REGISTERS;
     __m512 total[M];
     for (int m = 0; m < M; m++) total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
     for (int64_t g = 0; g < groups; g++) {

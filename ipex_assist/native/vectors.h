@@ -9,7 +9,7 @@
 // has the same bits on both, and a kernel that uses one more intrinsic does not compile before that is written here.
 //
 // 64 bytes of weights are still one load to the kernels, so the layout in memory is one, too. There are 16 registers of
-// half the width: a quarter of what AVX-512 has, see TILE_ROWS.
+// half the width, a quarter of what AVX-512 has: kernels that choose by that how much they do at once ask REGISTERS.
 #pragma once
 #include <immintrin.h>
 
@@ -17,6 +17,18 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+namespace ipex_assist {
+namespace {
+
+#ifdef __AVX512F__
+constexpr int REGISTERS = 32;  // of 16 lanes
+#else
+constexpr int REGISTERS = 8;
+#endif
+
+}  // namespace
+}  // namespace ipex_assist
 
 #ifndef __AVX512F__
 
@@ -111,6 +123,7 @@ SHIFT(_mm512_slli_epi32, _mm256_slli_epi32)
 SHIFT(_mm512_srli_epi16, _mm256_srli_epi16)
 SHIFT(_mm512_srli_epi32, _mm256_srli_epi32)
 SHIFT(_mm512_srai_epi16, _mm256_srai_epi16)
+SHIFT(_mm512_srai_epi32, _mm256_srai_epi32)
 #ifdef __AVXVNNI__
 TERNARY(_mm512_dpbusd_epi32, V16i, _mm256_dpbusd_avx_epi32)
 #endif
@@ -259,10 +272,12 @@ LANEWISE V16i _mm512_mask_or_epi32(V16i kept, V16m mask, V16i a, V16i b) {
     return _mm512_mask_mov_epi32(kept, mask, _mm512_or_si512(a, b));
 }
 
-// x · 2^n for whole n from -252 on. In two factors, as 2^n alone may be out of range; what 2^254 leaves finite is smaller than
-// any x of the kernels but 0. Where n is infinite NaN becomes infinity, which is what Intel says.
+// x · 2^n for whole n from -126 on; less counts as that, as results that nobody sees must not be denormal, which takes a
+// hundred cycles. In two factors, as 2^n alone may be out of range; what 2^254 leaves finite is smaller than any x of the
+// kernels but 0. Where n is infinite NaN becomes infinity, as Intel says.
 LANEWISE __m256 scaled(__m256 x, __m256 n) {
-    const __m256i power = _mm256_cvtps_epi32(_mm256_min_ps(n, _mm256_set1_ps(254.0f))), bias = _mm256_set1_epi32(127);
+    const __m256 kept = _mm256_max_ps(_mm256_min_ps(n, _mm256_set1_ps(254.0f)), _mm256_set1_ps(-126.0f));
+    const __m256i power = _mm256_cvtps_epi32(kept), bias = _mm256_set1_epi32(127);
     const __m256i part = _mm256_srai_epi32(power, 1), rest = _mm256_sub_epi32(power, part);
     const __m256 factor = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(part, bias), 23));
     const __m256 other = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));

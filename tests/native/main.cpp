@@ -39,7 +39,10 @@ int main(int count, char** arguments) {
     } else if (part == "thread-limit") {
         test_thread_limit();
     } else if (part == "levels") {
-        test_levels_agree(levels());
+        const std::vector<const Kernels*> all = levels();
+        test_levels_agree(all);
+        test_rows_agree(all);
+        test_attention_agree(all);
     } else {
         void (*test)(const Kernels&) = part == "packing"     ? test_packing
                                        : part == "linears"   ? test_linears
