@@ -36,7 +36,7 @@ inline __m256i to_bf16(__m512 x) {
 
 // acc + Σ of four products of unsigned bytes `u` with signed bytes `s`, in each lane.
 inline __m512i dot_bytes(__m512i acc, __m512i u, __m512i s) {
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#ifdef IPEX_ASSIST_VNNI
     return _mm512_dpbusd_epi32(acc, u, s);
 #else
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)),

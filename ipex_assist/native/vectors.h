@@ -18,6 +18,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define IPEX_ASSIST_VNNI
+#endif
+
 namespace ipex_assist {
 namespace {
 
