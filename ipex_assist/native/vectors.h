@@ -130,6 +130,7 @@ SHIFT(_mm512_srai_epi16, _mm256_srai_epi16)
 SHIFT(_mm512_srai_epi32, _mm256_srai_epi32)
 #ifdef __AVXVNNI__
 TERNARY(_mm512_dpbusd_epi32, V16i, _mm256_dpbusd_avx_epi32)
+TERNARY(_mm512_dpwssd_epi32, V16i, _mm256_dpwssd_avx_epi32)
 #endif
 
 #undef UNARY
