@@ -157,7 +157,7 @@ def test_levels_are_those_of_the_processor(run: Run) -> None:
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-@pytest.mark.parametrize("part", ["cpu", "threads", "levels", "api"])
+@pytest.mark.parametrize("part", ["cpu", "threads", "levels"])
 def test_valgrind(part: str, run: Run) -> None:
     """It knows AVX2 and no AVX-512: as on a processor without, where the first such instruction ends the program."""
     skip_without_avx2()
