@@ -37,7 +37,7 @@ INSTRUCTION_SETS = {
     "avx512_bf16": ("-march=cooperlake",),
     "amx": ("-march=sapphirerapids",),
 }
-# A product and a sum have one rounding where the source says so: what a compiler chooses differs by level, as bits would.
+# A product and a sum are rounded once only where the source says so: what compilers choose differs by level.
 FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-g1")
 WARNINGS = (
     "-Wall",
