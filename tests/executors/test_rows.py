@@ -25,7 +25,7 @@ from ipex_assist.native.model import PackedModel
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
 VOCAB, CONTEXT = 50, 640
-LEVELS = ("avx512", "avx512_vnni", "avx512_bf16", "amx", "emulated amx")
+LEVELS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "emulated amx")
 SOME = settings(
     max_examples=4,
     deadline=None,
