@@ -17,6 +17,7 @@ constexpr int XFEATURE_XTILEDATA = 18;
 
 struct Features {
     bool has_avx512 = false, has_amx = false;  // by the processor alone
+    bool avx2 = false, avx2_vnni = false;
     bool avx512 = false, vnni = false, bf16 = false, amx = false;
 };
 
@@ -32,13 +33,18 @@ Features features() {
     uint32_t a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
     const uint64_t state = c >> 27 & 1 ? enabled_state() : 0;  // OSXSAVE
+    const bool has_fma = (c >> 12 & 1) && (c >> 29 & 1);       // FMA, F16C
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+    found.avx2 = has_fma && (b >> 5 & 1) && (state & 6) == 6;
     found.has_avx512 = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);  // F, DQ, BW, VL
     found.has_amx = (d >> 24 & 1) && (d >> 25 & 1) && (d >> 22 & 1);  // TILE, INT8, BF16
     found.avx512 = found.has_avx512 && (state & 0xe6) == 0xe6;
     found.vnni = found.avx512 && (c >> 11 & 1);
     uint32_t a1 = 0, b1, c1, d1;
-    if (__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) found.bf16 = found.vnni && (a1 >> 5 & 1);
+    if (__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) {
+        found.avx2_vnni = found.avx2 && (a1 >> 4 & 1);
+        found.bf16 = found.vnni && (a1 >> 5 & 1);
+    }
     found.amx = found.bf16 && found.has_amx && (state >> 17 & 3) == 3;
     return found;
 }
@@ -62,15 +68,41 @@ const Kernels* usable_amx(const Features& found, std::string& remark) {
     return nullptr;
 }
 
-constexpr const char* LEVELS[] = {"none", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
+struct Level {
+    const char* name;
+    const Kernels* (*kernels)();
+    bool Features::*found;
+};
 
-// 0 forbids all, 4 nothing; -1 is no level's name.
+// Each better than the one before it.
+constexpr Level LEVELS[] = {{"avx2", kernels_avx2, &Features::avx2},
+                            {"avx2_vnni", kernels_avx2_vnni, &Features::avx2_vnni},
+                            {"avx512", kernels_avx512, &Features::avx512},
+                            {"avx512_vnni", kernels_avx512_vnni, &Features::vnni},
+                            {"avx512_bf16", kernels_avx512_bf16, &Features::bf16},
+                            {"amx", kernels_amx, &Features::amx}};
+constexpr int BEST = 6;
+
+// 0 forbids all, BEST nothing; -1 is no level's name.
 int level_of(const char* limit) {
-    if (!limit || !*limit) return 4;
-    for (int i = 0; i < 5; i++) {
-        if (std::strcmp(limit, LEVELS[i]) == 0) return i;
+    if (!limit || !*limit) return BEST;
+    if (std::strcmp(limit, "none") == 0) return 0;
+    for (int i = 0; i < BEST; i++) {
+        if (std::strcmp(limit, LEVELS[i].name) == 0) return i + 1;
     }
     return -1;
+}
+
+// The best up to a level that this library and this processor have; `remark` is about what the system keeps from us.
+const Kernels* best_of(const Features& found, int level, std::string& remark) {
+    const Kernels* chosen = level == BEST ? usable_amx(found, remark) : nullptr;
+    if (level >= 3 && found.has_avx512 && !found.avx512) {
+        remark = "this processor has AVX-512, but the operating system does not save its registers";
+    }
+    for (int i = level < BEST ? level : BEST - 1; !chosen && i > 0; i--) {
+        if (found.*LEVELS[i - 1].found) chosen = LEVELS[i - 1].kernels();
+    }
+    return chosen;
 }
 
 }  // namespace
@@ -80,20 +112,16 @@ const Kernels* choose_kernels(const char* limit, std::string& remark) {
     const int level = level_of(limit);
     remark.clear();
     if (level < 0) {
-        remark = std::string("IPEX_ASSIST_ISA=") + limit + " must be none, avx512, avx512_vnni, avx512_bf16 or amx";
+        remark = std::string("IPEX_ASSIST_ISA=") + limit + " must be none, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16 or amx";
     } else if (level == 0) {
         remark = "IPEX_ASSIST_ISA=none forbids it";
-    } else if (!found.avx512) {
-        remark = found.has_avx512 ? "this processor has AVX-512, but the operating system does not save its registers"
-                                  : "this processor has no AVX-512 (F, BW, DQ and VL)";
+    } else if (!found.avx2) {
+        remark = "this processor has no AVX2 with FMA and F16C, or the operating system does not save its registers";
     }
     if (!remark.empty()) return nullptr;
-    const Kernels* chosen = level >= 4 ? usable_amx(found, remark) : nullptr;
-    if (!chosen && level >= 3 && found.bf16) chosen = kernels_avx512_bf16();
-    if (!chosen && level >= 2 && found.vnni) chosen = kernels_avx512_vnni();
-    if (!chosen) chosen = kernels_avx512();
+    const Kernels* chosen = best_of(found, level, remark);
     if (!chosen) {
-        remark = "the library was built by a compiler without AVX-512";
+        remark = "the library was built by a compiler without AVX2";
     } else if (remark.empty() && limit && *limit && std::strcmp(limit, chosen->name) != 0) {
         remark = std::string("IPEX_ASSIST_ISA=") + limit + ": this processor lacks that";
     }

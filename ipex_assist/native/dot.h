@@ -1,11 +1,10 @@
 // Multiply-add steps of each number format, for the instruction set this file is compiled for.
 #pragma once
-#include <immintrin.h>
-
 #include <cstring>
 #include <utility>
 
 #include "kernels.h"
+#include "vectors.h"
 
 // A hot loop is a function of its own, under its own name: benchmarks/instructions.py finds and counts it there.
 #define HOT_LOOP __attribute__((noinline, noclone))
@@ -24,6 +23,11 @@ inline __attribute__((always_inline)) void for_each(const F& f, std::integer_seq
 // Ends what the compiler knows of a value, in a register ("r": general, "v": vector). It would else keep sums of pointers
 // and offsets of its own, more than there are registers, and reorder sums of integers until those do not suffice either.
 #define KEEP_IN(kind, value) __asm__("" : "+" kind(value))
+#ifdef __AVX512F__
+#define KEEP_VECTOR(value) KEEP_IN("v", value)
+#else
+#define KEEP_VECTOR(value) __asm__("" : "+x"((value).low), "+x"((value).high))
+#endif
 
 // The next values of M rows, by a pointer to each: the quickest address of an operand.
 template <class T, int M>
@@ -95,7 +99,7 @@ inline __m256i to_bf16(__m512 x) {
 
 // Compilers (gcc 11 to 14) load a broadcast operand of these into a register first; the instructions read it themselves.
 // Under a sanitizer it is a load that is checked.
-#ifndef __SANITIZE_ADDRESS__
+#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
 struct __attribute__((packed, may_alias)) FourBytes {
     char bytes[4];
 };
@@ -103,7 +107,7 @@ struct __attribute__((packed, may_alias)) FourBytes {
     __asm__(instruction " %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*reinterpret_cast<const FourBytes*>(row)))
 #endif
 
-#ifdef __AVX512VNNI__
+#ifdef IPEX_ASSIST_VNNI
 // acc + Σ of four products of unsigned bytes `u` with the signed bytes at `row`, in each lane.
 inline __m512i dot_bytes(__m512i acc, __m512i u, const int8_t* row) {
 #ifdef DOT_BROADCAST

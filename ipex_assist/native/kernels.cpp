@@ -1,14 +1,15 @@
 // The kernels for one instruction set: compiled once for each, with IPEX_ASSIST_KERNELS naming the function.
 #include "kernels.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#if (defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)) || \
+    (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__))
 
 #include "attention.h"
 #include "linear_float.h"
 #include "linear_integer.h"
 #include "pack.h"
 #include "rows.h"
-#if defined(__AMX_TILE__) || defined(IPEX_ASSIST_EMULATE_AMX)
+#if defined(__AMX_TILE__) || (defined(IPEX_ASSIST_EMULATE_AMX) && defined(__AVX512F__))
 #define IPEX_ASSIST_HAS_AMX
 #include "linear_amx_many.h"
 #endif

@@ -143,6 +143,8 @@ struct Kernels {
 };
 
 // Null where this library was built without the instruction set.
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx2_vnni();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_vnni();
 const Kernels* kernels_avx512_bf16();

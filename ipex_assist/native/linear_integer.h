@@ -28,7 +28,7 @@ constexpr int64_t RUN = 8;  // lines of 64 bytes of weights, whose sums fit in 1
 template <int M>
 inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
                                                      __m512i (&acc)[M]) {
-#ifdef __AVX512VNNI__
+#ifdef IPEX_ASSIST_VNNI
     FOR_EACH(s, RUN, {
         _mm_prefetch(reinterpret_cast<const char*>(lines + s * 64 + PREFETCH), _MM_HINT_T0);
         const __m512i weights = _mm512_loadu_si512(lines + s * 64);
@@ -42,8 +42,8 @@ inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const
             const __m512i row = broadcast4(rows.at[m] + s * 4);
             const __m512i l = _mm512_maddubs_epi16(line.low, row), h = _mm512_maddubs_epi16(line.high, row);
             low[m] = s > 0 ? _mm512_add_epi16(low[m], l) : l, high[m] = s > 0 ? _mm512_add_epi16(high[m], h) : h;
-            KEEP_IN("v", low[m]);
-            KEEP_IN("v", high[m]);
+            KEEP_VECTOR(low[m]);
+            KEEP_VECTOR(high[m]);
         });
     });
     FOR_EACH(m, M, {
@@ -81,9 +81,9 @@ HOT_LOOP void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint
 // Sums of the products of M rows with a group of int4 weights, 32 columns (4 lines) at a time.
 template <int M>
 struct NibbleSums {
-#ifdef __AVX512VNNI__
+#ifdef IPEX_ASSIST_VNNI
     // Few rows have sums of their own for the high nibbles: one chain would be longer than reading the weights takes.
-    static constexpr bool TWO_CHAINS = M <= 4;
+    static constexpr bool TWO_CHAINS = 8 * M <= REGISTERS;
     __m512i sums[M], high[M];
 
     __attribute__((always_inline)) void start(int m, __m512i sum) { sums[m] = sum, high[m] = _mm512_setzero_si512(); }
@@ -115,9 +115,9 @@ struct NibbleSums {
                 const int8_t* row = rows.at[m] + column + s * 4;
                 const __m512i pair = _mm512_maddubs_epi16(line.low, broadcast4(row));
                 pairs[m] = s > 0 ? _mm512_add_epi16(pairs[m], pair) : pair;
-                KEEP_IN("v", pairs[m]);
+                KEEP_VECTOR(pairs[m]);
                 pairs[m] = _mm512_add_epi16(pairs[m], _mm512_maddubs_epi16(line.high, broadcast4(row + 16)));
-                KEEP_IN("v", pairs[m]);
+                KEEP_VECTOR(pairs[m]);
             });
         });
         FOR_EACH(m, M, sums[m] = _mm512_add_epi32(sums[m], _mm512_madd_epi16(pairs[m], _mm512_set1_epi16(1))));

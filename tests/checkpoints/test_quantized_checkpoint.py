@@ -29,7 +29,7 @@ from ipex_assist.executors.load import load_model
 from ipex_assist.quantization import gptq
 from ipex_assist.quantization.int4_weight import Int4Weight
 
-needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX-512")
+needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX2")
 
 # Every way the hub's checkpoints are stored: format, group, symmetric or not, act-order.
 CASES: dict[str, dict[str, Any]] = {

@@ -133,7 +133,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"same greedy tokens {against['same_greedy_tokens']:.2%}" in text
 
 
-@pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX-512")
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core needs AVX2")
 def test_a_quantized_checkpoint_against_its_original(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """int4 by itself, bf16 when asked; and its distance from the original, which bf16 does not have."""
     assert cli.main(["quantize", "-m", str(folder / "m"), "-o", str(folder / "q"), "--no-launch"]) == 0

@@ -105,7 +105,7 @@ def test_a_child_of_fork_generates(way: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("level", ["avx512", "avx512_vnni", "avx512_bf16"])
+@pytest.mark.parametrize("level", ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"])
 def test_lower_levels_compute_the_same(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cascade Lake and Ice Lake run the code that this machine would not: here they are made to."""
     prompt = tokens(60, 8)
@@ -136,7 +136,7 @@ def test_a_level_that_does_not_exist(executor: str, monkeypatch: pytest.MonkeyPa
         timeout=120,
     )
     assert done.returncode == 2, done.stderr
-    names = "none, avx512, avx512_vnni, avx512_bf16, amx"
+    names = "none, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16, amx"
     assert f"IPEX_ASSIST_ISA=AMX is no instruction set: it may be {names}, or unset" in done.stderr
     assert "Traceback" not in done.stderr
     monkeypatch.setenv(ISA_VARIABLE, "")

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 VOCAB, CONTEXT = 50, 640
-LEVELS = ("avx512", "avx512_vnni", "avx512_bf16", "amx", "emulated amx")
+LEVELS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "emulated amx")
 SOME = settings(
     max_examples=4,
     deadline=None,

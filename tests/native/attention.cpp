@@ -352,6 +352,21 @@ void test_integers(const Kernels& k) {
     }
 }
 
+// Every level gives the same bits where it multiplies in the same order, in one block and merged with the next.
+void test_attention_agree(const std::vector<const Kernels*>& levels) {
+    for (const Form& form : FORMS) {
+        for (const Kernels* k : levels) {
+            if (!agree(*levels[0], *k, form.precision)) continue;
+            const Head head(*k, form, 40, 300, 17), first(*levels[0], form, 40, 300, 17);
+            for (const int32_t window : {0, 30}) {
+                const std::vector<Query> queries = make_queries(head, 5, 3, window, 18);
+                const std::vector<float> got = attend_all(head, queries), expected = attend_all(first, queries);
+                CHECK(same_bits(got.data(), expected.data(), got.size()), "keys %d, window %d on %s", form.stored, window, k->name);
+            }
+        }
+    }
+}
+
 void test_attention(const Kernels& k) {
     test_integers(k);
     test_values(k);

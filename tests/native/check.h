@@ -113,6 +113,12 @@ inline float rounded(Precision precision, float x) { return precision == FP32 ? 
 
 inline bool same_bits(const float* a, const float* b, size_t size) { return std::memcmp(a, b, size * sizeof(float)) == 0; }
 
+// Whether sums of these precisions have one order on both levels: those of integers are exact; bf16 is multiplied in pairs,
+// or widened, and AMX's tiles have an order of their own.
+inline bool agree(const Kernels& a, const Kernels& b, Precision precision) {
+    return precision != BF16 || a.bf16_row_bytes == b.bf16_row_bytes;
+}
+
 // Rounding errors of n additions and multiplications in fp32, relative to the sum of the absolute terms.
 inline double rounding(int64_t n) { return double(n + 2) * std::ldexp(1.0, -24); }
 
@@ -162,5 +168,7 @@ void test_model(const Kernels& k);
 void test_refusals(const Kernels& k);
 void test_api(const Kernels& k);
 void test_levels_agree(const std::vector<const Kernels*>& levels);
+void test_rows_agree(const std::vector<const Kernels*>& levels);
+void test_attention_agree(const std::vector<const Kernels*>& levels);
 
 }  // namespace check

@@ -11,7 +11,7 @@ namespace {
 // Each of the library's kernels that this processor can run.
 std::vector<const Kernels*> levels() {
     std::vector<const Kernels*> found;
-    for (const char* name : {"avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
+    for (const char* name : {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
         std::string remark;
         const Kernels* kernels = choose_kernels(name, remark);
 #ifdef EMULATED_AMX
@@ -39,7 +39,10 @@ int main(int count, char** arguments) {
     } else if (part == "thread-limit") {
         test_thread_limit();
     } else if (part == "levels") {
-        test_levels_agree(levels());
+        const std::vector<const Kernels*> all = levels();
+        test_levels_agree(all);
+        test_rows_agree(all);
+        test_attention_agree(all);
     } else {
         void (*test)(const Kernels&) = part == "packing"     ? test_packing
                                        : part == "linears"   ? test_linears
@@ -55,6 +58,8 @@ int main(int count, char** arguments) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
             if ((part == "model" || part == "refusals" || part == "api") && kernels != all.front() && kernels != all.back()) continue;
+            // These differ from "avx2" in linears of integers alone.
+            if (part == "attention" && std::string(kernels->name) == "avx2_vnni" && only.empty()) continue;
             std::printf("on %s\n", kernels->name);
             std::fflush(stdout);
             test(*kernels);

@@ -302,6 +302,59 @@ double Quantized::value(int64_t row, int64_t column) const {
     return int8_t(*from) * double(scales[size_t(row * (rows.depth / SPAN) + column / SPAN)]);
 }
 
+namespace {
+
+// What all kernels for rows make of the same values, those that are no numbers among them.
+std::vector<float> results_for_rows(const Kernels& k) {
+    std::vector<float> results;
+    const auto keep = [&](const Buffer<float>& made) { results.insert(results.end(), made.data(), made.data() + made.size()); };
+    Random random(8);
+    for (const int64_t size : {1, 16, 37, 200, 777}) {
+        const size_t padded = size_t((size + LANES - 1) / LANES * LANES);
+        Buffer<float> x(padded), weight(padded), bias(padded), out(padded);
+        for (size_t i = 0; i < padded; i++) x[i] = random.normal() * 3, weight[i] = random.normal(), bias[i] = random.normal();
+        for (const bool rms : {true, false}) {
+            for (const bool plain : {true, false}) {
+                k.normalise(rms, x.data(), plain ? nullptr : weight.data(), plain ? nullptr : bias.data(), 1e-5f, size, out.data());
+                keep(out);
+            }
+        }
+        const Maximum found = k.maximum(x.data(), size);
+        results.insert(results.end(), {found.value, float(found.index), found.sum});
+        Linear linear{};
+        linear.precision = INT4, linear.group = 32, linear.depth = padded_depth(INT4, size);
+        const Quantized q(k, linear, x.data(), 1, size);
+        keep(q.scales);
+        for (int64_t i = 0; i < linear.depth; i++) results.push_back(float(q.value(0, i)));
+        for (size_t i = 0; i < q.sums.size(); i++) results.push_back(float(q.sums[i]));
+        const float special[] = {0.0f, -0.0f, 1e-40f, 3.0f, 87.0f, 88.5f, 104.0f, 200.0f, 1e4f, 1e10f, 1e30f, FLT_MAX, INFINITY, NAN};
+        for (size_t i = 0; padded > 2 * std::size(special) && i < 2 * std::size(special); i++) x[i] = i % 2 ? special[i / 2] : -special[i / 2];
+        for (const Activation kind : {SILU, RELU, GELU, GELU_TANH}) {
+            k.activate(kind, false, x.data(), int64_t(padded / LANES), out.data());
+            keep(out);
+        }
+        k.rotate(x.data(), int32_t(size), weight.data(), bias.data());
+        keep(x);
+    }
+    return results;
+}
+
+}  // namespace
+
+// Every level gives the same bits, whatever its vectors are; NaN is NaN by any bits.
+void test_rows_agree(const std::vector<const Kernels*>& levels) {
+    if (levels.empty()) return;
+    const std::vector<float> expected = results_for_rows(*levels[0]);
+    for (const Kernels* k : levels) {
+        const std::vector<float> got = results_for_rows(*k);
+        CHECK(got.size() == expected.size(), "%zu results on %s", got.size(), k->name);
+        for (size_t i = 0; i < got.size(); i++) {
+            const bool same = same_bits(&got[i], &expected[i], 1) || (std::isnan(got[i]) && std::isnan(expected[i]));
+            CHECK(same, "result %zu on %s: %.9g != %.9g", i, k->name, double(got[i]), double(expected[i]));
+        }
+    }
+}
+
 void test_rows(const Kernels& k) {
     test_quantize(k);
     test_spans_that_are_no_numbers(k);

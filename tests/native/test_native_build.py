@@ -276,8 +276,8 @@ def test_structures_are_those_declared(header: str, structure: type[ctypes.Struc
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")
-def test_a_processor_without_avx512(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """As on a laptop: IPEX_ASSIST_ISA=none stands for it."""
+def test_a_processor_without_avx2(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As on an Atom of old: IPEX_ASSIST_ISA=none stands for it."""
     monkeypatch.setenv(library.ISA_VARIABLE, "none")
     assert resolve_executor("auto", "bf16") == FALLBACK
     assert f"using --executor {FALLBACK}: the native core cannot run here" in caplog.text
