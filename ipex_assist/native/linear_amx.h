@@ -23,18 +23,11 @@ struct Start {
     int64_t stride;
 };
 
-// Rows as tiles take them: bytes from a row to the next, from a step of 32 input columns to the next, and from the first 16
-// rows to the others.
-struct TileRows {
-    const uint8_t* at;
-    int64_t row, step, lower;
-};
-
 // Up to 16 rows times N blocks (1 or 4, `bytes` apart) over `steps` of 32 input columns. Tiles 0 to 3: sums, 4: rows, 5 to
 // 7: weights.
 template <int N>
-HOT_LOOP void amx_bf16_strip(const TileRows& rows, const uint8_t* block, int64_t bytes, int64_t steps, Start start,
-                             float* out, int64_t stride) {
+HOT_LOOP void amx_bf16_strip(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+                           Start start, float* out, int64_t stride) {
     TILE_LOAD(0, start.at, start.stride * 4);
     if (N > 1) {
         TILE_LOAD(1, start.at + LANES, start.stride * 4);
@@ -43,7 +36,7 @@ HOT_LOOP void amx_bf16_strip(const TileRows& rows, const uint8_t* block, int64_t
     }
     for (int64_t s = 0; s < steps; s++) {
         const uint8_t* weights = block + s * TILE_BYTES;
-        TILE_LOAD(4, rows.at + s * rows.step, rows.row);
+        TILE_LOAD(4, rows + s * 64, row_bytes);
         prefetch_lines(weights, TILE);
         TILE_LOAD(5, weights, 64);
         TILE_DOT_BF16(0, 4, 5);
@@ -68,9 +61,9 @@ HOT_LOOP void amx_bf16_strip(const TileRows& rows, const uint8_t* block, int64_t
 
 // 17 to 32 rows times one block or two. Tiles 0 and 1, 2 and 3: sums, 4 and 5: rows, 6 and 7: weights.
 template <bool RIGHT>
-HOT_LOOP void amx_bf16_square(const TileRows& rows, const uint8_t* block, int64_t bytes, int64_t steps, Start start,
-                              float* out, int64_t stride) {
-    const uint8_t* lower = rows.at + rows.lower;
+HOT_LOOP void amx_bf16_square(const uint8_t* rows, int64_t row_bytes, const uint8_t* block, int64_t bytes, int64_t steps,
+                            Start start, float* out, int64_t stride) {
+    const uint8_t* lower = rows + TILE * row_bytes;
     const float* lower_start = start.at + TILE * start.stride;
     float* lower_out = out + TILE * stride;
     TILE_LOAD(0, start.at, start.stride * 4);
@@ -81,11 +74,11 @@ HOT_LOOP void amx_bf16_square(const TileRows& rows, const uint8_t* block, int64_
     }
     for (int64_t s = 0; s < steps; s++) {
         const uint8_t* weights = block + s * TILE_BYTES;
-        TILE_LOAD(4, rows.at + s * rows.step, rows.row);
+        TILE_LOAD(4, rows + s * 64, row_bytes);
         prefetch_lines(weights, TILE);
         TILE_LOAD(6, weights, 64);
         TILE_DOT_BF16(0, 4, 6);
-        TILE_LOAD(5, lower + s * rows.step, rows.row);
+        TILE_LOAD(5, lower + s * 64, row_bytes);
         TILE_DOT_BF16(1, 5, 6);
         if (!RIGHT) continue;
         prefetch_lines(weights + bytes, TILE);
@@ -102,62 +95,49 @@ HOT_LOOP void amx_bf16_square(const TileRows& rows, const uint8_t* block, int64_
 }
 
 // `count` rows (up to 32, as tiles_begin was told) times blocks first <= b < last, `depth` input columns from k on.
-inline void amx_bf16_blocks(const Linear& w, const TileRows& rows, int64_t count, int64_t first, int64_t last, int64_t k,
+inline void amx_bf16_blocks(const Linear& w, const uint8_t* rows, int64_t count, int64_t first, int64_t last, int64_t k,
                             int64_t depth, float* out, int64_t stride) {
-    const int64_t bytes = block_bytes(BF16, 0, w.depth), steps = depth / 32;
+    const int64_t bytes = block_bytes(BF16, 0, w.depth), row_bytes = w.depth * 2, steps = depth / 32;
     for (int64_t b = first; b < last;) {
-        const uint8_t* block = w.weights + b * bytes + k * 32;
+        const uint8_t *from = rows + k * 2, *block = w.weights + b * bytes + k * 32;
         float* to = out + (b - first) * LANES;
         const Start start = k > 0 ? Start{to, stride} : Start{w.bias ? w.bias + b * LANES : NO_BIAS, 0};
         const int64_t part = count > TILE ? (b + 2 <= last ? 2 : 1) : (b + 4 <= last ? 4 : 1);
         if (count > TILE) {
-            part == 2 ? amx_bf16_square<true>(rows, block, bytes, steps, start, to, stride)
-                      : amx_bf16_square<false>(rows, block, bytes, steps, start, to, stride);
+            part == 2 ? amx_bf16_square<true>(from, row_bytes, block, bytes, steps, start, to, stride)
+                      : amx_bf16_square<false>(from, row_bytes, block, bytes, steps, start, to, stride);
         } else {
-            part == 4 ? amx_bf16_strip<4>(rows, block, bytes, steps, start, to, stride)
-                      : amx_bf16_strip<1>(rows, block, bytes, steps, start, to, stride);
+            part == 4 ? amx_bf16_strip<4>(from, row_bytes, block, bytes, steps, start, to, stride)
+                      : amx_bf16_strip<1>(from, row_bytes, block, bytes, steps, start, to, stride);
         }
         b += part;
     }
 }
 
-constexpr int64_t BF16_ROWS = 2 * TILE, BF16_COLUMNS = 512, BF16_BLOCKS = 16;
-
-// Up to 32 rows of some input columns as tiles beside each other: (columns / 32, 32 rows, 64 bytes). Rows of a large power
-// of two of bytes would else share one place of the first cache, which holds 12 of them.
-inline TileRows bf16_tiles(const uint8_t* rows, int64_t row_bytes, int64_t count, int64_t columns, uint8_t* tiles) {
-    for (int64_t r = 0; r < count; r++) {
-        for (int64_t s = 0; s < columns / 32; s++) {
-            const __m512i values = _mm512_loadu_si512(rows + r * row_bytes + s * 64);
-            _mm512_store_si512(tiles + (s * BF16_ROWS + r) * 64, values);
-        }
-    }
-    return {tiles, 64, BF16_ROWS * 64, TILE * 64};
-}
-
-// Up to 32 rows: the weights are read from memory in a few streams, which share the tiles of rows. More: some columns of a
-// few blocks after the others, so that these weights stay in the second cache, and 32 rows of them in the first.
+// Up to 32 rows: the weights are read from memory in a few streams, which share the tiles of rows. More: chunk after chunk
+// of a few blocks, so that what is used again is still in a cache.
 inline void amx_bf16(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
+    constexpr int64_t ROWS = 2 * TILE, GROUP = 8;
     const int64_t row_bytes = w.depth * 2;
-    if (count <= BF16_ROWS) {
-        tiles_begin(count);
-        amx_bf16_blocks(w, {in.values, row_bytes, 64, TILE * row_bytes}, count, first, last, 0, w.depth, out, stride);
+    tiles_begin(count);
+    if (count <= ROWS) {
+        amx_bf16_blocks(w, in.values, count, first, last, 0, w.depth, out, stride);
         return tiles_end();
     }
-    alignas(64) uint8_t tiles[BF16_ROWS * BF16_COLUMNS * 2];
-    tiles_begin(BF16_ROWS);
-    for (int64_t b = first; b < last; b += BF16_BLOCKS) {
-        const int64_t end = b + BF16_BLOCKS < last ? b + BF16_BLOCKS : last;
-        for (int64_t k = 0; k < w.depth; k += BF16_COLUMNS) {
-            const int64_t depth = k + BF16_COLUMNS < w.depth ? BF16_COLUMNS : w.depth - k;
-            for (int64_t r = 0; r < count; r += BF16_ROWS) {
-                const int64_t part = r + BF16_ROWS < count ? BF16_ROWS : count - r;
-                const TileRows rows = bf16_tiles(in.values + r * row_bytes + k * 2, row_bytes, part, depth, tiles);
-                if (part < BF16_ROWS) tiles_begin(part);
-                amx_bf16_blocks(w, rows, part, b, end, k, depth, out + r * stride + (b - first) * LANES, stride);
-                if (part < BF16_ROWS) tiles_begin(BF16_ROWS);
+    const int64_t rest = count % ROWS, full = count - rest;
+    for (int64_t group = first; group < last; group += GROUP) {
+        const int64_t group_end = group + GROUP < last ? group + GROUP : last;
+        float* to = out + (group - first) * LANES;
+        for (int64_t k = 0; k < w.depth; k += DEPTH_CHUNK) {
+            const int64_t depth = k + DEPTH_CHUNK < w.depth ? DEPTH_CHUNK : w.depth - k;
+            for (int64_t r = 0; r < full; r += ROWS) {
+                amx_bf16_blocks(w, in.values + r * row_bytes, ROWS, group, group_end, k, depth, to + r * stride, stride);
             }
+            if (!rest) continue;
+            tiles_begin(rest);
+            amx_bf16_blocks(w, in.values + full * row_bytes, rest, group, group_end, k, depth, to + full * stride, stride);
+            tiles_begin(ROWS);
         }
     }
     tiles_end();

@@ -142,14 +142,17 @@ HOT_LOOP void amx_square(const SquareRows& in, const SquareWeights& w, Totals* t
     for (int64_t span = 0; span < in.spans; span++) {
         const uint8_t *rows = in.tiles + span * SPAN * TILE, *weights = w.tiles + (span & w.mask) * 2 * GROUPS * BYTES;
         const auto between = [&](auto quarter) __attribute__((always_inline)) {
+            if (GROUPS > 1) return;
             if (NEW && quarter < 2 * GROUPS && span + 1 < in.spans) prepare(span + 1, quarter);
             if (span > 0) add(span - 1, quarter);
         };
+        if (GROUPS > 1 && NEW && span + 1 < in.spans) FOR_EACH(i, 2 * GROUPS, prepare(span + 1, i));
         FOR_EACH(g, GROUPS, {
             square_dots<F::COLUMNS, HALVES, g * (F::COLUMNS / 64)>(rows + g * F::COLUMNS * TILE, in.lower,
                                                                    weights + g * 2 * BYTES, between);
             store_sums<HALVES>(sums[span & 1][g]);
         });
+        if (GROUPS > 1 && span > 0) FOR_EACH(t, 4, add(span - 1, t));
     }
     FOR_EACH(t, 4, add(in.spans - 1, t));
 }
