@@ -21,26 +21,8 @@ import measure
 import ipex_assist
 from ipex_assist.commands.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.prefix_cache import Beginning
+from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.speculative.options import GenerationOptions
-
-
-class NoPrefixes:
-    """Remembers nothing."""
-
-    def find(self, tokens: Any) -> Beginning:
-        """Return no blocks."""
-        return Beginning([], 0)
-
-    def keep(self, tokens: Any, blocks: Any) -> None:
-        """Forget them."""
-
-    def give_up(self) -> bool:
-        """There is nothing to free."""
-        return False
-
-    def let_go(self, block: int) -> None:
-        """There is nothing to forget."""
 
 
 def tokens_of(model: Any, seed: int, count: int) -> list[int]:

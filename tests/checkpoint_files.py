@@ -75,6 +75,13 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: bool = True) -> Path:
     return folder
 
 
+def save_pair(folder: Path, **target: Any) -> Path:
+    """A Llama target with these changes of its config, and an assistant of its vocabulary, in `folder`."""
+    save(tiny_model("llama", **target), folder / "target")
+    save(tiny_model("llama", seed=1), folder / "assistant")
+    return folder
+
+
 def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The model's tensors as they are stored: contiguous, tied ones once."""
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()

@@ -5,6 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import fake_backend
+import pytest
+from fake_backend import FakeBackend
+
 from ipex_assist.speculative.grammar import GrammarSpec
 
 # A template of the Hermes form that can be rendered, a tool, and a call of it.
@@ -69,3 +73,9 @@ def writes(spec: GrammarSpec | None, text: str) -> bool:
 def hermes(*pairs: tuple[str, str]) -> str:
     each = (f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in pairs)
     return "\n".join(each)
+
+
+def calling_backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """A backend of a model whose template takes tools, which calls one twice."""
+    monkeypatch.setattr(fake_backend.tokenizer(), "chat_template", TEMPLATE)
+    return FakeBackend(f"Let me see.\n{CALL}\n{CALL}", context_length=4096)

@@ -213,15 +213,13 @@ class Engine:
 
     def _schedule(self, options: GenerationOptions, limit: int) -> Schedule:
         """The schedule of a text, for which costs may have to be measured, in blocks of their own."""
-        try:
-            return self.drafting.schedule(options, limit, self._live_costs)
-        except NoBlocksError:
-            with self._turn:
-                self._work.room.forget()
-        try:
-            return self.drafting.schedule(options, limit, self._live_costs)
-        except NoBlocksError:  # texts have all the memory: this one goes on without drafts
-            return Constant(0)
+        for _ in ("beside the prefixes that are kept", "without them"):
+            try:
+                return self.drafting.schedule(options, limit, self._live_costs)
+            except NoBlocksError:
+                with self._turn:
+                    self._work.room.forget()
+        return Constant(0)  # texts have all the memory: this one goes on without drafts
 
     def _live_costs(self) -> LiveCosts:
         """What passes cost: begun anew with the pair's costs whenever the engine was idle."""

@@ -41,6 +41,22 @@ class Prefixes(Protocol):
         ...
 
 
+class NoPrefixes:
+    """Remembers nothing: every text is read whole."""
+
+    def find(self, tokens: Sequence[int]) -> Beginning:
+        return Beginning([], 0)
+
+    def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+        pass
+
+    def give_up(self) -> bool:
+        return False
+
+    def let_go(self, block: int) -> None:
+        pass
+
+
 @dataclass(eq=False)
 class _Node:
     """A block behind those of its parents; one that is not full of tokens has no children.

@@ -6,12 +6,12 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import checkpoint_files
 import pytest
 from batch_runs import REAL, by_id, gone, lines_in, run, start, wait_for, write_prompts
+from ray_nodes import LOCAL_ONLY, instances, marked, two_nodes
 
 import ipex_assist
 from ipex_assist.batch.places import place_within
@@ -22,7 +22,6 @@ from ipex_assist.launch.spawn import read_processes
 
 pytestmark = pytest.mark.one_stack
 
-LOCAL_ONLY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 MODEL = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", 8, "--offline"]
 
 
@@ -52,35 +51,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a cluster of two nodes, each with one CPU."""
-    os.environ.update(LOCAL_ONLY)
-    pytest.importorskip("ray", reason="Ray is not installed")
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
-    nodes.add_node(num_cpus=1, object_store_memory=100 << 20)
-    yield nodes.address
-    nodes.shutdown()
-
-
-def marked(mark: str) -> list[int]:
-    """Return all processes that inherited the environment of a command with this mark."""
-    found = []
-    for pid in read_processes():
-        with suppress(OSError):
-            if f"HF_TEST_MARK={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-    return found
-
-
-def instances(mark: str) -> dict[int, int]:
-    """Our processes on the nodes, by instance; `mark` is in the environment of the command that wants them."""
-    found = {}
-    for pid in marked(mark):
-        with suppress(OSError):
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            found.update({int(entry[14:]): pid for entry in environ if entry.startswith(b"IPEX_INSTANCE=")})
-    return found
+    """The cluster's address."""
+    with two_nodes("ray") as nodes:
+        yield nodes.address
 
 
 def test_kills_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
@@ -92,9 +65,9 @@ def test_kills_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
     arguments = [prompts, "-o", out, "-m", tiny, *MODEL, "--ray", cluster, "--resume"]
     process = start(REAL, *arguments, HF_TEST_MARK=mark)
     wait_for(lambda: lines_in(out) >= 20 or process.poll() is not None, 90)
-    os.kill(next(iter(instances(mark).values())), signal.SIGKILL)
+    os.kill(instances(mark)[0], signal.SIGKILL)
     wait_for(lambda: lines_in(out) >= 60 or process.poll() is not None, 90)
-    worker = next(iter(instances(mark).values()))
+    worker = instances(mark)[0]
     actor = read_processes()[worker][0]
     os.kill(actor, signal.SIGKILL)
     wait_for(lambda: gone([worker]), 5)
@@ -103,7 +76,7 @@ def test_kills_on_a_cluster(cluster: str, tiny: str, tmp_path: Path) -> None:
     assert left
     process.kill()
     process.communicate()
-    wait_for(lambda: gone(instances(mark).values()), 20)
+    wait_for(lambda: gone(instances(mark)), 20)
     done = lines_in(out)
     assert 100 <= done < 600
     code, err = run(REAL, *arguments, "-v", seconds=120, HF_TEST_MARK=mark)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ipex_assist.engine.engine import Engine
-from ipex_assist.engine.prefix_cache import Beginning
+from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.blocks import BLOCK, BlockPool
 from ipex_assist.executors.interface import ANY_ROWS, Choice, DraftRequest, Model, Rows
@@ -31,22 +31,6 @@ VOCABULARY = 4096
 
 
 POOL = BlockPool(1 << 20)  # of which nothing is ever taken
-
-
-class NoPrefixes:
-    """Remembers nothing."""
-
-    def find(self, tokens: Any) -> Beginning:
-        return Beginning([], 0)
-
-    def keep(self, tokens: Any, blocks: Any) -> None:
-        pass
-
-    def give_up(self) -> bool:
-        return False
-
-    def let_go(self, block: int) -> None:
-        pass
 
 
 class Clock:

@@ -28,11 +28,8 @@ JSON = GrammarSpec("json_schema", json.dumps(SCHEMA))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, an assistant of its vocabulary, and one of another."""
-    folder = tmp_path_factory.mktemp("pair")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama", max_position_embeddings=512), folder / "target")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
-    return folder
+    """A target, and an assistant of its vocabulary."""
+    return checkpoint_files.save_pair(tmp_path_factory.mktemp("pair"), max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")

@@ -35,10 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, and an assistant of its vocabulary."""
-    folder = tmp_path_factory.mktemp("pair")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama", max_position_embeddings=4096), folder / "target")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
-    return folder
+    return checkpoint_files.save_pair(tmp_path_factory.mktemp("pair"), max_position_embeddings=4096)
 
 
 _loaded: dict[tuple[str, str], Any] = {}

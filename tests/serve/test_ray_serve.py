@@ -8,22 +8,20 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import checkpoint_files
 import pytest
 from batch_runs import gone, wait_for
 from command_runs import command
+from ray_nodes import instances, two_nodes
 
 import ipex_assist
 from ipex_assist import cli
-from ipex_assist.launch.spawn import read_processes
 
 pytestmark = pytest.mark.one_stack
 
 httpx = pytest.importorskip("httpx")
-LOCAL_ONLY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 PROMPTS = ["the quick brown fox", "def add(a, b):", "naïve café"]
 
 
@@ -34,26 +32,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A cluster of two nodes, each with one CPU."""
-    os.environ.update(LOCAL_ONLY)
-    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
-    nodes.add_node(num_cpus=1, object_store_memory=100 << 20)
-    yield nodes
-    nodes.shutdown()
-
-
-def engines(mark: str) -> list[int]:
-    """The engine processes of the command whose environment has this mark."""
-    found = []
-    for pid in read_processes():
-        with suppress(OSError):
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            if f"HF_TEST_MARK={mark}".encode() in environ and b"IPEX_INSTANCE=" in environ:
-                found.append(pid)
-    return found
+    with two_nodes("ray.serve") as nodes:
+        yield nodes
 
 
 def test_two_nodes_behind_one_address(cluster: Any, tiny: str) -> None:
@@ -83,7 +63,7 @@ def test_two_nodes_behind_one_address(cluster: Any, tiny: str) -> None:
         assert process.stderr is not None
         line = next((line for line in process.stderr if "tiny is ready at" in line), "")
         assert "on 2 nodes" in line
-        running = engines(mark)
+        running = instances(mark)
         assert len(running) == 2
 
         def answer(index: int) -> str | None:
@@ -97,11 +77,11 @@ def test_two_nodes_behind_one_address(cluster: Any, tiny: str) -> None:
         assert [answer(index) for index in range(12)] == expected * 4
         nodes = cluster.list_all_nodes()
         cluster.remove_node(nodes[-1])
-        wait_for(lambda: len(engines(mark)) == 1, 30)
+        wait_for(lambda: len(instances(mark)) == 1, 30)
         wait_for(lambda: answer(0) == expected[0], 30)
         found = [answer(index) for index in range(12)]
         assert found == expected * 4
-        running = engines(mark)
+        running = instances(mark)
         process.terminate()
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err

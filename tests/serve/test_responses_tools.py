@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_backend import FakeBackend, serving, tokenizer
-from tool_calls import CALL, FUNCTION, TEMPLATE, TOOL
+from tool_calls import CALL, FUNCTION, TOOL, calling_backend
 
 pytestmark = pytest.mark.one_stack
 
@@ -19,9 +19,7 @@ FLAT = {"type": "function", **TOOL["function"]}
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """Of a model whose template takes tools."""
-    monkeypatch.setattr(tokenizer(), "chat_template", TEMPLATE)
-    return FakeBackend(f"Let me see.\n{CALL}\n{CALL}", context_length=4096)
+    return calling_backend(monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_backend import FakeBackend, serving, tokenizer
-from tool_calls import CALL, FUNCTION, TEMPLATE, TOOL
+from tool_calls import FUNCTION, TOOL, calling_backend
 
 from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
 
@@ -23,9 +23,7 @@ HI = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """Of a model whose template takes tools."""
-    monkeypatch.setattr(tokenizer(), "chat_template", TEMPLATE)
-    return FakeBackend(f"Let me see.\n{CALL}\n{CALL}", context_length=4096)
+    return calling_backend(monkeypatch)
 
 
 @pytest.fixture
