@@ -38,6 +38,7 @@ QUESTIONS = {
     "throughput": "Many requests: tokens/s by how many are in flight",
     "engine": "What the engine adds to its passes, and what newcomers and conversations wait",
     "serve_overhead": "What the server adds to the engine",
+    "serve_faults": "The server under load and faults",
     "sampling": "Sampled text: noise by position beside rejection sampling",
     "draft_length": "Draft lengths: adaptive beside each fixed length",
     "draft_length_self": "Drafting without a small sibling",

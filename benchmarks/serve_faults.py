@@ -51,6 +51,16 @@ class Run:
     figures: dict[str, Any] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
 
+    @property
+    def verdict(self) -> str:
+        """Whether what is promised held."""
+        return "FAILED" if self.complaints else "holds"
+
+    @property
+    def found(self) -> str:
+        """The figures, in a line."""
+        return ", ".join(f"{name} {value}" for name, value in self.figures.items())
+
     def expect(self, holds: object, complaint: str) -> None:
         """Something that is promised."""
         if not holds:
@@ -245,8 +255,7 @@ async def run_tasks(tasks: Sequence[str], server: Server, args: argparse.Namespa
             except (httpx.HTTPError, OSError, asyncio.TimeoutError) as error:
                 run.complaints.append(f"the server does not answer: {type(error).__name__}: {error}")
             done.append(run)
-            found = ", ".join(f"{name} {value}" for name, value in run.figures.items())
-            print(f"{task}: {'FAILED' if run.complaints else 'holds'}: {found}", flush=True)
+            print(f"{task}: {run.verdict}: {run.found}", flush=True)
             for complaint in run.complaints[:5]:
                 print(f"  {complaint}", flush=True)
     return done
@@ -287,9 +296,15 @@ def main(args: argparse.Namespace) -> int:
         with Server(list(flags)) as server:
             done |= zip(tasks, asyncio.run(run_tasks(tasks, server, args)), strict=True)
     if args.json is not None:
-        found = {task: {**run.figures, "complaints": run.complaints} for task, run in done.items()}
-        facts = {"benchmark": "serve_faults", "time": measure.now(), "machine": measure.machine()}
-        args.json.write_text(json.dumps({**facts, "model": args.model, "tasks": found}, indent=1) + "\n")
+        kept = {
+            "benchmark": "serve_faults",
+            "time": measure.now(),
+            "machine": measure.machine(),
+            "table": [{"task": task, "": run.verdict, "figures": run.found} for task, run in done.items()],
+            "model": args.model,
+            "tasks": {task: {**run.figures, "complaints": run.complaints} for task, run in done.items()},
+        }
+        args.json.write_text(json.dumps(kept) + "\n")
     return 1 if any(run.complaints for run in done.values()) else 0
 
 

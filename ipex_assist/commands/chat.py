@@ -122,8 +122,10 @@ def _with_server(args: argparse.Namespace) -> int:
     if args.api_key_file is not None:
         try:
             key = Path(args.api_key_file).read_text(encoding="utf-8").strip().partition("\n")[0].strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file {args.api_key_file} cannot be read: {error}") from None
+        except OSError as error:
+            raise UsageError(f"--api-key-file {args.api_key_file} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"--api-key-file {args.api_key_file} is no UTF-8 text") from None
     given = {name for name in options_of(GenerationOptions) if getattr(args, name, None) is not None}
     return _talk(args, Server(args.url, key, args.model, GenerationOptions.from_flags(args), given))
 

@@ -71,6 +71,8 @@ def statistics_line(result: Result) -> str:
         parts.append(f"{draft.tokens_per_pass:.2f} tokens per target pass")
     if not result.assisted:
         parts.append("not assisted")
+    elif draft.drafted == 0:
+        parts.append("nothing was drafted: it would not have paid")
     return ", ".join(parts)
 
 

@@ -24,6 +24,7 @@ from ipex_assist.serve.arguments import check_files, model_name, parse, worker_s
 from ipex_assist.serve.listen import address, close, curl_line, listen
 from ipex_assist.serve.messages import Messages
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.stop import Stop
 from ipex_assist.speculative.options import DraftOptions
 
 if TYPE_CHECKING:
@@ -86,16 +87,21 @@ class ServeCommand:
 
     async def serve(self) -> int:
         """Serve until a signal ends it; returns the exit code."""
+        messages, stop = Messages(self.args.verbose), Stop()
+        with stop.caught():  # from before the first message on, which is when people press Ctrl-C
+            return await self._serve_until(stop, messages)
+
+    async def _serve_until(self, stop: Stop, messages: Messages) -> int:
+        messages.say(f"{self.name} is being loaded; {address(self.listener, self.options)} answers /health already")
         from ipex_assist.serve.app import create_app
         from ipex_assist.serve.engines import Engines
         from ipex_assist.serve.server import run
 
-        messages = Messages(self.args.verbose)
-        messages.say(f"{self.name} is being loaded; {address(self.listener, self.options)} answers /health already")
         engines = Engines(
             self.name, self.options, DraftOptions.from_flags(self.args), say=messages.say, heard=messages.heard
         )
         return await run(
+            stop,
             engines,
             create_app(engines, self.options),
             self.listener,

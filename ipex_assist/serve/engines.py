@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.batch.instances import RESTART_DELAYS, Answered, Ended, Event, Measured, Ready, Said, Streamed
@@ -26,7 +26,7 @@ from ipex_assist.serve.backend import (
 )
 from ipex_assist.serve.counts import total
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.place import Place, Text, part_of
+from ipex_assist.serve.place import Place, Text, model_facts, part_of
 from ipex_assist.serve.routing import block_keys, choose
 from ipex_assist.speculative.options import DraftOptions
 
@@ -121,8 +121,7 @@ class Engines:
         """See Backend. timeout None: that of the options."""
         text = self._admit(request)
         seconds = self._options.timeout if timeout is None else timeout
-        late = f"the request took longer than {seconds:g} s"
-        text.expiry = asyncio.get_running_loop().call_later(seconds, self._give_up, text, TimeoutError(late))
+        text.expiry = asyncio.get_running_loop().call_later(seconds, self._too_late, text, seconds)
         try:
             async for item in text.delivery:
                 yield item
@@ -172,6 +171,9 @@ class Engines:
         """Take nothing new, and wait so long for what there is; returns how many texts were given up then."""
         self.draining = True
         deadline = time.monotonic() + seconds
+        if self._texts and seconds:
+            count = f"{len(self._texts)} text{'s' * (len(self._texts) != 1)}"
+            self._say(f"ending: {count} under way, {seconds:g} s left for that; a second signal ends at once")
         while self._texts and (left := deadline - time.monotonic()) > 0:
             self._news.clear()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -240,6 +242,13 @@ class Engines:
         elif self._pool is not None:
             text.cancelled_at = time.monotonic()
             self._pool.cancel(text.place, text.number)
+
+    def _too_late(self, text: Text, seconds: float) -> None:
+        """Its time is over: its reader is told, and so is whoever runs the server."""
+        written = len(text.delivered)
+        advice = f"{written} tokens were written: ask for fewer (max_tokens)" if written else "no token was written"
+        self._say(f"a request took longer than --timeout ({seconds:g} s) and is ended; {written} tokens were written")
+        self._give_up(text, TimeoutError(f"the request took longer than {seconds:g} s; {advice}"))
 
     def _fail(self, text: Text, error: BaseException) -> None:
         text.delivery.fail(error)
@@ -384,17 +393,3 @@ class Engines:
             if time.monotonic() - since > CANCEL_SECONDS:
                 place.ending = True
                 self._pool.kill(number, f"did not react for {CANCEL_SECONDS:g} s and was ended")
-
-
-def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
-    """What an engine said when it had loaded its model. name: as requests call it."""
-    return ModelFacts(
-        name=name,
-        target=facts["target"],
-        assistant=facts.get("assistant"),
-        precision=facts["precision"],
-        executor=facts["executor"],
-        context_length=facts.get("context_length"),
-        vocab_size=facts.get("vocab_size") or 0,
-        created=int(time.time()),
-    )

@@ -107,7 +107,7 @@ def api_error(error: BaseException) -> ApiError:
 
 def refused(error: RequestValidationError | ValidationError) -> ApiError:
     """400 with the first things that are wrong, each by its place in the body."""
-    found = []
+    found: dict[tuple[str, str], None] = {}  # one reason each, though pydantic tried several kinds
     for each in error.errors()[:MOST_REASONS]:
         place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
         reason = str(each["msg"]).removeprefix("Value error, ")
@@ -115,11 +115,11 @@ def refused(error: RequestValidationError | ValidationError) -> ApiError:
             place, reason = "", f"the body is no JSON: {each.get('ctx', {}).get('error', reason)} at character {place}"
         elif each["loc"] == ("body",):
             place, reason = "", "the body must be a JSON object, sent with Content-Type: application/json"
-        found.append((place, reason))
+        found[place, reason] = None
     return ApiError(
         400,
         "; ".join(f"{place}: {reason}" if place else reason for place, reason in found),
-        param=found[0][0] or None,
+        param=next(iter(found))[0] or None,
     )
 
 

@@ -28,7 +28,8 @@ def _listen_on_port(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise UsageError(f"--host {host}: no address of this machine ({error}); 127.0.0.1 or 0.0.0.0 are") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--host {host}: no address of this machine ({reason}); 127.0.0.1 or 0.0.0.0 are") from None
     refused: IpexAssistError | None = None
     for family, _, _, _, address in found:  # a name may have several, not all of them here
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -48,7 +49,7 @@ def _refused(where: str, error: OSError) -> IpexAssistError:
     if error.errno == errno.EADDRINUSE:
         return IpexAssistError(f"{where} is in use: end what listens there, or choose another --port (0: any free one)")
     if error.errno == errno.EADDRNOTAVAIL:
-        return UsageError(f"{where}: no address of this machine; 127.0.0.1 or 0.0.0.0 are")
+        return UsageError(f"--host: {where}: no address of this machine; 127.0.0.1 or 0.0.0.0 are")
     if error.errno in (errno.EACCES, errno.EPERM):
         return IpexAssistError(f"{where}: the system does not allow it; choose a --port above 1023")
     return IpexAssistError(f"{where}: {error.strerror}")
@@ -111,4 +112,4 @@ def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, cha
     if options.api_key or options.api_key_file is not None:
         words.append('-H "Authorization: Bearer $KEY"')
     question = '"messages": [{"role": "user", "content": "Hello"}]' if chat else '"prompt": "Once upon a time"'
-    return " ".join([*words, f"""-d '{{"model": "{model}", {question}}}'"""])
+    return " ".join([*words, f"""-d '{{"model": "{model}", {question}, "max_tokens": 100, "temperature": 0}}'"""])

@@ -70,8 +70,10 @@ class ServeOptions(Options):
 def _keys_in(file: str) -> list[str]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"--api-key-file {file} cannot be read: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--api-key-file {file} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"--api-key-file {file} is no UTF-8 text: write a key a line") from None
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise UsageError(f"--api-key-file {file} holds no key: write one a line, for example by openssl rand -hex 32")

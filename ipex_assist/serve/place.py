@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ipex_assist.batch.instances import Life
-from ipex_assist.serve.backend import Part, Piece, TextRequest
+from ipex_assist.serve.backend import ModelFacts, Part, Piece, TextRequest
 from ipex_assist.serve.counts import total
 from ipex_assist.serve.delivery import Delivery
 from ipex_assist.serve.routing import KnownPrefixes, block_keys
@@ -134,3 +134,17 @@ class Place(Life):
         """When it was last heard of, if it has not ended a text that was cancelled before; None if all is well."""
         cancelled = [text.cancelled_at for text in self.running.values() if text.cancelled_at is not None]
         return max(min(cancelled), self.heard_at) if cancelled else None
+
+
+def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
+    """What an engine said when it had loaded its model. name: as requests call it."""
+    return ModelFacts(
+        name=name,
+        target=facts["target"],
+        assistant=facts.get("assistant"),
+        precision=facts["precision"],
+        executor=facts["executor"],
+        context_length=facts.get("context_length"),
+        vocab_size=facts.get("vocab_size") or 0,
+        created=int(time.time()),
+    )

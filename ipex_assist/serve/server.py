@@ -28,6 +28,7 @@ Made = TypeVar("Made")
 
 
 async def run(
+    stop: Stop,
     engines: Engines,
     app: FastAPI,
     listener: socket.socket,
@@ -38,27 +39,26 @@ async def run(
 ) -> int:
     """Serve until a signal comes; returns the exit code.
 
-    make_pool, load_tokenizer: run in threads, since they may download. when_ready: called once. grace: seconds for what
-    runs when the signal comes.
+    stop: catches signals meanwhile. make_pool, load_tokenizer: run in threads, since they may download. when_ready:
+    called once. grace: seconds for what runs when the signal comes.
     Raises IpexAssistError where the models cannot be loaded, and where no engine is left.
     """
-    stop, server = Stop(), _server(app)
-    with stop.caught():
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        living = asyncio.create_task(_live(engines, make_pool, load_tokenizer, when_ready))
-        reasons: set[asyncio.Future[Any]] = {serving, living, stop.first}
-        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
-        ending = asyncio.create_task(_end(engines, server, serving, living, grace if stop.first.done() else 0.0))
-        either: set[asyncio.Future[Any]] = {ending, stop.second}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if stop.second.done() and not ending.done():
-            logging.getLogger("uvicorn.error").disabled = True  # which is surprised at being cut off
-            engines.close(now=True)
-            return 128 + stop.second.result()
-        ending.result()
-        for task in (living, serving):  # why it is at an end, if nobody asked for that
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+    server = _server(app)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    living = asyncio.create_task(_live(engines, make_pool, load_tokenizer, when_ready))
+    reasons: set[asyncio.Future[Any]] = {serving, living, stop.first}
+    await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+    ending = asyncio.create_task(_end(engines, server, serving, living, grace if stop.first.done() else 0.0))
+    either: set[asyncio.Future[Any]] = {ending, stop.second}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if stop.second.done() and not ending.done():
+        logging.getLogger("uvicorn.error").disabled = True  # which is surprised at being cut off
+        engines.close(now=True)
+        return 128 + stop.second.result()
+    ending.result()
+    for task in (living, serving):  # why it is at an end, if nobody asked for that
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
     return 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fake_backend import REPLY, FakeBackend, choice, serving, tokenizer
@@ -252,3 +254,12 @@ def test_tools(client, backend, monkeypatch):
     assert [json.loads(each.function.arguments)["city"] for each in gathered.tool_calls] == ["Köln", "Bonn"]
     client.chat.completions.create(model="tiny", messages=HI, tools=tools, tool_choice="required")
     assert backend.requests[-1].grammar.kind == "lark"
+
+
+def test_the_example_of_the_documentation(backend, capsys):
+    """docs/api.md, as it is written but for the port."""
+    (code,) = re.findall(r"```py\n(.*?)```", (Path(__file__).parents[2] / "docs/api.md").read_text("utf-8"), re.DOTALL)
+    with serving(backend) as client:
+        assert "http://127.0.0.1:8000" in code
+        exec(code.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/")), {})
+    assert capsys.readouterr().out.startswith(f"{REPLY} {{'prompt_n': ")

@@ -113,6 +113,7 @@ def test_alive_at_once_ready_when_it_is_true_and_an_end_that_loses_nothing(tmp_p
     assert code == 0, err
     assert gone([engine])
     assert err.count("tokens are odd") == 1
+    assert "ending: 1 text under way, 20 s left for that; a second signal ends at once" in err
 
 
 def test_what_does_not_end_within_the_grace_is_told_so() -> None:
@@ -149,6 +150,15 @@ def test_an_end_while_models_are_loaded(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/health").status_code == 200
         server.process.terminate()
         assert server.end(10)[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_right_after_the_first_line(number: int) -> None:
+    """What has been said can be interrupted: libraries that are imported then, for a second, change nothing."""
+    with running() as server:
+        server.until_said("is being loaded")
+        server.process.send_signal(number)
+        assert server.end(20)[0] == 0
 
 
 @pytest.mark.parametrize(("target", "expected"), [("refuses", 1), ("refuses-usage", 2)])

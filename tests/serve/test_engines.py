@@ -172,15 +172,19 @@ def test_a_request_that_takes_too_long() -> None:
     """Its time counts from its arrival, in the queue and in an engine, and its room is free at once."""
 
     async def main() -> None:
-        async with served(1, concurrency=1, timeout=0.1) as engines:
+        said: list[str] = []
+        async with served(1, concurrency=1, timeout=0.1, said=said) as engines:
             async with aclosing(engines.generate(request(ENDLESS), timeout=30.0)) as first:
                 await anext(first)
-                with pytest.raises(TimeoutError, match=r"longer than 0\.1 s"):
+                with pytest.raises(TimeoutError, match=r"longer than 0\.1 s; no token was written"):
                     await text_of(engines, request(PLAY, 1))
                 assert engines.statistics().waiting == 0
             with pytest.raises(TimeoutError):
                 await text_of(engines, request(SILENT))
             assert (await text_of(engines, request(PLAY, 1)))[0] == "w0 "
+            with pytest.raises(TimeoutError, match=r"; \d+ tokens were written: ask for fewer \(max_tokens\)"):
+                await text_of(engines, request(ENDLESS))
+        assert len([line for line in said if "longer than --timeout (0.1 s) and is ended" in line]) == 3
 
     run(main())
 

@@ -72,6 +72,13 @@ def test_wrong_values(client, backend, path, body, param, reason):
     assert not backend.requests
 
 
+def test_one_reason_is_said_once(client):
+    """pydantic says of a prompt that is none what each kind of prompt would have needed."""
+    message = refused(client.post(COMPLETIONS, json={"prompt": ""}), 400)["message"]
+    reasons = message.split("; ")
+    assert len(reasons) == len(set(reasons))
+
+
 def test_not_unicode(client):
     error = refused(client.post(CHAT, content=b'{"messages":[{"role":"user","content":"\\ud800"}]}',
                                 headers={"content-type": "application/json"}), 400)  # fmt: skip
