@@ -214,11 +214,12 @@ void rotate(float* x, int32_t rotary_dim, const float* cosine, const float* sine
     }
 }
 
-// tanh u is 2 · sigmoid(2 u) - 1.
+// tanh u is 2 · sigmoid(2 u) - 1, and 1 from 10 on.
 void soft_cap(float* x, int64_t size, float inner, float outer) {
-    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 one = _mm512_set1_ps(1.0f), most = _mm512_set1_ps(10.0f), least = _mm512_set1_ps(-10.0f);
     for (int64_t i = 0; i < size; i += LANES) {
-        const __m512 u = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes(size - i), x + i), _mm512_set1_ps(inner));
+        __m512 u = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes(size - i), x + i), _mm512_set1_ps(inner));
+        u = _mm512_max_ps(least, _mm512_min_ps(most, u));  // the second operand stays where it is NaN
         const __m512 y = _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(2.0f), sigmoid(_mm512_add_ps(u, u))), one);
         _mm512_mask_storeu_ps(x + i, lanes(size - i), _mm512_mul_ps(y, _mm512_set1_ps(outer)));
     }

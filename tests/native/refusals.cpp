@@ -169,7 +169,8 @@ void check_batches(const Kernels& k) {
         CHECK_REFUSED("position 256, and its table has 1 blocks", run({1, 2}, {255, 256}, {&table, &table}));
         CHECK_REFUSED("position -1", run({1}, {-1}, {&table}));
         CHECK_REFUSED("is written by two stretches", run({1, 2, 3}, {4, 0, 5}, {&table, &second, &table}));
-        CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
+        const bool tables = x.model->spec.positions || x.model->spec.rotary_dim;
+        if (tables) CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
         CHECK_REFUSED("rows of a pass is 0", run({}, {}, {}));
         Table twice = second, reading = second;
         twice.ids[0] = twice.ids[1], reading.ids[1] = table.ids[0];
