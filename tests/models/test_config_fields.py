@@ -37,7 +37,19 @@ NOT_MATHEMATICS = (
         "model_type",
         "version",
     ),
-    *("label", "problem", "encoder", "name", "chunk", "summary", "task", "seed", "embedding_fraction", "init_device"),
+    *(
+        "label",
+        "problem",
+        "encoder",
+        "name",
+        "chunk",
+        "summary",
+        "task",
+        "seed",
+        "embedding_fraction",
+        "torchscript",
+        "init_device",
+    ),
     *("cross_attention", "pretraining_tp", "is_decoder", "norm_type"),
 )
 # A variant of each family; where it has an optional part, the one that has it.
