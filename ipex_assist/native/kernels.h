@@ -126,7 +126,7 @@ struct Kernels {
     void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
     // The first rotary_dim values of a head.
     void (*rotate)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
-    // x = outer · tanh(inner · x), to about 1e-7 · outer.
+    // x = outer · tanh(inner · x), to about 3e-7 · outer.
     void (*soft_cap)(float* x, int64_t size, float inner, float outer);
     // Values (size) in the row form of a precision without scales.
     void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);

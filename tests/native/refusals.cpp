@@ -158,7 +158,7 @@ void check_weights(const Kernels& k) {
 void check_batches(const Kernels& k) {
     for (const Kind& kind : KINDS) {
         Fixture x(k, FORMATS[3], kind, 2);
-        const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS ? 2 : 0], 1);
+        const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS + 2 ? 0 : 2], 1);
         const Table table(x, 256), second(x, 1000);
         const auto run = [&](std::vector<int32_t> tokens, std::vector<int32_t> at, std::vector<const Table*> tables) { x.run(tokens, at, tables); };
         run({0, VOCAB - 1}, {254, 255}, {&table, &table});
