@@ -55,6 +55,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.commands import quantize
 
         return quantize.main(argv[1:])
+    if argv[:1] == ["models"]:
+        from ipex_assist.commands import models
+
+        return models.main(argv[1:])
     if argv[:1] == ["eval"]:
         from ipex_assist.commands import eval as evaluate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,6 +60,69 @@ def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_scaling": {"rope_type": kind, "factor": 4.0, **numbers}, "rope_theta": 10000.0}
 
 
+def _like_llama(model_type: str, **fields: Any) -> dict[str, Any]:
+    return _LLAMA | {"model_type": model_type, **fields}
+
+
+def _like_gpt2(model_type: str, **fields: Any) -> dict[str, Any]:
+    return _BIGCODE | {"model_type": model_type, **fields}
+
+
+_HEADS = {"num_key_value_heads": 4}
+_FALCON = {name: value for name, value in _LLAMA.items() if name not in ("intermediate_size", "num_key_value_heads")}
+_GEMMA = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.6, 1.7, 2.0],
+    "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0],
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "phi3": _like_llama("phi3"),
+    "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
+    | {"original_max_position_embeddings": 128},
+    "phi3-partial": _like_llama("phi3", partial_rotary_factor=0.75, tie_word_embeddings=True),
+    "phi3-longrope": _like_llama("phi3", rope_scaling=_LONGROPE) | {"original_max_position_embeddings": 16},
+    "granite": _like_llama("granite", embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0)
+    | {"attention_multiplier": 0.1, "tie_word_embeddings": True},
+    "granite-biases": _like_llama("granite", attention_bias=True, mlp_bias=True),
+    "olmo2": _like_llama("olmo2"),
+    "olmo2-biases": _like_llama("olmo2", attention_bias=True, num_key_value_heads=4),
+    "smollm3": _like_llama("smollm3", no_rope_layer_interval=2),
+    "smollm3-window": _like_llama("smollm3", no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=8)
+    | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    "gpt-neox": _like_llama("gpt_neox", rotary_pct=0.5),
+    "gpt-neox-serial": _like_llama("gpt_neox", use_parallel_residual=False, attention_bias=False),
+    "gpt2": _like_gpt2("gpt2"),
+    "gpt2-untied": _like_gpt2("gpt2", tie_word_embeddings=False, n_inner=None, scale_attn_weights=False),
+    "starcoder2": _like_llama("starcoder2", sliding_window=None),
+    "starcoder2-window": _like_llama("starcoder2", sliding_window=8, use_bias=False, tie_word_embeddings=False),
+    "stablelm": _like_llama("stablelm"),
+    "stablelm-parallel": _like_llama("stablelm", use_parallel_residual=True, use_qkv_bias=True)
+    | {"partial_rotary_factor": 0.5},
+    "phi": _like_llama("phi"),
+    "gemma": _like_llama("gemma", head_dim=32),
+    "gemma2": _like_llama("gemma2", **_GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    "gemma2-uncapped": _like_llama("gemma2", **_GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None)
+    | {"attention_bias": True},
+    "gemma3": _like_llama("gemma3_text", **_GEMMA, layer_types=["sliding_attention", "full_attention"])
+    | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "falcon": _FALCON | {"model_type": "falcon"},
+    "falcon-new": _FALCON | {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "falcon-one-norm": _FALCON
+    | {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    "falcon-serial": _FALCON | {"model_type": "falcon", "parallel_attn": False, "multi_query": False},
+    "gptj": _like_gpt2("gptj", rotary_dim=8, tie_word_embeddings=False),
+    "bloom": {"model_type": "bloom", "vocab_size": VOCAB, "hidden_size": 60, "n_layer": 2, "n_head": 6},
+    "mpt": {"model_type": "mpt", "vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128},
+    "cohere": _like_llama("cohere"),
+    "cohere-norms": _like_llama("cohere", use_qk_norm=True, attention_bias=True, logit_scale=0.3),
+    "cohere2": _like_llama("cohere2", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "glm": _like_llama("glm", head_dim=16),
+    "glm4": _like_llama("glm4", head_dim=16, partial_rotary_factor=0.75),
+    "exaone4": _like_llama("exaone4", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
+}
+
 # Each variant is one thing a config can say that changes the mathematics.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -88,26 +152,31 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt-bigcode": _BIGCODE,
     "gpt-bigcode-mha": _BIGCODE | {"multi_query": False},
     "gpt-bigcode-unscaled": _BIGCODE | {"scale_attn_weights": False},
+    **FAMILIES,
 }
 
 
 def save(folder: Path, variant: str, seed: int = 0, **changes: Any) -> Any:
     """Write a random model of `variant` into `folder`; returns transformers' own model of it (fp32, eager)."""
-    fields = dict(VARIANTS[variant]) | changes
+    fields = copy.deepcopy(VARIANTS[variant]) | changes  # transformers writes into its parts
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     # transformers 4.55 cannot initialise norms without weights; its initial values are replaced below anyway.
     with mock.patch("transformers.models.opt.modeling_opt.OPTPreTrainedModel._init_weights"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomise(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def randomise(model: Any) -> None:
+    """transformers starts biases at zero and norms at one, which would hide a bias or norm that is left out."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # transformers starts biases at zero and norms at one, which would hide a bias or norm that is left out.
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif "embed" not in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
-    model.save_pretrained(folder)
-    return model
 
 
 def model(

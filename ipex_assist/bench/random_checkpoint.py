@@ -57,11 +57,15 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
     shapes: dict[str, tuple[int, ...]] = {}
     for ours, source in sources.items():
         rows, *columns = weight_shape(spec, ours)
+        known = shapes.get(source.name, (0,))
+        known = known[::-1] if source.transposed else known
         if source.rows is not None:
-            rows = max(source.rows[1], *shapes.get(source.name, (0,))[:1])
+            rows = max(source.rows[1], *known[:1])
         elif source.interleaved is not None:
-            rows *= source.interleaved[1]
-        shapes[source.name] = (rows, *columns)
+            first, last, parts = source.interleaved
+            rows = rows * parts // (last - first)
+        shape = (rows, *columns)
+        shapes[source.name] = shape[::-1] if source.transposed else shape
     return shapes
 
 

@@ -53,5 +53,5 @@ class GgufCheckpoint(Checkpoint):
         if missing:
             raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
         for name, tensor in gguf_file.read_tensors(((name, self._tensors[name]) for name in wanted), self._cpus):
-            yield name, gguf_config.undo_permutation(name, tensor, self.config)
+            yield name, gguf_config.as_hugging_face(name, tensor, self.config)
             del tensor  # not held while the next one is read

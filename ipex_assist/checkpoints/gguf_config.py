@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints import gguf_families
 from ipex_assist.checkpoints.gguf_file import GgufHeader, GgufTensor, read_tensors
 from ipex_assist.env.errors import IpexAssistError
 
@@ -35,10 +36,15 @@ ARCHITECTURES = {
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _LLAMA),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _QWEN3),
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", _GPT_BIGCODE),
+    **gguf_families.ARCHITECTURES,
 }
+
+SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 
 # Rotary frequency divisors of Llama 3.x, which config.json has as numbers and GGUF as this tensor.
 ROPE_FACTORS = "rope_freqs.weight"
+
+_NOT_WEIGHTS = (ROPE_FACTORS, *gguf_families.ROPE_FACTORS.values())
 
 # Names of tokens that end a turn, as llama.cpp takes them for end of generation whatever eos_token_id says.
 _END_OF_TURN = {
@@ -76,7 +82,10 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
         "eos_token_id": header.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": header.get("tokenizer.ggml.padding_token_id"),
     }
-    return config | (_gpt_bigcode(header, hidden_size) if arch == "starcoder" else _llama(header, hidden_size, arch))
+    if arch == "starcoder":
+        return config | _gpt_bigcode(header, hidden_size)
+    config |= _llama(header, hidden_size, arch)
+    return config | (gguf_families.CONFIGS[arch](header, config) if arch in gguf_families.CONFIGS else {})
 
 
 def generation_config_from(header: GgufHeader) -> dict[str, Any]:
@@ -105,7 +114,9 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
             f"{header.path} is corrupt: {layers:,} layers by its metadata, but {len(header.tensors):,} tensors. "
             "Download it again."
         )
-    key = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
+    key = next((key for key, name in MODEL_ARCH_NAMES.items() if name == arch), None)
+    if key is None:
+        raise IpexAssistError(f"{header.path}: the installed gguf package does not know {arch}: pip install -U gguf")
     name_map = get_tensor_name_map(key, layers)
     modules = {
         name_map.get_name(module.format(bid=layer)): module.format(bid=layer)
@@ -118,7 +129,7 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
         module, _, suffix = name.rpartition(".")
         if module in modules:
             result[f"{modules[module]}.{suffix}"] = tensor
-        elif name != ROPE_FACTORS and not name.endswith("attn_rot_embd.weight"):
+        elif name not in _NOT_WEIGHTS and not name.endswith("attn_rot_embd.weight"):
             unknown.append(name)
     if unknown:
         raise IpexAssistError(
@@ -128,13 +139,18 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
     return result
 
 
+def as_hugging_face(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """A tensor as Hugging Face's checkpoint has it."""
+    return gguf_families.undo_norms(name, undo_permutation(name, tensor, config), config)
+
+
 def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    """Put q and k rows of a "llama" file into Hugging Face order; other tensors pass through.
+    """Put q and k rows of a "llama" file (or a close relative's) into Hugging Face order; other tensors pass through.
 
     The converter interleaves the two halves of every head, (heads, 2, head_dim/2) -> (heads, head_dim/2, 2), because
     ggml rotates neighbouring pairs where Hugging Face rotates halves (LlamaModel.permute in llama.cpp's converter).
     """
-    if config["model_type"] != "llama" or not (".q_proj." in name or ".k_proj." in name):
+    if config["model_type"] not in gguf_families.PERMUTED or not (".q_proj." in name or ".k_proj." in name):
         return tensor
     heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
     rows = tensor.shape[0]
@@ -169,11 +185,14 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
         "num_key_value_heads": key_value_heads,
         "head_dim": header.get("{arch}.attention.key_length") or hidden_size // heads,
         "max_position_embeddings": _required(header, "context_length"),
-        "rms_norm_eps": _rounded(_required(header, "attention.layer_norm_rms_epsilon")),
-        "rope_theta": _rounded(header.get("{arch}.rope.freq_base", 10000.0)),
+        "rope_theta": gguf_families.rounded(header.get("{arch}.rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(header),
         "hidden_act": "silu",
     }
+    if arch in gguf_families.LAYER_NORMS:
+        config["layer_norm_eps"] = gguf_families.rounded(_required(header, "attention.layer_norm_epsilon"))
+    else:
+        config["rms_norm_eps"] = gguf_families.rounded(_required(header, "attention.layer_norm_rms_epsilon"))
     _check_heads(header, heads * config["head_dim"], key_value_heads * config["head_dim"])
     if arch == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
@@ -201,7 +220,7 @@ def _gpt_bigcode(header: GgufHeader, hidden_size: int) -> dict[str, Any]:
         "n_inner": header.get("{arch}.feed_forward_length", 4 * hidden_size),
         "n_head": heads,
         "n_positions": _required(header, "context_length"),
-        "layer_norm_epsilon": _rounded(_required(header, "attention.layer_norm_epsilon")),
+        "layer_norm_epsilon": gguf_families.rounded(_required(header, "attention.layer_norm_epsilon")),
         "multi_query": header.get("{arch}.attention.head_count_kv", 1) == 1 and heads > 1,
         "activation_function": "gelu_pytorch_tanh",
         "scale_attn_weights": True,
@@ -215,8 +234,8 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any] | None:
         return _llama3_scaling(header)
     kind = header.get("{arch}.rope.scaling.type") or ("linear" if header.get("{arch}.rope.scale_linear") else "none")
     factor = header.get("{arch}.rope.scaling.factor") or header.get("{arch}.rope.scale_linear") or 1.0
-    if kind == "none":
-        return None
+    if kind == "none" or (kind == "longrope" and header.get("general.architecture") == "phi3"):
+        return None  # Phi-3's factors are tensors: gguf_families.py
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
@@ -256,8 +275,3 @@ def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
         "high_freq_factor": high,
         "original_max_position_embeddings": original,
     }
-
-
-def _rounded(value: float) -> float:
-    """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
-    return float(f"{value:.7g}")

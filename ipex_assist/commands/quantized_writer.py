@@ -49,6 +49,11 @@ def write_rtn(
     wanted = resolve(sources, checkpoint.names())
     linears = {name for name, ours in wanted.items() if all(map(_is_linear, ours))}
     canonical = {name: sources[ours[0]].name for name, ours in wanted.items()}
+    if any(sources[ours[0]].transposed for ours in wanted.values()):
+        raise IpexAssistError(
+            f"{checkpoint.source}: its matrices are stored (in, out), for which GPTQ's format has no place. "
+            "--precision int4 quantizes such a model when it is loaded"
+        )
     _check_shapes(checkpoint, linears)
     work = output.with_name(f".{output.name}.{os.getpid()}")
     written = Written()

@@ -17,9 +17,8 @@ class Room:
         self._target, self._blocks = target, target.blocks
         if target.exact_rows < ANY_ROWS:  # what a chunk of a prompt leaves is not what the prompt as a whole would
             prefixes = None
-        rope = target.spec.rope
-        # Under this rule what is computed for a token depends on how long its prompt is.
-        by_length = rope is not None and rope.kind == "dynamic"
+        # Under such a rule what is computed for a token depends on how long its prompt is.
+        by_length = any(rope.by_length for rope in target.spec.ropes)
         self._prefixes = None if by_length else prefixes
 
     def admits(self, request: Request) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention, softmax
 
 
 def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -19,27 +19,52 @@ def causal_mask(start: int, rows: int, length: int, window: int | None, dtype: t
     return torch.zeros(rows, length, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
 
 
+def alibi_mask(mask: torch.Tensor, slopes: torch.Tensor, start: int, kv_heads: int, *, stacked: bool) -> torch.Tensor:
+    """Return a causal mask (rows, length) with ALiBi's slopes (heads,) in it, in the shapes that attention takes.
+
+    stacked: (1, kv_heads, rows · queries per head, length), else (kv_heads, queries per head, rows, length). Source:
+    Press et al. 2021, arXiv:2108.12409.
+    """
+    rows, length = mask.shape
+    distance = torch.arange(length)[None, :] - torch.arange(start, start + rows)[:, None]
+    biased = mask + slopes.view(kv_heads, -1, 1, 1) * distance
+    biased = biased.clamp_(min=torch.finfo(mask.dtype).min).to(mask.dtype)
+    return biased.transpose(1, 2).reshape(1, kv_heads, -1, length) if stacked else biased
+
+
 def attend_rows(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """Attention of a decode step: query (rows, heads, head_dim) → (rows, heads · head_dim).
 
     keys, values: (kv_heads, length, head_dim). The queries that share a key/value head are stacked into one block, so
-    that each key is read once for all of them; mask (1, 1, rows · queries per head, length) is stacked alike.
+    that each key is read once for all of them; mask (1, 1 or kv_heads, rows · queries per head, length) is stacked
+    alike. cap: scores x become cap · tanh(x / cap) before the mask.
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[0]
     stacked = query.view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
     stacked = stacked.reshape(1, kv_heads, rows * (heads // kv_heads), head_dim)
-    out = scaled_dot_product_attention(stacked, keys[None], values[None], attn_mask=mask, scale=scale)
+    out = _attend(stacked, keys[None], values[None], mask, scale, cap)
     out = out.view(kv_heads, rows, heads // kv_heads, head_dim).transpose(0, 1)
     return out.reshape(rows, heads * head_dim)
 
 
 def attend_prompt(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of a stretch of a prompt: as `attend_rows`, mask (rows, length), or None for plain causal.
+    """Attention of a stretch of a prompt: as `attend_rows`, mask (rows, length) or (kv_heads, group, rows, length), or
+    None for plain causal.
 
     Queries that share a key/value head stand side by side as heads, over keys expanded without a copy.
     """
@@ -48,5 +73,20 @@ def attend_prompt(
     group = heads // kv_heads
     grouped = query.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (t[:, None].expand(-1, group, -1, -1) for t in (keys, values))
-    out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
+    out = _attend(grouped, keys, values, mask, scale, cap)
     return out.permute(2, 0, 1, 3).reshape(rows, heads * head_dim)
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float | None,
+) -> torch.Tensor:
+    if cap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
+    assert mask is not None, "scores with a soft cap are masked"
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * (scale / cap)) * cap + mask
+    return softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ values

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from ipex_assist.models.spec import HeadNorm
+
 # A packed linear: (rows, in) → (rows, out).
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
@@ -65,6 +67,18 @@ class TorchKernels:
     ) -> torch.Tensor:
         """Normalise x (…, size) by PyTorch's operator, which computes in float32."""
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def norm_heads(
+    kernels: Kernels, kind: HeadNorm | None, heads: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The norm of queries or keys (rows, heads, head_dim); `kind` as DecoderSpec.qk_norm."""
+    heads = heads.contiguous()
+    if kind == "head":
+        return kernels.rms_norm(heads, weight, eps)
+    if kind == "all_heads":
+        return kernels.rms_norm(heads.flatten(1), weight, eps).view_as(heads)
+    return kernels.layer_norm(heads, None, None, eps) * weight.view(heads.shape[1:])
 
 
 def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

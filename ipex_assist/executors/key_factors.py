@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.weights import Norm, Weights
 from ipex_assist.models.spec import DecoderSpec
 
@@ -35,10 +35,12 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
     keys = layer.qkv(rows.to(kernels.dtype))[:, first : first + size]
     keys = keys.reshape(_ROWS, spec.num_key_value_heads, spec.head_dim)
     if layer.k_norm is not None:
-        keys = kernels.rms_norm(keys.contiguous(), layer.k_norm, spec.norm_eps)
+        keys = norm_heads(kernels, spec.qk_norm, keys, layer.k_norm, spec.norm_eps)
     squares = keys.double().square().mean(0)
     if spec.rope is not None:
-        squares = (squares + squares.roll(spec.head_dim // 2, -1)) / 2
+        turned = spec.rotary_size
+        pairs = squares[:, :turned]
+        squares = torch.cat(((pairs + pairs.roll(turned // 2, -1)) / 2, squares[:, turned:]), -1)
     exponents = (squares.log2() / 4).round().clamp(-30, 30)
     known = torch.isfinite(squares) & (squares > 0)
     return torch.where(known, exponents, 0).exp2().float()[:, None]
@@ -46,9 +48,9 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
 
 def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
     """The norm whose rows a layer's keys are made of, none where they are an embedding's."""
-    if not spec.post_norm:
+    if spec.norm_place in ("before", "around"):
         return weights.layers[index].attention_norm
-    return weights.layers[index - 1].mlp_norm if index else (None, None)
+    return weights.layers[index - 1].mlp_norm if index and spec.norm_place == "sum" else (None, None)
 
 
 def signs(rows: int, width: int) -> torch.Tensor:

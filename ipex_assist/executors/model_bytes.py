@@ -41,7 +41,7 @@ def native_bytes(
     length = context if longest is None else min(longest, context)
     return ModelBytes(
         weights=sizes.image,
-        table=table_bytes(spec, precision) if spec.rope is not None else 0,
+        table=0 if spec.learned_positions else table_bytes(spec, precision),
         unit=BLOCK,
         unit_bytes=sizes.block,
         context=context,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -58,7 +59,8 @@ def pack_stored(
     model.allocate()
     if checkpoint.act_order:
         for ours in sources:
-            if ours.endswith("_proj.weight") or ours.startswith(("lm_head", "project_", "embed_tokens")):
+            outside = ours in ("lm_head.weight", "project_in.weight", "project_out.weight", "embed_tokens.weight")
+            if outside or ours.endswith("_proj.weight"):
                 _set_order(model, ours, orders.get(_linear_of(ours)))
     rounded = []
     for name, weight in weights:
@@ -92,7 +94,8 @@ def _pack(
         check_shape(model.spec, ours, tuple(part.shape))
         model.pack(ours, part if order is None else part[:, order])
         return not (ours.startswith("layers.") and ours.endswith("_proj.weight"))
-    stored = weight.rows(lambda matrix: part_of(matrix, source, dim))
+    # Quantizers store (out, in) whatever the float checkpoint does.
+    stored = weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
     check_shape(model.spec, ours, stored.shape)
     exact = stored if order is None and stored.group_index is None else None
     if order is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-LAYOUT_VERSION = 1  # of the image: changes with native/kernels.h, Model::lay_out and the packing in native/pack.h
+LAYOUT_VERSION = 2  # of the image: changes with native/kernels.h, Model::lay_out and the packing in native/pack.h
 MAGIC = "ipex-assist packed weights"
 HEADER_BYTES = 4096
 MODE_VARIABLE = "IPEX_ASSIST_PACKED"

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, Rope
 
 BLOCK = 1024  # positions whose angles are computed at once
 
@@ -15,19 +15,18 @@ BLOCK = 1024  # positions whose angles are computed at once
 class RotaryTable:
     """cos and sin of the positions that sequences reach, each computed once; threads may use it together.
 
-    Source of the rules: transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla;
-    yarn: Peng et al. 2023, arXiv:2309.00071; llama3: Llama 3.1's reference code).
+    A position has the values of each of the spec's rules (`spec.ropes`), one behind the other. Source of the rules:
+    transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla; yarn: Peng et al. 2023,
+    arXiv:2309.00071; llama3: Llama 3.1's reference code; longrope: Ding et al. 2024, arXiv:2402.13753).
     """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
-        assert spec.rope is not None
-        self.rope, self.dtype = spec.rope, dtype
-        self.dim = spec.head_dim
-        self.trained_length = spec.max_position_embeddings
-        self.attention_factor = 1.0
-        self._inv_freq = self._inverse_frequencies()
+        assert spec.ropes
+        self.dtype, self.dim = dtype, spec.rotary_size
+        self.rules = [_Rule(rope, self.dim, spec.max_position_embeddings) for rope in spec.ropes]
         self._growing = threading.Lock()
-        # (positions, 1, head_dim) each, contiguous. Replaced as a pair and never changed: a pass keeps what it took.
+        # (positions, 1, rules · rotary_size) each, contiguous. Replaced as a pair and never changed: a pass keeps what
+        # it took.
         self.tables = self._block(0)
 
     def reach(self, length: int) -> None:
@@ -44,38 +43,74 @@ class RotaryTable:
 
     def _block(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(start, start + BLOCK, dtype=torch.float32)
-        angles = positions[:, None] * self._inv_freq[None, :]
-        beyond = positions[max(0, self.trained_length - start) :]
-        if self.rope.kind == "dynamic" and len(beyond):
-            # A decode step at position p sees a sequence of p + 1 tokens, and its base grows with that length.
-            angles[-len(beyond) :] = beyond[:, None] * self._dynamic(beyond + 1)
-        return self._tables(angles)
+        return self._tables([rule.angles(positions) for rule in self.rules])
 
     def stretches(self, prompt_length: int) -> bool:
         """Whether rows of a prompt of this length turn otherwise than those of decode steps."""
-        return self.rope.kind == "dynamic" and prompt_length > self.trained_length
+        return any(rule.stretches(prompt_length) for rule in self.rules)
 
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of positions start…start+count-1, each (count, 1, head_dim), for `rotate`.
+        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for `rotate`.
 
-        `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule every row of
-        a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows behind it do not.
+        `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule and longrope
+        every row of a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows
+        behind it do not.
         """
         cos, sin = self.tables
         if prompt_length is None or start >= prompt_length or not self.stretches(prompt_length):
             return cos[start : start + count], sin[start : start + count]
         end = min(start + count, prompt_length)
         positions = torch.arange(start, end, dtype=torch.float32)
-        inv_freq = self._dynamic(torch.tensor([float(prompt_length)]))
-        prompt_cos, prompt_sin = self._tables(positions[:, None] * inv_freq)
+        prompt_cos, prompt_sin = self._tables([rule.prompt_angles(positions, prompt_length) for rule in self.rules])
         behind = slice(end, start + count)
         return torch.cat((prompt_cos, cos[behind])), torch.cat((prompt_sin, sin[behind]))
 
-    def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        # The sign of rotate_half sits in the table, so that a rotation is x·cos + roll(x)·sin.
-        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    def _tables(self, angles: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        cosines, sines = [], []
+        for rule, angle in zip(self.rules, angles, strict=True):
+            cos, sin = angle.cos() * rule.attention_factor, angle.sin() * rule.attention_factor
+            # The sign of rotate_half sits in the table, so that a rotation is x·cos + roll(x)·sin.
+            cosines += [cos, cos]
+            sines += [-sin, sin]
+        cos, sin = torch.cat(cosines, -1), torch.cat(sines, -1)
         return cos[:, None, :].to(self.dtype), sin[:, None, :].to(self.dtype)
+
+
+class _Rule:
+    """The angles of one rope over `dim` values of a head."""
+
+    def __init__(self, rope: Rope, dim: int, context: int) -> None:
+        self.rope, self.dim = rope, dim
+        self.trained_length = rope.scaling["original_max_position_embeddings"] if rope.kind == "longrope" else context
+        self.attention_factor = 1.0
+        self._inv_freq = self._inverse_frequencies()
+
+    def stretches(self, prompt_length: int) -> bool:
+        return self.rope.by_length and prompt_length > self.trained_length
+
+    def angles(self, positions: torch.Tensor) -> torch.Tensor:
+        """Of decode steps at these consecutive positions, (positions, dim / 2)."""
+        angles = positions[:, None] * self._inv_freq[None, :]
+        beyond = positions[max(0, int(self.trained_length - positions[0])) :]
+        if self.rope.by_length and len(beyond):
+            # A decode step at position p sees a sequence of p + 1 tokens, and turns by that length.
+            angles[-len(beyond) :] = beyond[:, None] * self._stretched(beyond + 1)
+        return angles
+
+    def prompt_angles(self, positions: torch.Tensor, prompt_length: int) -> torch.Tensor:
+        """Of rows of a prompt of this length."""
+        if not self.stretches(prompt_length):
+            return self.angles(positions)
+        return positions[:, None] * self._stretched(torch.tensor([float(prompt_length)]))
+
+    def _stretched(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Inverse frequencies for sequences of `lengths` tokens beyond the trained length: (len(lengths), dim / 2)."""
+        if self.rope.kind == "longrope":
+            return self._longrope("long_factor").expand(len(lengths), -1)
+        factor = self.rope.scaling["factor"]
+        stretch = (factor * lengths / self.trained_length) - (factor - 1)
+        bases = self.rope.theta * stretch ** (self.dim / (self.dim - 2))
+        return 1.0 / (bases[:, None] ** self._exponents())
 
     def _exponents(self) -> torch.Tensor:
         return torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
@@ -88,14 +123,19 @@ class RotaryTable:
             return self._llama3(plain)
         if self.rope.kind == "yarn":
             return self._yarn(plain)
+        if self.rope.kind == "longrope":
+            self.attention_factor = self._longrope_attention_factor()
+            return self._longrope("short_factor")
         return plain
 
-    def _dynamic(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Inverse frequencies for sequences of `lengths` tokens: (len(lengths), head_dim / 2)."""
-        factor = self.rope.scaling["factor"]
-        stretch = (factor * lengths / self.trained_length) - (factor - 1)
-        bases = self.rope.theta * stretch ** (self.dim / (self.dim - 2))
-        return 1.0 / (bases[:, None] ** self._exponents())
+    def _longrope(self, factors: str) -> torch.Tensor:
+        return 1.0 / (torch.tensor(self.rope.scaling[factors]) * self.rope.theta ** self._exponents())
+
+    def _longrope_attention_factor(self) -> float:
+        given, factor = self.rope.scaling.get("attention_factor"), self.rope.scaling["factor"]
+        if given is not None:
+            return float(given)
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(self.trained_length))
 
     def _llama3(self, plain: torch.Tensor) -> torch.Tensor:
         scaling = self.rope.scaling
@@ -139,5 +179,11 @@ def _yarn_attention_factor(scaling: dict[str, float], factor: float) -> float:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does."""
-    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)
+    """Turn the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does.
+
+    Where the tables are narrower than heads, the values behind them stay.
+    """
+    turned = cos.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), -1)
+    return torch.addcmul(x * cos, torch.roll(x, turned // 2, -1), sin)

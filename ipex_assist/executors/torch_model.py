@@ -10,15 +10,15 @@ import torch
 from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.attention import attend_prompt, attend_rows, causal_mask
+from ipex_assist.executors.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
 from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check_length, check_rows
-from ipex_assist.executors.kernels import Kernels
+from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rope import RotaryTable, rotate
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.turn import turn
-from ipex_assist.executors.weights import Layer, Weights
+from ipex_assist.executors.weights import Layer, Norm, Weights
 from ipex_assist.models.spec import DecoderSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
@@ -83,7 +83,8 @@ class TorchModel(Model):
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.activation = _ACTIVATIONS[spec.activation]
-        self.rotary = RotaryTable(spec, kernels.dtype) if spec.rope is not None else None
+        self.rotary = RotaryTable(spec, kernels.dtype) if spec.ropes else None
+        self.slopes = torch.tensor(spec.alibi)
 
     @property
     def exact_rows(self) -> int:
@@ -172,33 +173,49 @@ class TorchModel(Model):
         x = functional.embedding(tokens, weights.embed_tokens)
         if weights.project_in is not None:
             x = weights.project_in(x)
+        if self.spec.embedding_multiplier != 1:
+            x = x * self.spec.embedding_multiplier
         if weights.embed_positions is not None:
             # Padding rows may lie beyond the table; which row they read does not matter.
             table = weights.embed_positions
             positions = torch.arange(start, start + len(tokens)) + self.spec.position_offset
             x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
-        return x
+        return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
 
     def _mask(self, start: int, rows: int, window: int | None, step: bool) -> torch.Tensor | None:
-        if not step and start == 0 and (window is None or rows <= window):
+        spec = self.spec
+        plain = not spec.alibi and spec.attention_cap is None
+        if plain and not step and start == 0 and (window is None or rows <= window):
             return None  # causal from the first position on: the operator masks by itself
         length = self.plan.key_length(start + rows) if step else start + rows
         mask = causal_mask(start, rows, length, window, self.kernels.dtype)
+        if spec.alibi:
+            return alibi_mask(mask, self.slopes, start, spec.num_key_value_heads, stacked=step)
         if step:
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            group = spec.num_attention_heads // spec.num_key_value_heads
             mask = mask.repeat_interleave(group, 0)[None, None]
         return mask
 
     def layer(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at a stretch of positions; it writes their keys and values."""
-        post_norm = self.spec.post_norm
-        h = x if post_norm else self._norm(x, layer.attention_norm)
-        x = x + self._attention(h, layer, index, cache, at)
-        if post_norm:
-            x = self._norm(x, layer.attention_norm)
-        h = x if post_norm else self._norm(x, layer.mlp_norm)
-        x = x + self._mlp(h, layer)
-        return self._norm(x, layer.mlp_norm) if post_norm else x
+        rows = self._norm_at("before", x, layer.attention_norm)
+        attended = self._delta(self._attention(rows, layer, index, cache, at), layer.attention_out_norm)
+        if self.spec.parallel:
+            rows = rows if self.spec.shared_norm else self._norm_at("before", x, layer.mlp_norm)
+            return x + attended + self._delta(self._mlp(rows, layer), layer.mlp_out_norm)
+        x = self._norm_at("sum", x + attended, layer.attention_norm)
+        made = self._mlp(self._norm_at("before", x, layer.mlp_norm), layer)
+        return self._norm_at("sum", x + self._delta(made, layer.mlp_out_norm), layer.mlp_norm)
+
+    def _norm_at(self, place: str, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """The norm that a layer has at this place, if it has one there."""
+        here = self.spec.norm_place == place or (self.spec.norm_place == "around" and place != "sum")
+        return self._norm(x, norm) if here else x
+
+    def _delta(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """What is added to the residual stream for the output x of attention or MLP."""
+        x = self._norm_at("behind", x, norm)
+        return x if self.spec.residual_multiplier == 1 else x * self.spec.residual_multiplier
 
     def _attention(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
         spec = self.spec
@@ -206,16 +223,17 @@ class TorchModel(Model):
         query_key, value = layer.qkv(x).view(x.shape[0], -1, spec.head_dim).split((heads + kv_heads, kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = query_key.split((heads, kv_heads), 1)
-            query = self.kernels.rms_norm(query.contiguous(), layer.q_norm, spec.norm_eps)
-            key = self.kernels.rms_norm(key.contiguous(), layer.k_norm, spec.norm_eps)
+            query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, spec.norm_eps)
+            key = norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, spec.norm_eps)
             query_key = torch.cat((query, key), 1)
-        if at.rotary is not None:
-            query_key = rotate(query_key, *at.rotary)
+        if at.rotary is not None and (table := spec.rotation(index)) is not None:
+            size = spec.rotary_size
+            query_key = rotate(query_key, *(each[..., table * size : (table + 1) * size] for each in at.rotary))
         query, key = query_key.split((heads, kv_heads), 1)
         cache.write(index, at.start, key, value)
         length = at.start + x.shape[0] if at.mask is None else at.mask.shape[-1]
         attend = attend_rows if at.step else attend_prompt
-        return layer.o_proj(attend(query, *cache.read(index, length), at.mask, spec.scale))
+        return layer.o_proj(attend(query, *cache.read(index, length), at.mask, spec.scale, spec.attention_cap))
 
     def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
         h = layer.up(x)
@@ -224,7 +242,7 @@ class TorchModel(Model):
             return layer.down(self.activation(gate) * up)
         return layer.down(self.activation(h))
 
-    def _norm(self, x: torch.Tensor, parts: tuple[torch.Tensor | None, torch.Tensor | None]) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts
         if self.spec.norm == "rms":
             assert weight is not None
@@ -238,4 +256,5 @@ class TorchModel(Model):
             x = self._norm(x, weights.final_norm)
         if weights.project_out is not None:
             x = weights.project_out(x)
-        return weights.lm_head(x)
+        logits, cap = weights.lm_head(x), self.spec.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -36,7 +36,8 @@ def traffic_of(model: Model, precision: str) -> Traffic:
 
 def table_bytes(spec: DecoderSpec, precision: str) -> int:
     """Tables in the native core's image: of positions in fp32, of tokens where the head's matrix does not serve."""
-    positions = 0 if spec.rope is not None else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size
+    learned = spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0
+    positions = learned * spec.hidden_size
     shared = spec.tied_head and precision in ("fp32", "bf16")
     tokens = 0 if shared else spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     return positions * 4 + tokens * (4 if precision == "fp32" else 2)

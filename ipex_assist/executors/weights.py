@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kernels import Kernels, Linear
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import check_numbers, part_of, resolve
+from ipex_assist.models.weights import check_numbers, check_shape, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
 
@@ -25,7 +24,9 @@ class Layer:
     up: Linear
     down: Linear
     attention_norm: Norm
+    attention_out_norm: Norm
     mlp_norm: Norm
+    mlp_out_norm: Norm
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
 
@@ -38,6 +39,7 @@ class Weights:
     lm_head: Linear
     layers: list[Layer]
     final_norm: Norm = (None, None)
+    embedding_norm: Norm = (None, None)
     embed_positions: torch.Tensor | None = None
     project_in: Linear | None = None
     project_out: Linear | None = None
@@ -84,11 +86,11 @@ class _Packer:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
+        check_shape(self.spec, name, tuple(tensor.shape))
         if leaf.endswith("norm") or leaf in _TABLES:
-            self._check(name, tensor.shape, self._table_shape(leaf, tensor))
             self.tensors[name] = tensor.to(self.kernels.dtype, copy=True)
             if leaf == "embed_tokens" and self.spec.tied_head:
-                self.linears["lm_head"] = self._pack("lm_head", tensor, None)
+                self.linears["lm_head"] = self.kernels.linear(tensor, None)
             return
         group = next((fused for fused, parts in _FUSED.items() if leaf in parts), leaf.removesuffix("_proj"))
         key = f"{prefix}.{group}" if prefix else group
@@ -103,7 +105,7 @@ class _Packer:
             weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
             bias = torch.cat(vectors) if vectors else None
             del matrices, ordered
-            self.linears[key] = self._pack(key, weight, bias)
+            self.linears[key] = self.kernels.linear(weight, bias)
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
         for name in _FUSED.get(group, (leaf,)):
@@ -112,38 +114,6 @@ class _Packer:
                 if full in self.sources:
                     yield f"{name}.{kind}"
 
-    def _pack(self, key: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        self._check(key, weight.shape, self._linear_shape(key.rpartition(".")[2]))
-        return self.kernels.linear(weight, bias)
-
-    def _linear_shape(self, group: str) -> tuple[int, int]:
-        spec = self.spec
-        embedding = spec.embedding_size or spec.hidden_size
-        return {
-            "qkv": (spec.query_size + 2 * spec.key_value_size, spec.hidden_size),
-            "o": (spec.hidden_size, spec.query_size),
-            "up": (spec.intermediate_size * (2 if spec.gated else 1), spec.hidden_size),
-            "down": (spec.hidden_size, spec.intermediate_size),
-            "lm_head": (spec.vocab_size, embedding),
-            "project_in": (spec.hidden_size, embedding),
-            "project_out": (embedding, spec.hidden_size),
-        }[group]
-
-    def _table_shape(self, leaf: str, tensor: torch.Tensor) -> tuple[int, ...]:
-        spec = self.spec
-        if leaf == "embed_tokens":
-            return (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-        if leaf == "embed_positions":
-            return (spec.max_position_embeddings + spec.position_offset, spec.hidden_size)
-        return (spec.head_dim if leaf in ("q_norm", "k_norm") else spec.hidden_size,)
-
-    def _check(self, name: str, shape: Iterable[int], expected: tuple[int, ...]) -> None:
-        if tuple(shape) != expected:
-            raise IpexAssistError(
-                f"{name} has the shape {tuple(shape)} in the checkpoint and {expected} by config.json: "
-                "they do not belong together"
-            )
-
     def weights(self) -> Weights:
         assert not self.pending, f"incomplete: {sorted(self.pending)[:3]}"
         return Weights(
@@ -151,6 +121,7 @@ class _Packer:
             lm_head=self.linears["lm_head"],
             layers=[self._layer(f"layers.{index}.") for index in range(self.spec.num_hidden_layers)],
             final_norm=self._norm("final_norm"),
+            embedding_norm=self._norm("embed_norm"),
             embed_positions=self.tensors.get("embed_positions.weight"),
             project_in=self.linears.get("project_in"),
             project_out=self.linears.get("project_out"),
@@ -163,7 +134,9 @@ class _Packer:
             up=self.linears[prefix + "up"],
             down=self.linears[prefix + "down"],
             attention_norm=self._norm(prefix + "attention_norm"),
+            attention_out_norm=self._norm(prefix + "attention_out_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),
+            mlp_out_norm=self._norm(prefix + "mlp_out_norm"),
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
         )

@@ -78,6 +78,10 @@ class AssistedModel(TextModel):
         """How many tokens a sequence can hold."""
         return self.target.spec.context_length
 
+    def context_for(self, prompt_tokens: int) -> int:
+        """How many tokens a text can hold whose prompt has so many; see DecoderSpec.context_for."""
+        return self.target.spec.context_for(prompt_tokens)
+
     @property
     def vocab_size(self) -> int:
         """Token ids the target has an embedding for."""

@@ -159,12 +159,16 @@ class TextModel(ABC):
             raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
         return tokens
 
+    def context_for(self, prompt_tokens: int) -> int | None:
+        """How many tokens a text can hold whose prompt has so many: as many as any, but for longrope's models."""
+        return self.context_length
+
     def limit_of(self, prompt_tokens: int, options: GenerationOptions) -> int:
         """How many tokens may follow a prompt of so many: what is asked for, or what the context leaves.
 
         Raises UsageError where it leaves nothing.
         """
-        context = self.context_length
+        context = self.context_for(prompt_tokens)
         room = options.max_new_tokens if context is None else context - prompt_tokens
         if room <= 0:
             raise UsageError(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ipex_assist.checkpoints import gguf_config
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import LogitsError
@@ -198,7 +199,7 @@ def _load(
     """A model of transformers, optimised where IPEX is the executor, and what runs it."""
     if checkpoint.path.is_file():
         raise IpexAssistError(
-            f"{checkpoint.source}: GGUF files are read for {', '.join(sorted(ARCHITECTURES))} only; "
+            f"{checkpoint.source}: GGUF files are read for {', '.join(sorted(gguf_config.SUPPORTED))} only; "
             f"give the Hugging Face folder of this {checkpoint.architecture}"
         )
     if executor == "ipex" and alone:

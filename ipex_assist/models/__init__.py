@@ -1,7 +1,7 @@
 """The architectures we run ourselves: one file each, named by Hugging Face's `model_type`.
 
-A model file holds `ARCHITECTURE` (what config.json's `architectures[0]` says), `NAMES` (what its config.json calls a
-DecoderSpec's fields, where that differs), `spec(config)` and `weights(spec)`.
+A model file holds `ARCHITECTURE` (what config.json's `architectures[0]` says), `EXAMPLES` (published checkpoints),
+`NAMES` (what its config.json calls a DecoderSpec's fields, where that differs), `spec(config)` and `weights(spec)`.
 `weights` maps each of our weight names to the checkpoint's, so that a missing tensor is known before any is read.
 A checkpoint tensor that holds several weights is named with a slice of its rows.
 """
@@ -13,7 +13,35 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from ipex_assist.models import gpt_bigcode, llama, mistral, opt, qwen2, qwen3
+from ipex_assist.models import (
+    bloom,
+    cohere,
+    cohere2,
+    exaone4,
+    falcon,
+    gemma,
+    gemma2,
+    gemma3_text,
+    glm,
+    glm4,
+    gpt2,
+    gpt_bigcode,
+    gpt_neox,
+    gptj,
+    granite,
+    llama,
+    mistral,
+    mpt,
+    olmo2,
+    opt,
+    phi,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from ipex_assist.models.config import Config, ConfigError, MissingError
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -26,6 +54,9 @@ class Architecture:
     """How one architecture's config and checkpoint names become a DecoderSpec and our weight names."""
 
     name: str
+    model_type: str
+    about: str  # a sentence
+    examples: tuple[str, ...]  # published checkpoints
     names: Mapping[str, str]
     read: Callable[[Config], DecoderSpec]
     weights: Callable[[DecoderSpec], dict[str, Source]]
@@ -45,12 +76,17 @@ class Architecture:
 
 
 def _architecture(module: ModuleType) -> Architecture:
-    return Architecture(module.ARCHITECTURE, module.NAMES, module.spec, module.weights)
+    model_type, about = module.__name__.rpartition(".")[2], (module.__doc__ or "").strip().splitlines()[0]
+    return Architecture(
+        module.ARCHITECTURE, model_type, about, module.EXAMPLES, module.NAMES, module.spec, module.weights
+    )
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    module.ARCHITECTURE: _architecture(module) for module in (gpt_bigcode, llama, mistral, opt, qwen2, qwen3)
-}
+_MODULES = (
+    *(bloom, cohere, cohere2, exaone4, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_bigcode, gpt_neox),
+    *(gptj, granite, llama, mistral, mpt, olmo2, opt, phi, phi3, qwen2, qwen3, smollm3, stablelm, starcoder2),
+)
+ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 
 
 def find(architecture: str | None) -> Architecture | None:

@@ -1,15 +1,15 @@
-"""What the model files share: reading configs, and the checkpoint names of the Llama family."""
+"""What the model files share of reading configs; names.py has what they share of checkpoints' names."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.spec import ACTIVATIONS, ROPE_RANGES, Activation, DecoderSpec, Rope, RopeKind
-from ipex_assist.models.weights import Source
+from ipex_assist.models.spec import ACTIVATIONS, RANGES, ROPE_RANGES, Activation, DecoderSpec, Rope, RopeKind
 
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def activation(name: str) -> Activation:
@@ -19,45 +19,117 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def rope(config: Config, default_theta: float = 10000.0) -> Rope:
+def refuse(config: Config, **usual: Any) -> None:
+    """Raise NotComputed where the config has another value than the usual one that we compute (null counts as it)."""
+    for name, value in usual.items():
+        found = config.values.get(name)
+        if found is not None and found != value:
+            raise NotComputed(f"{name} {found!r} is not supported, only {value!r}")
+
+
+def rope(config: Config, default_theta: float = 10000.0, *, kind: str | None = None, partial: bool = False) -> Rope:
     """Rotary positions of a config, as written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters).
 
-    Raises ConfigError for values that cannot be, NotComputed for rules we do not have.
+    kind: of layers ("full_attention"), whose own entry it is where rope_parameters has one for each kind. partial:
+    whether the caller takes care of `partial_rotary_factor`. Raises ConfigError for values that cannot be, NotComputed
+    for rules we do not have.
     """
     part = Config(config.part("rope_parameters") or config.part("rope_scaling"))
-    kind = part.text("rope_type", part.text("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise NotComputed(f"rope type {kind!r} is not supported; known: {', '.join(ROPE_KINDS)}")
+    if kind is not None and kind in part.values:
+        part = Config(part.part(kind))
+    rule = part.text("rope_type", part.text("type", "default"))
+    if rule == "su" or (rule == "yarn" and "short_factor" in part.values):  # Phi-3's first names of it
+        rule = "longrope"
+    if rule not in ROPE_KINDS:
+        raise NotComputed(f"rope type {rule!r} is not supported; known: {', '.join(ROPE_KINDS)}")
     if any(isinstance(value, dict) for value in part.values.values()):
         raise NotComputed("rotary positions that differ by the kind of layer are not supported")
-    if part.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
+    share = part.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if not partial and share != 1.0:
         raise NotComputed("rotary positions over a part of each head (partial_rotary_factor) are not supported")
     theta = part.number("rope_theta", config.number("rope_theta", default_theta))
     scaling: dict[str, Any] = {}
     for name in ROPE_RANGES:
         if name != "rope_theta" and (value := part.optional_number(name)) is not None:
             scaling[name] = value
-    if kind == "yarn":
+    if rule == "yarn":
         scaling["truncate"] = part.flag("truncate", True)
         trained = part.optional_number("original_max_position_embeddings")
         if "factor" not in scaling and trained:
             scaling["factor"] = config.integer("max_position_embeddings") / trained
-    return Rope(theta=float(theta), kind=kind, scaling=scaling)
+    if rule == "longrope":
+        _longrope(config, part, scaling)
+    return Rope(theta=float(theta), kind=rule, scaling=scaling)
 
 
-def with_windows(spec: DecoderSpec, config: Config) -> DecoderSpec:
-    """Return the spec with each layer's window, by Qwen's layer_types or max_window_layers. Raises NotComputed."""
-    window = config.optional_integer("sliding_window")
-    if not config.flag("use_sliding_window", False) or window is None:
-        return spec
-    layers = spec.num_hidden_layers
-    first = config.integer("max_window_layers", layers)
+def _longrope(config: Config, part: Config, scaling: dict[str, Any]) -> None:
+    for name in ("short_factor", "long_factor"):
+        scaling[name] = part.numbers(name)
+    trained = config.optional_integer("original_max_position_embeddings")
+    if trained is not None:  # older than rope_parameters, and before them
+        scaling["original_max_position_embeddings"] = trained
+    longest = config.integer("max_position_embeddings", 2048)
+    trained = scaling.setdefault("original_max_position_embeddings", longest)
+    if trained >= 1:  # else it is refused
+        scaling.setdefault("factor", longest / trained)
+
+
+def rotary_part(config: Config, head_dim: int, default: float) -> int:
+    """How many values of each head rotary positions turn. ConfigError where that is none, or more than a head."""
+    part = Config(config.part("rope_parameters") or config.part("rope_scaling"))
+    share = part.number("partial_rotary_factor", config.number("partial_rotary_factor", default))
+    if not 0 < share <= 1 or int(head_dim * share) < 2:
+        name = config.stored_name("partial_rotary_factor")
+        raise ConfigError(name, share, f"from {2 / max(head_dim, 2):g} to 1")
+    return int(head_dim * share)
+
+
+def number_or_none(config: Config, name: str, default: float | None) -> float | None:
+    """A number that may be null, which is not the same as the default of a config that lacks it."""
+    return config.optional_number(name) if name in config.values else default
+
+
+def positive(config: Config, name: str, default: float) -> float:
+    """A number above zero."""
+    value = config.number(name, default)
+    if value <= 0:
+        raise ConfigError(config.stored_name(name), value, "above 0")
+    return value
+
+
+def layer_count(config: Config) -> int:
+    """The number of layers, for what has an entry a layer: no more than a spec may have, which says so itself."""
+    return min(config.integer("num_hidden_layers"), int(RANGES["num_hidden_layers"][1]) + 1)
+
+
+def layer_kinds(config: Config, usual: Callable[[int], bool]) -> list[str]:
+    """`layer_types`, or where it is not given, a window where `usual` says so. Raises NotComputed for other kinds."""
     kinds = config.optional_texts("layer_types") or [
-        "full_attention" if layer < first else "sliding_attention" for layer in range(layers)
+        SLIDING if usual(layer) else FULL for layer in range(layer_count(config))
     ]
-    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+    if unknown := sorted(set(kinds) - {FULL, SLIDING}):
         raise NotComputed(f"layers of the type {unknown[0]!r} are not supported")
-    return replace(spec, sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in kinds))
+    return kinds
+
+
+def windows(config: Config, kinds: Sequence[str], default: int | None = None) -> tuple[int | None, ...]:
+    """Each layer's window. Raises NotComputed where the config has none for a layer that asks for it.
+
+    default: of a config without the key; null is none.
+    """
+    window = config.optional_integer("sliding_window") if "sliding_window" in config.values else default
+    if window is None and SLIDING in kinds:
+        raise NotComputed("layers with a sliding window, and a config that gives no sliding_window")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def qwen_windows(config: Config) -> tuple[int | None, ...]:
+    """Each layer's window, by Qwen's layer_types or max_window_layers; none unless use_sliding_window. NotComputed."""
+    layers = layer_count(config)
+    if not config.flag("use_sliding_window", False) or config.optional_integer("sliding_window") is None:
+        return ()
+    first = config.integer("max_window_layers", layers)
+    return windows(config, layer_kinds(config, lambda layer: layer >= first))
 
 
 def even_head_dim(config: Config) -> int:
@@ -66,6 +138,18 @@ def even_head_dim(config: Config) -> int:
     if heads < 1 or hidden_size % heads:
         raise ConfigError(config.stored_name("num_attention_heads"), heads, f"a divisor of the width, {hidden_size:,}")
     return hidden_size // heads
+
+
+def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
+    """ALiBi's slopes: 2^(-most · i / n) for n heads, a power of two; more heads take every second of the next power's.
+
+    Source: Press et al. 2021, arXiv:2108.12409, and its reference code.
+    """
+    heads = min(heads, int(RANGES["num_attention_heads"][1]) + 1)  # more are refused
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-most * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-most * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
+    return tuple(slopes)
 
 
 def llama_like(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
@@ -77,45 +161,18 @@ def llama_like(model_type: str, config: Config, **differences: Any) -> DecoderSp
         "model_type": model_type,
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": config.integer("hidden_size"),
-        "intermediate_size": config.integer("intermediate_size"),
         "num_hidden_layers": config.integer("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": config.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
         "max_position_embeddings": config.integer("max_position_embeddings", 2048),
         "norm_eps": config.number("norm_eps", 1e-6),
-        "activation": activation(config.text("hidden_act", "silu")),
-        "rope": rope(config),
         "tied_head": config.flag("tie_word_embeddings", False),
     }
+    if "intermediate_size" not in differences:
+        fields["intermediate_size"] = config.integer("intermediate_size")
+    if "activation" not in differences:
+        fields["activation"] = activation(config.text("hidden_act", "silu"))
+    if "rope" not in differences:
+        fields["rope"] = rope(config)
     return DecoderSpec(**{**fields, **differences})
-
-
-def llama_weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Checkpoint names of every weight of a Llama-like model."""
-    biased = {
-        "q_proj": spec.qkv_bias,
-        "k_proj": spec.qkv_bias,
-        "v_proj": spec.qkv_bias,
-        "o_proj": spec.output_bias,
-        "gate_proj": spec.mlp_bias,
-        "up_proj": spec.mlp_bias,
-        "down_proj": spec.mlp_bias,
-    }
-    names = {"embed_tokens.weight": "model.embed_tokens.weight", "final_norm.weight": "model.norm.weight"}
-    if not spec.tied_head:
-        names["lm_head.weight"] = "lm_head.weight"
-    for layer in range(spec.num_hidden_layers):
-        ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
-        names[ours + "attention_norm.weight"] = theirs + "input_layernorm.weight"
-        names[ours + "mlp_norm.weight"] = theirs + "post_attention_layernorm.weight"
-        for projection, bias in biased.items():
-            block = "self_attn." if projection in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp."
-            names[f"{ours}{projection}.weight"] = f"{theirs}{block}{projection}.weight"
-            if bias:
-                names[f"{ours}{projection}.bias"] = f"{theirs}{block}{projection}.bias"
-        if spec.qk_norm:
-            names[ours + "q_norm.weight"] = theirs + "self_attn.q_norm.weight"
-            names[ours + "k_norm.weight"] = theirs + "self_attn.k_norm.weight"
-    # Checkpoints saved from the bare model lack the "model." prefix.
-    return {ours: Source(name, alternatives=(name.removeprefix("model."),)) for ours, name in names.items()}

@@ -93,6 +93,18 @@ class Config:
             raise ConfigError(self.stored_name(name), found, "a list of strings")
         return found
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        found: list[Any] = self._given(name, self._read(name, None, (list,), "a list of numbers"))
+        return tuple(Config({name: value}).number(name) for value in found)
+
+    def optional_flags(self, name: str) -> list[bool] | None:
+        """A list of 0 and 1, or None where there is none."""
+        found = self._read(name, None, (list,), "a list of 0 and 1")
+        if found is not None and not all(value in (0, 1) for value in found):
+            raise ConfigError(self.stored_name(name), found, "a list of 0 and 1")
+        return None if found is None else [bool(value) for value in found]
+
     def part(self, name: str) -> dict[str, Any]:
         """An object; empty where there is none."""
         return dict(self._read(name, {}, (dict,), "an object or null") or {})

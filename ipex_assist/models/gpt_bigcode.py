@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ipex_assist.models.common import activation, even_head_dim
 from ipex_assist.models.config import Config
+from ipex_assist.models.names import interleaved_qkv, named, stacked_qkv
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GPTBigCodeForCausalLM"
+EXAMPLES = ("bigcode/starcoder", "bigcode/tiny_starcoder_py")
 NAMES = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -18,6 +18,18 @@ NAMES = {
     "max_position_embeddings": "n_positions",
     "norm_eps": "layer_norm_epsilon",
     "activation": "activation_function",
+}
+_LINEARS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attn.c_attn"),
+    "o_proj": "attn.c_proj",
+    "up_proj": "mlp.c_fc",
+    "down_proj": "mlp.c_proj",
+}
+_OUTSIDE = {
+    "embed_tokens": "transformer.wte",
+    "embed_positions": "transformer.wpe",
+    "final_norm": "transformer.ln_f",
+    "lm_head": "lm_head",
 }
 
 
@@ -48,33 +60,12 @@ def spec(config: Config) -> DecoderSpec:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """Query, key and value share one tensor: stacked with multi-query, else interleaved head by head."""
-    query, kv = spec.query_size, spec.key_value_size
-    if spec.num_key_value_heads == 1:
-        parts = {
-            name: {"rows": rows}
-            for name, rows in (
-                ("q_proj", (0, query)),
-                ("k_proj", (query, query + kv)),
-                ("v_proj", (query + kv, query + 2 * kv)),
-            )
-        }
-    else:
-        parts = {name: {"interleaved": (i, 3)} for i, name in enumerate(("q_proj", "k_proj", "v_proj"))}
-    linears = {"o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"}
-    norms = {"attention_norm": "ln_1", "mlp_norm": "ln_2"}
-
-    sources = {"embed_tokens.weight": _named("wte.weight"), "embed_positions.weight": _named("wpe.weight")}
-    for part in (".weight", ".bias"):
-        sources[f"final_norm{part}"] = _named(f"ln_f{part}")
-        for layer in range(spec.num_hidden_layers):
-            for name, fields in parts.items():
-                sources[f"layers.{layer}.{name}{part}"] = _named(f"h.{layer}.attn.c_attn{part}", **fields)
-            for name, theirs in (linears | norms).items():
-                sources[f"layers.{layer}.{name}{part}"] = _named(f"h.{layer}.{theirs}{part}")
-    if not spec.tied_head:
-        sources["lm_head.weight"] = Source("lm_head.weight")
-    return sources
-
-
-def _named(name: str, **fields: Any) -> Source:
-    return Source("transformer." + name, alternatives=(name,), **fields)
+    return named(
+        spec,
+        prefix="transformer.",
+        layers="transformer.h.",
+        linears=_LINEARS,
+        norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
+        outside=_OUTSIDE,
+        fields=stacked_qkv(spec) if spec.num_key_value_heads == 1 else interleaved_qkv(),
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ipex_assist.models.common import llama_like
-from ipex_assist.models.common import llama_weights as weights
 from ipex_assist.models.config import Config
+from ipex_assist.models.names import llama_weights as weights
 from ipex_assist.models.spec import DecoderSpec
 
-__all__ = ["ARCHITECTURE", "NAMES", "spec", "weights"]
+__all__ = ["ARCHITECTURE", "EXAMPLES", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "LlamaForCausalLM"
+EXAMPLES = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-2-7b-hf", "HuggingFaceTB/SmolLM2-1.7B-Instruct")
 NAMES = {"norm_eps": "rms_norm_eps"}
 
 

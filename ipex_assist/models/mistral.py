@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ipex_assist.models.common import llama_like
-from ipex_assist.models.common import llama_weights as weights
 from ipex_assist.models.config import Config
+from ipex_assist.models.names import llama_weights as weights
 from ipex_assist.models.spec import DecoderSpec
 
-__all__ = ["ARCHITECTURE", "NAMES", "spec", "weights"]
+__all__ = ["ARCHITECTURE", "EXAMPLES", "NAMES", "spec", "weights"]
 
 ARCHITECTURE = "MistralForCausalLM"
+EXAMPLES = ("mistralai/Mistral-7B-Instruct-v0.3",)
 NAMES = {"norm_eps": "rms_norm_eps"}
 
 

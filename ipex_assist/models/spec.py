@@ -1,4 +1,23 @@
-"""DecoderSpec: everything an executor must know about a decoder-only transformer, as plain data."""
+"""DecoderSpec: everything an executor must know about a decoder-only transformer, as plain data.
+
+A layer is a short list of steps: into attention; query, key and value; attention; output; into the MLP; up; down.
+What families do differently is a field each, and a step that a model does not have costs it nothing:
+
+- **Norms** (RMS, or layer norm with or without a bias) stand before attention and MLP (Llama), behind the sum
+  (OPT-350m), behind attention and MLP before they are added (OLMo 2), or before and behind (Gemma 2); with parallel
+  residuals both read the same rows, through a norm each or one for both. There may be a norm of the embedding and a
+  final one. A norm that weights by 1 + w is folded when weights are packed (`Source.plus`), and so is a factor of the
+  logits (`logit_multiplier`, into the final norm).
+- **Queries and keys** may be normalised: each head by one weight (Qwen3), each by its own (Command R+), or all heads
+  together (OLMo 2).
+- **Positions**: rotary (of the whole head or its first `rotary_dim` values; one table or two, chosen layer by layer, or
+  none in some layers), a learned table, or ALiBi's slopes. Rotation of neighbouring pairs (GPT-J, GLM-4, Cohere) is
+  that of halves with the rows of query and key in another order (`Source.pairs`).
+- **Attention** sees everything or a window, layer by layer; its scores may have a soft cap, and so may logits.
+- **The MLP** is plain or gated, with one of ACTIVATIONS.
+- **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
+- **Biases** of query, key and value; output; MLP; head.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +28,10 @@ from typing import Any, Literal, get_args
 from ipex_assist.models.config import ConfigError
 
 Norm = Literal["rms", "layer"]
+NormPlace = Literal["before", "sum", "behind", "around"]
+HeadNorm = Literal["head", "each_head", "all_heads"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 # Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions behind them.
 ACTIVATIONS: dict[str, Activation] = {
@@ -21,6 +42,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
 }
 
 
@@ -39,6 +62,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "position_offset": (0, 1 << 10),
     "attention_scale": (1e-6, 1e6),
     "embedding_size": (1, 1 << 20),
+    "rotary_dim": (2, 4096),
+    "embedding_multiplier": (1e-6, 1e6),
+    "residual_multiplier": (1e-6, 1e6),
+    "logit_multiplier": (1e-6, 1e6),
+    "attention_cap": (1e-3, 1e6),
+    "logit_cap": (1e-3, 1e6),
 }
 # The same for rotary positions, and what each rule cannot do without.
 ROPE_RANGES: dict[str, tuple[float, float]] = {
@@ -59,6 +88,7 @@ ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "factor", "original_max_position_embeddings"),
 }
 
 
@@ -85,13 +115,22 @@ class Rope:
         if self.kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
             low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
             raise ConfigError("high_freq_factor", high, f"larger than low_freq_factor, {low:g}")
+        if self.kind == "longrope":
+            for name in ("short_factor", "long_factor"):
+                for value in self.scaling[name]:
+                    _check_range(name, value, ROPE_RANGES["factor"])
+
+    @property
+    def by_length(self) -> bool:
+        """Whether a row turns by the length of its prompt, too."""
+        return self.kind in ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
     """One decoder-only transformer. Sizes are counts of elements; names are Hugging Face's.
 
-    The layer is `x + attention(norm(x))`, then `x + mlp(norm(x))`; with `post_norm` the norm follows the sum.
+    What its layers do is said at the head of this file.
     Raises ConfigError for a value out of RANGES, and for values that cannot go together.
     """
 
@@ -106,19 +145,33 @@ class DecoderSpec:
     max_position_embeddings: int
     norm: Norm = "rms"
     norm_eps: float = 1e-6
-    post_norm: bool = False
+    norm_place: NormPlace = "before"
     norm_affine: bool = True
+    norm_bias: bool = True  # of layer norms
     final_norm: bool = True
+    embedding_norm: bool = False
+    parallel: bool = False  # attention and MLP read the same rows, and are added to them together
+    shared_norm: bool = False  # of these, by one norm
     activation: Activation = "silu"
     gated: bool = True
-    # Exactly one of the two: rotary positions, or a learned table read at position + offset.
+    # One of the three: rotary positions, ALiBi's slopes of the heads, or a learned table read at position + offset.
     rope: Rope | None = None
+    alibi: tuple[float, ...] = ()
     position_offset: int = 0
+    rotary_dim: int | None = None  # of each head, so many values turn; head_dim where None
+    second_rope: Rope | None = None
+    rotations: tuple[int | None, ...] = ()  # one a layer: 0 rope, 1 second_rope, None neither; empty: all rope
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    head_bias: bool = False
+    qk_norm: HeadNorm | None = None
     attention_scale: float | None = None  # head_dim ** -0.5 where None
+    attention_cap: float | None = None  # scores x become cap · tanh(x / cap)
+    logit_cap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what attention and MLP add
+    logit_multiplier: float = 1.0  # folded into the final norm: by models/, where that is mapped
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
     sliding_windows: tuple[int | None, ...] = ()  # one a layer; empty where every layer sees everything
@@ -127,22 +180,63 @@ class DecoderSpec:
         for name, ends in RANGES.items():
             if (value := getattr(self, name)) is not None:
                 _check_range(name, value, ends)
-        for name, kinds in (("norm", Norm), ("activation", Activation)):
+        for name, kinds in (("norm", Norm), ("activation", Activation), ("norm_place", NormPlace)):
             if getattr(self, name) not in get_args(kinds):
                 raise ConfigError(name, getattr(self, name), f"one of {', '.join(get_args(kinds))}")
         heads = self.num_attention_heads
         if heads % self.num_key_value_heads:
             raise ConfigError("num_key_value_heads", self.num_key_value_heads, f"a divisor of the {heads} heads")
-        if self.rope is not None and self.head_dim % 2:
-            raise ConfigError("head_dim", self.head_dim, "even, because rotary positions turn its halves")
-        if self.rope is not None and self.rope.kind == "dynamic" and self.head_dim < 4:
-            raise ConfigError("head_dim", self.head_dim, "at least 4 with dynamic rope scaling")
-        if len(self.sliding_windows) not in (0, self.num_hidden_layers):
-            count = len(self.sliding_windows)
-            raise ConfigError("layer_types", f"a list of {count}", f"one for each of {self.num_hidden_layers} layers")
+        self._check_positions()
+        for each in (self.sliding_windows, self.rotations):
+            if len(each) not in (0, self.num_hidden_layers):
+                raise ConfigError(
+                    "layer_types", f"a list of {len(each)}", f"one for each of {self.num_hidden_layers} layers"
+                )
         for window in self.sliding_windows:
             if window is not None:
                 _check_range("sliding_window", window, (1, 1 << 30))
+
+    def _check_positions(self) -> None:
+        turned, name = (self.head_dim, "head_dim") if self.rotary_dim is None else (self.rotary_dim, "rotary_dim")
+        if turned > self.head_dim:
+            raise ConfigError(name, turned, f"{self.head_dim} at most, the width of a head")
+        if self.alibi and len(self.alibi) != self.num_attention_heads:
+            raise ConfigError("alibi", f"{len(self.alibi)} slopes", f"{self.num_attention_heads}, one a head")
+        for rope in self.ropes:
+            if turned % 2:
+                raise ConfigError(name, turned, "even, because rotary positions turn its halves")
+            if rope.kind == "dynamic" and turned < 4:
+                raise ConfigError(name, turned, "at least 4 with dynamic rope scaling")
+            for factors in ("short_factor", "long_factor") if rope.kind == "longrope" else ():
+                count = len(rope.scaling[factors])
+                if count != turned // 2:
+                    raise ConfigError(factors, f"a list of {count}", f"of {turned // 2} numbers, half of what turns")
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rules by which rows turn: none, one, or two."""
+        return tuple(rope for rope in (self.rope, self.second_rope) if rope is not None)
+
+    @property
+    def rotary_size(self) -> int:
+        """How many values of a head turn."""
+        return 0 if self.rope is None else self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether positions are a table that is part of the weights."""
+        return self.rope is None and not self.alibi
+
+    @property
+    def norms_biased(self) -> bool:
+        """Whether norms add a bias."""
+        return self.norm == "layer" and self.norm_affine and self.norm_bias
+
+    def rotation(self, layer: int) -> int | None:
+        """Which of `ropes` turns the rows of `layer`, if any does."""
+        if self.rope is None:
+            return None
+        return self.rotations[layer] if self.rotations else 0
 
     @property
     def scale(self) -> float:
@@ -172,9 +266,20 @@ class DecoderSpec:
     def context_length(self) -> int:
         """Tokens a sequence can hold: dynamic and yarn positions reach beyond the length the model was trained at."""
         if self.rope is None or self.rope.kind not in ("dynamic", "yarn"):
-            return self.max_position_embeddings
+            return self.max_position_embeddings  # longrope's is the stretched length
         trained = self.rope.scaling.get("original_max_position_embeddings") or self.max_position_embeddings
         return max(self.max_position_embeddings, int(trained * self.rope.scaling.get("factor", 1.0)))
+
+    def context_for(self, prompt_tokens: int) -> int:
+        """Tokens that a text can hold whose prompt has so many.
+
+        Longrope turns all rows of a text one way up to the trained length and another way beyond, and what was computed
+        the one way does not go on the other: a text that begins within that length ends there.
+        """
+        if self.rope is not None and self.rope.kind == "longrope":
+            trained = int(self.rope.scaling["original_max_position_embeddings"])
+            return min(trained, self.context_length) if prompt_tokens <= trained else self.context_length
+        return self.context_length
 
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value."""

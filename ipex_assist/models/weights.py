@@ -64,6 +64,10 @@ def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
         )
 
 
+# Norms of whole rows, by our names.
+NORMS = ("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+
+
 def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
     shape = _shapes(spec)[name.split(".")[-2]]
@@ -80,11 +84,9 @@ def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "project_in": (hidden, embedding),
         "project_out": (embedding, hidden),
         "lm_head": (spec.vocab_size, embedding),
-        "final_norm": norm,
-        "attention_norm": norm,
-        "mlp_norm": norm,
-        "q_norm": head,
-        "k_norm": head,
+        **dict.fromkeys(NORMS, norm),
+        "q_norm": head if spec.qk_norm == "head" else (spec.query_size,),
+        "k_norm": head if spec.qk_norm == "head" else (spec.key_value_size,),
         "q_proj": (spec.query_size, hidden),
         "k_proj": (spec.key_value_size, hidden),
         "v_proj": (spec.key_value_size, hidden),
@@ -116,24 +118,50 @@ def resolve(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, li
 
 
 def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
+    """One of our weights out of the checkpoint's tensor that holds it. RuntimeError where it cannot be cut so."""
+    if source.transposed and tensor.dim() == 2:
+        tensor = tensor.t()
+    tensor = rows_of(tensor, source, head_dim)
+    if source.flat:
+        tensor = tensor.reshape(-1)
+    if source.pairs:
+        tensor = tensor.reshape(-1, head_dim, *tensor.shape[1:])[:, _halves(source.pairs, head_dim)].flatten(0, 1)
+    if source.plus or source.factor != 1:
+        tensor = (tensor.float() + source.plus) * source.factor
+    return tensor
+
+
+def rows_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
+    """The rows of a tensor that are a weight's."""
     if source.rows is not None:
         return tensor[slice(*source.rows)]
     if source.interleaved is not None:
-        index, parts = source.interleaved
-        per_head = tensor.view(-1, parts, head_dim, *tensor.shape[1:])
-        return per_head[:, index].reshape(-1, *tensor.shape[1:])
+        first, last, parts = source.interleaved
+        per_group = tensor.reshape(-1, parts, head_dim, *tensor.shape[1:])
+        return per_group[:, first:last].reshape(-1, *tensor.shape[1:])
     return tensor
+
+
+def _halves(turned: int, head_dim: int) -> list[int]:
+    """The order of a head's rows in which the first `turned` turn by halves, where they turned by neighbours."""
+    return [*range(0, turned, 2), *range(1, turned, 2), *range(turned, head_dim)]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a weight lies: a checkpoint tensor's name and, where that tensor holds several weights, which rows.
+    """Where a weight lies: a checkpoint tensor's name and, where that tensor holds several weights, which rows; and
+    what is done to it on the way, in the order of the fields.
 
     `alternatives` are other names the same tensor goes by (older checkpoints leave out a prefix).
     """
 
     name: str
+    transposed: bool = False  # stored (in, out), as GPT-2's linears are
     rows: tuple[int, int] | None = None
-    # Per-head interleaving (GPTBigCode with multi_query=False): this part of `parts` inside each group of rows.
-    interleaved: tuple[int, int] | None = None
+    # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
+    interleaved: tuple[int, int, int] | None = None
+    flat: bool = False  # a matrix that is a vector here
+    pairs: int = 0  # the first so many rows of each head turn by neighbours: put in the order that turns by halves
+    plus: float = 0.0
+    factor: float = 1.0
     alternatives: tuple[str, ...] = ()

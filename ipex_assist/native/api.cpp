@@ -105,7 +105,7 @@ void count(Timing& sum, const Timing& part) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 3;
+    return 4;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -135,9 +135,11 @@ IPEX_ASSIST_API int32_t ia_checksum(void* pool, const void* data, int64_t size, 
     });
 }
 
-IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows) {
+// See Model: windows (layers), tables (layers) or null, slopes (heads) or null.
+IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows, const int32_t* tables,
+                                   const float* slopes) {
     return guarded<void*>(nullptr, [&] {
-        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels)), {}, {}};
+        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels), tables, slopes), {}, {}};
     });
 }
 

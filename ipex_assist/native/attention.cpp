@@ -45,11 +45,11 @@ void Forward::attention(int thread, int32_t index, const std::vector<int32_t>* s
 }
 
 // Norm and rotation of one head of queries or keys.
-void Forward::rotate_head(float* head, const float* norm, const Stretch& s, int32_t position) const {
-    if (norm) k_.normalise(true, head, norm, nullptr, spec_.norm_eps, spec_.head_dim, head);
-    if (!s.cosine || spec_.positions) return;
-    const int64_t at = int64_t(position - s.table_start) * spec_.head_dim;
-    k_.rotate(head, spec_.head_dim, s.cosine + at, s.sine + at);
+void Forward::rotate_head(float* head, const float* norm, const Layer& layer, const Stretch& s, int32_t position) const {
+    if (norm) k_.normalise(spec_.qk_norm != EACH_HEAD, head, norm, nullptr, spec_.norm_eps, spec_.head_dim, head);
+    if (layer.rotation < 0) return;
+    const int64_t at = int64_t(position - s.table_start) * model_.rotation_width() + layer.rotation;
+    k_.rotate(head, spec_.rotary_dim, s.cosine + at, s.sine + at);
 }
 
 void Forward::append(int thread, int32_t index) {
@@ -74,7 +74,7 @@ void Forward::append_rows(int thread, int32_t index, const Tile& piece, int32_t 
         const int32_t position = positions_[size_t(r)], within = position % KEYS;
         const float* qkv = w_.qkv.as<float>() + r * qkv_width_;
         std::memcpy(head, qkv + model_.key_column() + int64_t(kv_head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
-        rotate_head(head, layer.k_norm, stretches_[size_t(piece.stretch)], position);
+        rotate_head(head, model_.head_norm(layer.k_norm, kv_head), layer, stretches_[size_t(piece.stretch)], position);
         for (int32_t d = 0; factors && d < spec_.head_dim; d++) head[d] /= factors[d];
         k_.store_key(precision, head, spec_.head_dim, model_.key_depth(), within, block);
         k_.store_value(precision, qkv + model_.value_column() + int64_t(kv_head) * spec_.head_dim, spec_.head_dim, within,
@@ -109,12 +109,16 @@ AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_
     t.scores = s.scores;
     t.probabilities = s.probabilities;
     t.widened = s.widened;
+    t.cap = spec_.attention_cap;
+    t.slopes = model_.slopes.empty() ? nullptr : s.slopes;
+    t.distances = s.distances;
     const float* factors = batch_.blocks->key_factors(index, kv_head);
     const int64_t bytes = t.precision == FP32 ? 4 : k_.bf16_row_bytes;
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         std::memcpy(s.head, w_.qkv.as<float>() + row * qkv_width_ + int64_t(head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
-        rotate_head(s.head, layer.q_norm, stretches_[size_t(tile.stretch)], positions_[size_t(row)]);
+        rotate_head(s.head, model_.head_norm(layer.q_norm, head), layer, stretches_[size_t(tile.stretch)], positions_[size_t(row)]);
+        if (t.slopes) s.slopes[q] = model_.slopes[size_t(head)];
         for (int32_t d = 0; factors && d < spec_.head_dim; d++) s.head[d] *= factors[d];
         k_.convert(t.precision, s.head, spec_.head_dim, t.key_depth, s.query + q * t.key_depth * bytes);
     }
@@ -128,6 +132,7 @@ void Forward::limit_tile(const Scratch& s, const Tile& tile, int64_t block, int3
         const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
         s.first[q] = int32_t(std::clamp<int64_t>(first - start, 0, KEYS));
         s.end[q] = int32_t(std::clamp<int64_t>(position + 1 - start, 0, KEYS));
+        s.distances[q] = float(start - position);
     }
 }
 

@@ -103,6 +103,22 @@ inline const uint8_t* columns_of(const uint8_t* packed, const float* scales, int
     return buffer;
 }
 
+// What a model does to scores beside scaling them: its soft cap, and ALiBi's slopes (Press et al. 2021, arXiv:2108.12409).
+inline void adjust_scores(const AttentionTile& t, int64_t limit) {
+    const __m512 steps = _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    for (int32_t q = 0; q < t.queries; q++) {
+        float* scores = t.scores + q * KEYS;
+        if (t.cap > 0) soft_cap(scores, limit, t.scale / t.cap, t.cap / t.scale);
+        if (!t.slopes) continue;
+        const __m512 slope = _mm512_set1_ps(t.slopes[q]), step = _mm512_set1_ps(LANES);
+        __m512 distance = _mm512_add_ps(steps, _mm512_set1_ps(t.distances[q]));
+        for (int64_t i = 0; i < limit; i += LANES) {
+            _mm512_storeu_ps(scores + i, _mm512_fmadd_ps(slope, distance, _mm512_loadu_ps(scores + i)));
+            distance = _mm512_add_ps(distance, step);
+        }
+    }
+}
+
 // Scores to probabilities over positions first <= i < end of a block, times the scales of its values where it has them;
 // zero elsewhere below `limit`.
 inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales, Partial& partial) {
@@ -187,6 +203,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
     for (int32_t q = 0; q < t.queries; q++) end = t.first[q] < t.end[q] && t.end[q] > end ? t.end[q] : end;
     const int64_t limit = (end + LANES - 1) / LANES * LANES;
     for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, i);
+    if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     for (int32_t q = 0; q < t.queries; q++) {
         if (t.first[q] < t.end[q]) {
             softmax(t, q, limit, block.value_scales, partials[q]);

@@ -38,24 +38,36 @@ void check_heads(const Spec& s) {
     if (s.heads % s.kv_heads) {
         refuse("%d attention heads cannot share %d key/value heads evenly", s.heads, s.kv_heads);
     }
-    if (!s.positions && s.head_dim % 2) refuse("head_dim is %d: rotary positions turn halves of a head, so it must be even", s.head_dim);
+    check_range("values of a head that rotary positions turn", s.rotary_dim, 0, s.head_dim);
+    check_range("rotation tables", s.rotary_tables, s.rotary_dim ? 1 : 0, 2);
+    if (s.rotary_dim % 2) refuse("rotary positions turn %d values of a head: it must be even, as halves are turned", s.rotary_dim);
 }
 
 void check_formats(const Spec& s) {
     check_range("precision", s.precision, FP32, INT4);
     check_range("outer_precision", s.outer_precision, FP32, INT4);
     check_range("activation", s.activation, SILU, GELU_TANH);
+    check_range("norm_place", s.norm_place, BEFORE, AROUND);
+    check_range("qk_norm", s.qk_norm, NO_NORM, ALL_HEADS);
     const bool int4 = s.precision == INT4 || s.outer_precision == INT4;
     if (int4 && s.group != 32 && s.group != 64 && s.group != 128) refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
     const bool head_is_table = s.tied_head && (s.precision == FP32 || s.precision == BF16);
     if (head_is_table && s.outer_precision != s.precision) refuse("a head that is the embedding has its precision, too");
     if (!std::isfinite(s.norm_eps) || s.norm_eps < 0) refuse("the norms' epsilon is %g and must be a number from 0 on", double(s.norm_eps));
     if (!std::isfinite(s.attention_scale)) refuse("the attention scale is %g and must be a number", double(s.attention_scale));
+    for (const float factor : {s.embedding_multiplier, s.residual_multiplier}) {
+        if (!std::isfinite(factor) || factor == 0) refuse("a multiplier is %g and must be a number but 0", double(factor));
+    }
+    for (const float cap : {s.attention_cap, s.logit_cap}) {
+        if (!std::isfinite(cap) || cap < 0) refuse("a soft cap is %g and must be a number from 0 on", double(cap));
+    }
+    if (s.parallel && s.norm_place != BEFORE) refuse("norms of parallel layers are before them");
+    if (s.shared_norm && !s.parallel) refuse("attention and MLP share a norm in parallel layers only");
 }
 
 }  // namespace
 
-const Spec& checked(const Spec& s, const int32_t* windows) {
+const Spec& checked(const Spec& s, const int32_t* windows, const int32_t* tables, const float* slopes) {
     check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
     check_range("vocab_size", s.vocab_size, 1, LARGEST);
     check_range("hidden_size", s.hidden_size, 1, LARGEST);
@@ -69,6 +81,10 @@ const Spec& checked(const Spec& s, const int32_t* windows) {
         refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
     }
     for (int32_t i = 0; i < s.layers; i++) check_range("an attention window", windows[i], 0, INT32_MAX);
+    for (int32_t i = 0; tables && i < s.layers; i++) check_range("a rotation table", tables[i], -1, int64_t(s.rotary_tables) - 1);
+    for (int32_t i = 0; slopes && i < s.heads; i++) {
+        if (!std::isfinite(slopes[i])) refuse("a slope of ALiBi is %g and must be a number", double(slopes[i]));
+    }
     return s;
 }
 
@@ -113,6 +129,7 @@ void check_stretch(const Model& model, const Batch& b, int32_t index, int64_t la
         }
         return;
     }
+    if (!s.rotary_dim) return;
     if (!(stretch.cosine && stretch.sine)) refuse("rotary positions need their tables");
     if (stretch.start < stretch.table_start || last - stretch.table_start >= stretch.table_rows) {
         refuse("stretch %d is at positions %d to %lld, and its rotation table holds %d from %d on", index, stretch.start,

@@ -4,8 +4,8 @@
 
 namespace ipex_assist {
 
-// The spec, if a model can have it; `windows` are its layers' attention windows.
-const Spec& checked(const Spec& spec, const int32_t* windows);
+// The spec, if a model can have it with these windows, rotation tables and slopes: see Model.
+const Spec& checked(const Spec& spec, const int32_t* windows, const int32_t* tables, const float* slopes);
 
 // The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted behind each stretch, if given.
 const Batch& checked(const Model& model, const Batch& batch, const int32_t* counts);

@@ -15,6 +15,10 @@ constexpr int64_t TILE_QUERIES = 64;  // that one piece of attention works on
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+void multiply(float* x, float factor, int64_t size) {
+    for (int64_t i = 0; i < size; i++) x[i] *= factor;
+}
+
 }  // namespace
 
 Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Batch& batch, const int32_t* counts)
@@ -98,8 +102,8 @@ int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QU
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
     const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
-                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 2 + 2 * int64_t(sizeof(Partial) / 4));
-    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + 16 * 64, 4096);
+                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 4 + 2 * int64_t(sizeof(Partial) / 4));
+    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + 18 * 64, 4096);
 }
 
 Forward::Scratch Forward::scratch(int thread) const {
@@ -119,6 +123,8 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.scores = take_floats(queries * KEYS);
     s.results = take_floats(queries * partial_width_);
     s.running = take_floats(queries * partial_width_);
+    s.slopes = take_floats(queries);
+    s.distances = take_floats(queries);
     s.query = take(queries * model_.key_depth());
     s.probabilities = take(queries * KEYS);
     s.widened = take(widened_bytes(model_.key_depth()) / 4);
@@ -141,15 +147,14 @@ void Forward::pass(int thread) {
         const Layer& layer = model_.layers[i];
         const std::vector<int32_t>* some = narrows() && i + 1 == model_.layers.size() ? &wanted_ : nullptr;
         const int64_t rows = some ? int64_t(some->size()) : this->rows();
-        const Norm* before = spec_.post_norm && i > 0 ? &model_.layers[i - 1].mlp_norm : nullptr;
-        prepare_rows(thread, i > 0, before, spec_.post_norm ? nullptr : &layer.attention_norm, nullptr, layer.qkv);
+        prepare_rows(thread, layer.into_attention, nullptr, layer.qkv);
         wait(thread);
         linear(thread, layer.qkv, this->rows(), w_.qkv.as<float>(), qkv_width_);
+        if (spec_.qk_norm == ALL_HEADS) normalise_queries_and_keys(thread, layer);
         if (!rows) return append(thread, int32_t(i));
         attention(thread, int32_t(i), some);
         linear(thread, layer.output, rows, w_.delta.as<float>(), width_);
-        prepare_rows(thread, true, spec_.post_norm ? &layer.attention_norm : nullptr,
-                     spec_.post_norm ? nullptr : &layer.mlp_norm, some, layer.up);
+        prepare_rows(thread, layer.into_mlp, some, layer.up);
         wait(thread);
         up_linear(thread, layer, rows);
         quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, rows, nullptr, layer.down);
@@ -172,26 +177,50 @@ void Forward::embed_rows(int thread) {
     }
     for (int64_t r = first; r < end; r++) {
         if (!spec_.projected_embedding) model_.embed(tokens_[size_t(r)], x + r * width_);
+        if (spec_.embedding_multiplier != 1) multiply(x + r * width_, spec_.embedding_multiplier, spec_.hidden_size);
         const float* position = model_.position_row(positions_[size_t(r)]);
         if (position) k_.add(x + r * width_, position, spec_.hidden_size);
+        if (spec_.embedding_norm) normalise(model_.embedding_norm, x + r * width_, x + r * width_);
     }
 }
 
-// x += delta, then the norm behind the sum, then the norm before `next`, then the form that `next` multiplies. Of all
-// rows, or of those that `some` names, which `next` gets side by side (as delta has them where the last layer narrows).
-void Forward::prepare_rows(int thread, bool add, const Norm* post, const Norm* pre, const std::vector<int32_t>* some,
-                           const Linear& next) {
+void Forward::normalise(const Norm& norm, const float* x, float* out) const {
+    k_.normalise(spec_.rms_norm, x, norm.weight, norm.bias, spec_.norm_eps, spec_.hidden_size, out);
+}
+
+void Forward::add_delta(const Join& join, float* x, float* delta) const {
+    if (join.behind) normalise(*join.behind, delta, delta);
+    if (spec_.residual_multiplier != 1) multiply(delta, spec_.residual_multiplier, spec_.hidden_size);
+    k_.add(x, delta, spec_.hidden_size);
+    if (join.sum) normalise(*join.sum, x, x);
+}
+
+// A join, and then the form that `next` multiplies. Of all rows, or of those that `some` names, which `next` gets side by
+// side (as delta has them where the last layer narrows).
+void Forward::prepare_rows(int thread, const Join& join, const std::vector<int32_t>* some, const Linear& next) {
     const int64_t count = some ? int64_t(some->size()) : rows(), threads = pool_.threads();
     const bool narrow = some && narrows();
     float* scratch_row = scratch(thread).row;
     for (int64_t i = share(count, thread, int(threads)); i < share(count, thread + 1, int(threads)); i++) {
         const int64_t row = some ? (*some)[size_t(i)] : i;
         float* x = w_.x.as<float>() + row * width_;
-        if (add) k_.add(x, w_.delta.as<float>() + (narrow ? i : row) * width_, spec_.hidden_size);
-        if (post) k_.normalise(spec_.rms_norm, x, post->weight, post->bias, spec_.norm_eps, spec_.hidden_size, x);
-        if (pre) k_.normalise(spec_.rms_norm, x, pre->weight, pre->bias, spec_.norm_eps, spec_.hidden_size, scratch_row);
-        quantize(thread, pre ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
+        float* delta = w_.delta.as<float>() + (narrow ? i : row) * width_;
+        if (join.add && !join.late) add_delta(join, x, delta);
+        if (join.before) normalise(*join.before, x, scratch_row);
+        quantize(thread, join.before ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
+        if (join.late) add_delta(join, x, delta);
     }
+}
+
+// The norm over all heads together.
+void Forward::normalise_queries_and_keys(int thread, const Layer& layer) {
+    const int64_t dim = spec_.head_dim;
+    for (int64_t r = share(rows(), thread, pool_.threads()); r < share(rows(), thread + 1, pool_.threads()); r++) {
+        float *query = w_.qkv.as<float>() + r * qkv_width_, *key = query + model_.key_column();
+        k_.normalise(true, query, layer.q_norm, nullptr, spec_.norm_eps, spec_.heads * dim, query);
+        k_.normalise(true, key, layer.k_norm, nullptr, spec_.norm_eps, spec_.kv_heads * dim, key);
+    }
+    wait(thread);
 }
 
 void Forward::quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
@@ -243,11 +272,9 @@ void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
 }
 
 void Forward::head(int thread) {
-    const Layer& layer = model_.layers.back();
-    const Norm* pre = spec_.final_norm ? &model_.final_norm : nullptr;
     const Linear& next = spec_.projected_embedding ? model_.project_out : model_.head;
     const int64_t count = int64_t(wanted_.size());
-    prepare_rows(thread, true, spec_.post_norm ? &layer.mlp_norm : nullptr, pre, &wanted_, next);
+    prepare_rows(thread, model_.into_head, &wanted_, next);
     wait(thread);
     if (spec_.projected_embedding) {
         linear(thread, model_.project_out, count, w_.delta.as<float>(), width_);
@@ -258,6 +285,16 @@ void Forward::head(int thread) {
         wait(thread);
     }
     linear(thread, head_, count, batch_.logits, batch_.stride);
+    if (spec_.logit_cap > 0) cap_logits(thread);
+}
+
+void Forward::cap_logits(int thread) {
+    const int64_t parts = int64_t(wanted_.size()) * head_.blocks;
+    for (int64_t i = share(parts, thread, pool_.threads()); i < share(parts, thread + 1, pool_.threads()); i++) {
+        float* part = batch_.logits + i / head_.blocks * batch_.stride + i % head_.blocks * LANES;
+        k_.soft_cap(part, LANES, 1 / spec_.logit_cap, spec_.logit_cap);
+    }
+    wait(thread);
 }
 
 }  // namespace ipex_assist

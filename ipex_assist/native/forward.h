@@ -12,7 +12,7 @@ struct Stretch {
     const int32_t* blocks;  // the sequence's table: the block of positions 256 · i to 256 · i + 255 is blocks[i]
     int32_t block_count;
     int32_t start, rows;  // its rows are at positions start, start + 1, …
-    // Rotation tables (table_rows, head_dim) of positions from `table_start` on; null with learned positions.
+    // Rotation tables (table_rows, rotary_tables, rotary_dim) of positions from `table_start` on; null where none turn.
     int32_t table_start, table_rows;
     const float* cosine;
     const float* sine;
@@ -83,7 +83,7 @@ private:
         int32_t first, end, stretch;
     };
     struct Scratch {  // one thread's own buffers
-        float *row, *ordered, *up, *head, *scores, *results, *running;
+        float *row, *ordered, *up, *head, *scores, *results, *running, *slopes, *distances;
         uint8_t *query, *probabilities, *widened;
         int32_t *first, *end;
         Partial *partials, *merged;
@@ -101,8 +101,11 @@ private:
 
     void pass(int thread);
     void embed_rows(int thread);
-    void prepare_rows(int thread, bool add, const Norm* post, const Norm* pre,
-                      const std::vector<int32_t>* some, const Linear& next);
+    void prepare_rows(int thread, const Join& join, const std::vector<int32_t>* some, const Linear& next);
+    void add_delta(const Join& join, float* x, float* delta) const;
+    void normalise(const Norm& norm, const float* x, float* out) const;
+    void normalise_queries_and_keys(int thread, const Layer& layer);
+    void cap_logits(int thread);
     void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                   const Linear& next);
     void quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
@@ -131,7 +134,7 @@ private:
     void attend_tile(int thread, int32_t index, int32_t kv_head, const Tile& tile);
     AttentionTile prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, const Tile& tile) const;
     void limit_tile(const Scratch& s, const Tile& tile, int64_t block, int32_t window) const;
-    void rotate_head(float* head, const float* norm, const Stretch& stretch, int32_t position) const;
+    void rotate_head(float* head, const float* norm, const Layer& layer, const Stretch& stretch, int32_t position) const;
     KeyValueBlock block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const;
     int64_t first_block(int32_t row, int32_t window) const;
     int64_t last_block(int32_t row) const { return positions_[size_t(row)] / KEYS; }

@@ -49,9 +49,9 @@ const Kernels* IPEX_ASSIST_KERNELS() {
     constexpr bool tiled = false;
 #endif
     static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), tiled,       linear,   quantize, normalise,
-                                  add,                  activate,          rotate,      convert,  store_key,
-                                  store_value,          attend,            merge,       maximum,  pack,
-                                  widen,                read,              narrow};
+                                  add,                  activate,          rotate,      soft_cap, convert,
+                                  store_key,            store_value,       attend,      merge,    maximum,
+                                  pack,                 widen,             read,        narrow};
     return &table;
 }
 

@@ -88,6 +88,9 @@ struct AttentionTile {
     float* scores;             // (queries, KEYS)
     uint8_t* probabilities;    // (queries, KEYS), as Rows.values
     uint8_t* widened;          // widened_bytes(key_depth); where int8 is widened, 16 columns at a time
+    float cap;                 // scores x become cap · tanh(x / cap); 0: they stay
+    const float* slopes;       // per query, ALiBi: what scores gain a position, ÷ scale; null where there is none
+    const float* distances;    // per query: from its own position to the first of the block
 };
 
 inline int64_t widened_bytes(int64_t key_depth) { return (key_depth > KEYS ? key_depth : KEYS) * LANES * 4; }
@@ -121,7 +124,10 @@ struct Kernels {
     void (*add)(float* x, const float* y, int64_t size);
     // Gated: in holds blocks of gate and up by turns. out gets blocks · 16 columns.
     void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
-    void (*rotate)(float* x, int32_t head_dim, const float* cosine, const float* sine);
+    // The first rotary_dim values of a head.
+    void (*rotate)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
+    // x = outer · tanh(inner · x), to about 3e-7 · outer.
+    void (*soft_cap)(float* x, int64_t size, float inner, float outer);
     // Values (size) in the row form of a precision without scales.
     void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);
     // At a position of a block, in the block's precision: FP32, BF16, or INT8 by the largest of the row's values / 127,

@@ -21,8 +21,8 @@ float sign(uint32_t number) {
 
 // The norm whose rows a layer's keys are made of, none where they are an embedding's.
 Norm norm_before(const Model& model, size_t layer) {
-    if (!model.spec.post_norm) return model.layers[layer].attention_norm;
-    return layer > 0 ? model.layers[layer - 1].mlp_norm : Norm{};
+    const Join& join = model.layers[layer].into_attention;
+    return join.before ? *join.before : join.sum ? *join.sum : Norm{};
 }
 
 // Keys (ROWS, stride) of a layer.
@@ -53,19 +53,23 @@ float factor(double square) {
 std::vector<float> key_factors(const Model& model) {
     if (!model.ready()) refuse("keys of int8 for a model without weights");
     const Spec& spec = model.spec;
-    const int32_t dim = spec.head_dim, half = spec.positions ? 0 : dim / 2;
+    const int32_t dim = spec.head_dim, half = spec.rotary_dim / 2;
     const int64_t depth = model.layers[0].qkv.depth, stride = model.value_column() - model.key_column();
     const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
     const Rows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
     std::vector<float> keys(size_t(ROWS * stride)), factors;
     for (size_t layer = 0; layer < model.layers.size(); layer++) {
         probe(model, layer, in, keys.data(), stride);
+        for (int32_t r = 0; spec.qk_norm == ALL_HEADS && r < ROWS; r++) {
+            float* row = keys.data() + r * stride;
+            model.kernels->normalise(true, row, model.layers[layer].k_norm, nullptr, spec.norm_eps, int64_t(spec.kv_heads) * dim, row);
+        }
         for (int32_t h = 0; h < spec.kv_heads; h++) {
             std::vector<double> squares(static_cast<size_t>(dim));
             for (int32_t r = 0; r < ROWS; r++) {
                 float* key = keys.data() + r * stride + int64_t(h) * dim;
-                const float* norm = model.layers[layer].k_norm;
-                if (norm) model.kernels->normalise(true, key, norm, nullptr, spec.norm_eps, dim, key);
+                const float* norm = model.head_norm(model.layers[layer].k_norm, h);
+                if (norm) model.kernels->normalise(spec.qk_norm != EACH_HEAD, key, norm, nullptr, spec.norm_eps, dim, key);
                 for (int32_t d = 0; d < dim; d++) squares[size_t(d)] += double(key[d]) * key[d] / ROWS;
             }
             for (int32_t d = 0; d < dim; d++) {

@@ -32,7 +32,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
     "ia_checksum": (_i32, (_p, _p, _i64, ctypes.POINTER(ctypes.c_uint64))),
-    "ia_model_new": (_p, (_p, ctypes.POINTER(Spec), ctypes.POINTER(_i32))),
+    "ia_model_new": (
+        _p,
+        (_p, ctypes.POINTER(Spec), ctypes.POINTER(_i32), ctypes.POINTER(_i32), ctypes.POINTER(ctypes.c_float)),
+    ),
     "ia_model_delete": (None, (_p,)),
     "ia_model_bytes": (_i64, (_p,)),
     "ia_model_image": (_p, (_p,)),

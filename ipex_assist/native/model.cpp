@@ -29,8 +29,11 @@ void read_file(int file, int64_t offset, uint8_t* to, int64_t bytes) {
 
 }  // namespace
 
-Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_)
-    : spec(checked(given, windows)), kernels(kernels_), windows_(windows, windows + given.layers) {
+Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_, const int32_t* tables, const float* slopes_)
+    : spec(checked(given, windows, tables, slopes_)), kernels(kernels_), windows_(windows, windows + given.layers) {
+    tables_.assign(size_t(spec.layers), spec.rotary_dim ? 0 : -1);
+    if (tables) tables_.assign(tables, tables + spec.layers);
+    for (int32_t h = 0; slopes_ && h < spec.heads; h++) slopes.push_back(slopes_[h] / spec.attention_scale);
     lay_out();  // from address 0: how many bytes it takes
 }
 
@@ -106,28 +109,34 @@ void Model::lay_out() {
     base_ = reinterpret_cast<uintptr_t>(image_.data());
     const int64_t intermediate = part_width(spec.intermediate_size);
     const int64_t attended = int64_t(spec.heads) * spec.head_dim;
+    const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
     layers.assign(size_t(spec.layers), Layer{});
     for (size_t i = 0; i < layers.size(); i++) {
         Layer& layer = layers[i];
         layer.window = windows_[i];
-        layer.attention_norm = make_norm();
+        layer.rotation = tables_[i] < 0 ? -1 : tables_[i] * spec.rotary_dim;
+        if (spec.norm_place != BEHIND) layer.attention_norm = make_norm();
         layer.qkv = make_linear(value_column() + value_column() - key_column(), spec.hidden_size, spec.qkv_bias,
                                 spec.precision);
         if (spec.qk_norm) {
-            layer.q_norm = make_vector(spec.head_dim);
-            layer.k_norm = make_vector(spec.head_dim);
+            layer.q_norm = make_vector(vector_size(Q_NORM));
+            layer.k_norm = make_vector(vector_size(K_NORM));
         }
         layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
-        layer.mlp_norm = make_norm();
+        if (behind) layer.attention_out_norm = make_norm();
+        if (spec.norm_place != BEHIND && !spec.shared_norm) layer.mlp_norm = make_norm();
         layer.up = make_linear(intermediate * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, spec.precision);
         layer.down = make_linear(part_width(spec.hidden_size), spec.intermediate_size, spec.mlp_bias, spec.precision);
+        if (behind) layer.mlp_out_norm = make_norm();
     }
     if (spec.final_norm) final_norm = make_norm();
+    if (spec.embedding_norm) embedding_norm = make_norm();
+    make_joins();
     if (spec.projected_embedding) {
         project_in = make_linear(part_width(spec.hidden_size), spec.embedding_size, false, spec.outer_precision);
         project_out = make_linear(part_width(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
     }
-    head = make_linear(part_width(spec.vocab_size), spec.embedding_size, false, spec.outer_precision);
+    head = make_linear(part_width(spec.vocab_size), spec.embedding_size, spec.head_bias, spec.outer_precision);
     if (spec.positions) positions_ = make_vector(int64_t(spec.positions) * spec.hidden_size);
     if (!shared_table()) {
         table_ = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
@@ -137,6 +146,30 @@ void Model::lay_out() {
     for (const Layer& layer : layers) linears_.insert(linears_.end(), {&layer.qkv, &layer.output, &layer.up, &layer.down});
     if (spec.projected_embedding) linears_.insert(linears_.end(), {&project_in, &project_out});
     linears_.push_back(&head);
+}
+
+// What a row goes through between linears: see Join.
+void Model::make_joins() {
+    const bool before = spec.norm_place == BEFORE || spec.norm_place == AROUND, of_sum = spec.norm_place == OF_SUM;
+    const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
+    const Layer* last = nullptr;
+    const auto behind_last = [&](Join& join) {
+        join.add = last != nullptr;
+        if (behind && last) join.behind = &last->mlp_out_norm;
+        if (of_sum && last) join.sum = &last->mlp_norm;
+    };
+    for (Layer& layer : layers) {
+        behind_last(layer.into_attention);
+        layer.into_mlp.late = spec.parallel;
+        if (behind) layer.into_mlp.behind = &layer.attention_out_norm;
+        if (of_sum) layer.into_mlp.sum = &layer.attention_norm;
+        if (before) layer.into_attention.before = &layer.attention_norm;
+        if (before) layer.into_mlp.before = spec.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
+        last = &layer;
+    }
+    into_head = Join{};
+    behind_last(into_head);
+    if (spec.final_norm) into_head.before = &final_norm;
 }
 
 std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int threads) const {
@@ -169,12 +202,15 @@ Part Model::part(Slot slot, int32_t index) const {
 
 const float* Model::vector(Slot slot, int32_t index, bool bias) const {
     if (slot == FINAL_NORM) return bias ? final_norm.bias : final_norm.weight;
+    if (slot == EMBED_NORM) return bias ? embedding_norm.bias : embedding_norm.weight;
     if (slot == EMBED_POSITIONS) return bias ? nullptr : positions_;
     if (size_t(index) >= layers.size()) return nullptr;
     const Layer& layer = layers[size_t(index)];
     switch (slot) {
         case ATTENTION_NORM: return bias ? layer.attention_norm.bias : layer.attention_norm.weight;
+        case ATTENTION_OUT_NORM: return bias ? layer.attention_out_norm.bias : layer.attention_out_norm.weight;
         case MLP_NORM: return bias ? layer.mlp_norm.bias : layer.mlp_norm.weight;
+        case MLP_OUT_NORM: return bias ? layer.mlp_out_norm.bias : layer.mlp_out_norm.weight;
         case Q_NORM: return bias ? nullptr : layer.q_norm;
         case K_NORM: return bias ? nullptr : layer.k_norm;
         default: return nullptr;

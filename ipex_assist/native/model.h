@@ -10,6 +10,13 @@
 
 namespace ipex_assist {
 
+// Where a layer's two norms are: before attention and MLP (Llama), of the sum behind each (OPT-350m), of what each of them
+// gives, before it is added (OLMo 2), or both before and behind (Gemma 2).
+enum NormPlace : int32_t { BEFORE, OF_SUM, BEHIND, AROUND };
+// Norms of queries and keys: RMS of each head by one weight (Qwen3), layer norm of each head by its own (Command R+), RMS
+// of all heads together (OLMo 2).
+enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS };
+
 // Mirrors ipex_assist/native/structures.py.
 struct Spec {
     Precision precision;
@@ -18,17 +25,27 @@ struct Spec {
     int32_t positions;  // rows of the learned table, 0 with rotary positions
     int32_t position_offset;
     int32_t embedding_size;
-    int32_t rms_norm, norm_weight, norm_bias, post_norm, final_norm;
+    int32_t rms_norm, norm_weight, norm_bias;
+    NormPlace norm_place;
+    int32_t final_norm;
     Activation activation;
-    int32_t gated, qkv_bias, output_bias, mlp_bias, qk_norm, tied_head, projected_embedding;
+    int32_t gated, qkv_bias, output_bias, mlp_bias;
+    HeadNorm qk_norm;
+    int32_t tied_head, projected_embedding;
     float norm_eps, attention_scale;
     Precision outer_precision;  // of the head and of project_in and project_out
     int32_t ordered;            // whether linears have an order of input columns of their own (GPTQ's act-order)
+    int32_t parallel;           // attention and MLP read the same rows, and both are added to them
+    int32_t shared_norm;        // of these, one norm serves both
+    int32_t embedding_norm, head_bias;
+    int32_t rotary_dim, rotary_tables;  // of each head, so many values turn, by one of so many tables; 0 of learned positions
+    float embedding_multiplier, residual_multiplier;
+    float attention_cap, logit_cap;  // soft caps of scores and logits, 0: none
 };
 
 enum Slot : int32_t {
-    EMBED_TOKENS, EMBED_POSITIONS, PROJECT_IN, PROJECT_OUT, LM_HEAD, FINAL_NORM, ATTENTION_NORM, MLP_NORM,
-    Q_NORM, K_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ
+    EMBED_TOKENS, EMBED_POSITIONS, PROJECT_IN, PROJECT_OUT, LM_HEAD, FINAL_NORM, EMBED_NORM,
+    ATTENTION_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, Q_NORM, K_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ
 };
 
 struct Norm {
@@ -36,11 +53,24 @@ struct Norm {
     const float* bias = nullptr;
 };
 
+// A step between two linears: a row's x gets what the first gave (delta), and the second gets x; with the norms that there
+// are.
+struct Join {
+    bool add = true;               // not before the first layer
+    bool late = false;             // the second gets what x was before delta came: in parallel layers
+    const Norm* behind = nullptr;  // of delta
+    const Norm* sum = nullptr;     // of x and delta, which becomes x
+    const Norm* before = nullptr;  // of what the second gets
+};
+
+// Its steps are into_attention, qkv, attention, output, into_mlp, up, down.
 struct Layer {
     Linear qkv, output, up, down;
-    Norm attention_norm, mlp_norm;
+    Join into_attention, into_mlp;
+    Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is behind
     const float *q_norm = nullptr, *k_norm = nullptr;
-    int32_t window = 0;  // positions a row may see, 0: all
+    int32_t window = 0;     // positions a row may see, 0: all
+    int32_t rotation = -1;  // first column of its table among those of a position, -1: its heads do not turn
 };
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
@@ -57,7 +87,10 @@ struct NotFinite : std::runtime_error {
 class Model {
 public:
     // Throws std::invalid_argument for a spec that no model can have.
-    Model(const Spec& spec, const int32_t* windows, const Kernels* kernels);
+    // windows: of each layer, 0 for none. tables: of each layer, the number of its rotation table, -1 for none; null: the
+    // first for all. slopes: of each query head, ALiBi's; null for none.
+    Model(const Spec& spec, const int32_t* windows, const Kernels* kernels, const int32_t* tables = nullptr,
+          const float* slopes = nullptr);
 
     // Bytes of the image; it is the same on every machine and for any number of threads.
     int64_t image_bytes() const { return image_bytes_; }
@@ -105,7 +138,16 @@ public:
     const Kernels* const kernels;
     std::vector<Layer> layers;
     Linear head{}, project_in{}, project_out{};
-    Norm final_norm;
+    Norm final_norm, embedding_norm;
+    Join into_head;
+    std::vector<float> slopes;  // (heads) ÷ attention_scale, or empty
+
+    // The weights of norms (q_norm or k_norm of a layer) for one head, null where heads have no norm of their own.
+    const float* head_norm(const float* norms, int32_t head) const {
+        if (spec.qk_norm == ALL_HEADS || !norms) return nullptr;
+        return norms + (spec.qk_norm == EACH_HEAD ? int64_t(head) * spec.head_dim : 0);
+    }
+    int64_t rotation_width() const { return int64_t(spec.rotary_dim) * spec.rotary_tables; }  // of a position's tables
 
 private:
     static int64_t part_width(int64_t columns) { return (columns + LANES - 1) / LANES * LANES; }
@@ -115,6 +157,7 @@ private:
     Linear make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision);
     const float* make_vector(int64_t size);
     Norm make_norm();
+    void make_joins();
     Part part(Slot slot, int32_t layer) const;
     const float* vector(Slot slot, int32_t layer, bool bias) const;
     int64_t vector_size(Slot slot) const;
@@ -128,7 +171,7 @@ private:
     bool pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data);
     bool pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns);
 
-    std::vector<int32_t> windows_;
+    std::vector<int32_t> windows_, tables_;
     std::vector<const Linear*> linears_;
     int64_t image_bytes_ = 0;
     uintptr_t base_ = 0;  // of the image while it is laid out

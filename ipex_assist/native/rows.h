@@ -203,13 +203,25 @@ uint64_t read(const uint8_t* data, int64_t size, int64_t ahead) {
     return uint64_t(_mm512_reduce_add_epi64(_mm512_xor_si512(even, odd)));
 }
 
-// Turn the halves of a head against each other. The tables hold head_dim values, the sine with rotate_half's sign.
-void rotate(float* x, int32_t head_dim, const float* cosine, const float* sine) {
-    const int32_t half = head_dim / 2;
+// Turn the halves of a head's first rotary_dim values against each other. The tables hold as many, the sine with
+// rotate_half's sign.
+void rotate(float* x, int32_t rotary_dim, const float* cosine, const float* sine) {
+    const int32_t half = rotary_dim / 2;
     for (int32_t d = 0; d < half; d++) {
         const float left = x[d], right = x[d + half];
         x[d] = left * cosine[d] + right * sine[d];
         x[d + half] = right * cosine[d + half] + left * sine[d + half];
+    }
+}
+
+// tanh u is 2 · sigmoid(2 u) - 1, and 1 from 10 on.
+void soft_cap(float* x, int64_t size, float inner, float outer) {
+    const __m512 one = _mm512_set1_ps(1.0f), most = _mm512_set1_ps(10.0f), least = _mm512_set1_ps(-10.0f);
+    for (int64_t i = 0; i < size; i += LANES) {
+        __m512 u = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes(size - i), x + i), _mm512_set1_ps(inner));
+        u = _mm512_max_ps(least, _mm512_min_ps(most, u));  // the second operand stays where it is NaN
+        const __m512 y = _mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(2.0f), sigmoid(_mm512_add_ps(u, u))), one);
+        _mm512_mask_storeu_ps(x + i, lanes(size - i), _mm512_mul_ps(y, _mm512_set1_ps(outer)));
     }
 }
 

@@ -46,9 +46,16 @@ def new_model(
     spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
 ) -> int:
     """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it."""
-    windows = [spec.window(layer) or 0 for layer in range(spec.num_hidden_layers)]
     described = native_spec(spec, precision, group, outer_precision, ordered)
-    handle = library().ia_model_new(kernels(), ctypes.byref(described), (ctypes.c_int32 * len(windows))(*windows))
+    layers = range(spec.num_hidden_layers)
+    tables = [-1 if (table := spec.rotation(layer)) is None else table for layer in layers]
+    handle = library().ia_model_new(
+        kernels(),
+        ctypes.byref(described),
+        (ctypes.c_int32 * len(layers))(*(spec.window(layer) or 0 for layer in layers)),
+        (ctypes.c_int32 * len(layers))(*tables),
+        (ctypes.c_float * len(spec.alibi))(*spec.alibi) if spec.alibi else None,
+    )
     if not handle:
         raise IpexAssistError(f"the native core failed: {last_error()}")
     return int(handle)
@@ -68,5 +75,5 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) 
     scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (3 * head + 2 * _BLOCK + 32)
     partials = -(-context // _BLOCK) * spec.num_attention_heads * _FEW_ROWS * head
     logits = 2 * wanted * (spec.vocab_size + 16)
-    rotation = 2 * spec.head_dim * max(context, _ROTATION_ROWS) if spec.rope is not None else 0
+    rotation = 2 * spec.rotary_size * len(spec.ropes) * max(context, _ROTATION_ROWS)
     return int(4 * (rows + threads * scratch + partials + logits + rotation))

@@ -6,8 +6,10 @@ import ctypes
 
 from ipex_assist.models.spec import DecoderSpec
 
-ABI_VERSION = 3  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 4  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
+HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
@@ -21,8 +23,11 @@ SLOTS = {
             "project_out",
             "lm_head",
             "final_norm",
+            "embed_norm",
             "attention_norm",
+            "attention_out_norm",
             "mlp_norm",
+            "mlp_out_norm",
             "q_norm",
             "k_norm",
             "q_proj",
@@ -38,9 +43,11 @@ SLOTS = {
 
 _INTEGERS = (
     "precision group vocab_size hidden_size intermediate_size layers heads kv_heads head_dim positions position_offset "
-    "embedding_size rms_norm norm_weight norm_bias post_norm final_norm activation gated qkv_bias output_bias mlp_bias "
-    "qk_norm tied_head projected_embedding"
+    "embedding_size rms_norm norm_weight norm_bias norm_place final_norm activation gated qkv_bias output_bias "
+    "mlp_bias qk_norm tied_head projected_embedding"
 )
+_LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias rotary_dim rotary_tables"
+_FACTORS = "embedding_multiplier residual_multiplier attention_cap logit_cap"
 
 
 class Spec(ctypes.Structure):
@@ -51,7 +58,8 @@ class Spec(ctypes.Structure):
         ("norm_eps", ctypes.c_float),
         ("attention_scale", ctypes.c_float),
         ("outer_precision", ctypes.c_int32),
-        ("ordered", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in _LATER_INTEGERS.split()),
+        *((name, ctypes.c_float) for name in _FACTORS.split()),
     ]
 
 
@@ -121,7 +129,6 @@ def native_spec(
     outer_precision: of the head and the embedding's projections, `precision` where None. ordered: linears have an order
     of input columns of their own.
     """
-    learned = spec.rope is None
     return Spec(
         precision=PRECISIONS[precision],
         group=group,
@@ -132,24 +139,34 @@ def native_spec(
         heads=spec.num_attention_heads,
         kv_heads=spec.num_key_value_heads,
         head_dim=spec.head_dim,
-        positions=spec.max_position_embeddings + spec.position_offset if learned else 0,
+        positions=spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0,
         position_offset=spec.position_offset,
         embedding_size=spec.embedding_size or spec.hidden_size,
         rms_norm=spec.norm == "rms",
         norm_weight=spec.norm_affine,
-        norm_bias=spec.norm_affine and spec.norm == "layer",
-        post_norm=spec.post_norm,
+        norm_bias=spec.norms_biased,
+        norm_place=NORM_PLACES[spec.norm_place],
         final_norm=spec.final_norm,
         activation=ACTIVATIONS[spec.activation],
         gated=spec.gated,
         qkv_bias=spec.qkv_bias,
         output_bias=spec.output_bias,
         mlp_bias=spec.mlp_bias,
-        qk_norm=spec.qk_norm,
+        qk_norm=HEAD_NORMS[spec.qk_norm],
         tied_head=spec.tied_head,
         projected_embedding=spec.projected_embedding,
         norm_eps=spec.norm_eps,
         attention_scale=spec.scale,
         outer_precision=PRECISIONS[outer_precision or precision],
         ordered=ordered,
+        parallel=spec.parallel,
+        shared_norm=spec.shared_norm,
+        embedding_norm=spec.embedding_norm,
+        head_bias=spec.head_bias,
+        rotary_dim=spec.rotary_size,
+        rotary_tables=len(spec.ropes),
+        embedding_multiplier=spec.embedding_multiplier,
+        residual_multiplier=spec.residual_multiplier,
+        attention_cap=spec.attention_cap or 0.0,
+        logit_cap=spec.logit_cap or 0.0,
     )

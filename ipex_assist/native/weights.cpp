@@ -21,8 +21,8 @@ bool Model::exists(Slot slot, int32_t layer, bool bias) const {
 int64_t Model::vector_size(Slot slot) const {
     switch (slot) {
         case EMBED_POSITIONS: return int64_t(spec.positions) * spec.hidden_size;
-        case Q_NORM:
-        case K_NORM: return spec.head_dim;
+        case Q_NORM: return spec.head_dim * (spec.qk_norm == ONE_FOR_HEADS ? 1 : int64_t(spec.heads));
+        case K_NORM: return spec.head_dim * (spec.qk_norm == ONE_FOR_HEADS ? 1 : int64_t(spec.kv_heads));
         default: return spec.hidden_size;
     }
 }

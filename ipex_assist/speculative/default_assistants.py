@@ -2,7 +2,7 @@
 
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
 tokens once both are loaded. Families without a row have no published sibling of whom it is known that it helps:
-Mistral, Phi-4, Falcon.
+Mistral, Phi-4, Falcon, GLM-4, SmolLM3.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ DEFAULT_ASSISTANTS: dict[str, tuple[Assistant, ...]] = {
     "Gemma3ForCausalLM": (Assistant("google/gemma-3-270m-it", (262144,), 640, 18),),
     "GPTNeoXForCausalLM": (Assistant("EleutherAI/pythia-70m", (50304, 50432, 50688), 512, 6),),
     "BloomForCausalLM": (Assistant("bigscience/bloom-560m", (250880,), 1024, 24),),
+    "GPT2LMHeadModel": (Assistant("distilbert/distilgpt2", (50257,), 768, 6),),
+    "GraniteForCausalLM": (Assistant("ibm-granite/granite-3.3-2b-instruct", (49159,), 2048, 40),),
+    "Olmo2ForCausalLM": (Assistant("allenai/OLMo-2-0425-1B", (100352,), 2048, 16),),
+    "Exaone4ForCausalLM": (Assistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
+    "Starcoder2ForCausalLM": (Assistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
+    "Cohere2ForCausalLM": (Assistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
 }
 
 

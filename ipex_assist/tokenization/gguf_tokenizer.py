@@ -28,18 +28,22 @@ _TEKKEN = (
     rf"{_WORD_START}{_UPPER}*{_LOWER}+|{_WORD_START}{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT4O = (
+    rf"{_WORD_START}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_WORD_START}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _DIGITS = r"\p{N}"
 
 # tokenizer.ggml.pre -> rule; _DIGITS: digits apart, then GPT-2's rule.
 PRE_TOKENIZERS: dict[str, str | None] = (
-    dict.fromkeys(("default", "gpt-2"), None)
-    | dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS)
-    | dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2)
-    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), _LLAMA3)
-    | {"tekken": _TEKKEN}
+    dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "exaone4"), None)
+    | dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS)
+    | dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _QWEN2)
+    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _LLAMA3)
+    | {"tekken": _TEKKEN, "gpt-4o": _GPT4O}
 )
 # These take a whole word from the vocabulary before they merge ("ignore_merges" in their tokenizer.json).
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken", "glm4")
 
 
 def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:

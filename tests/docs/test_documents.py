@@ -18,6 +18,8 @@ import pytest
 import results
 from command_runs import on_own_cpus
 
+from ipex_assist.commands.models import markdown
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HUB = ("facebook/opt-13b", "facebook/opt-350m", "facebook/opt-125m")
@@ -151,6 +153,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_results_are_what_the_files_say() -> None:
     """RESULTS.md and the README's table are written by benchmarks/results.py and by nothing else."""
     assert results.main(["--check"]) == 0
+
+
+@pytest.mark.one_stack
+def test_the_families_are_those_of_the_registry() -> None:
+    """The table is what `ipex-assist models --markdown` prints."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert f"<!-- ipex-assist models --markdown -->\n{markdown()}<!-- end -->" in page
 
 
 @pytest.mark.one_stack

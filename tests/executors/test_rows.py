@@ -74,6 +74,9 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
     """Whatever a family may ask for: heads that share keys, odd sizes, windows, biases, norms, learned positions."""
     layers, rotary, norm = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.sampled_from(["rms", "layer"]))
     kv_heads = draw(st.integers(1, 3))
+    heads, alibi, tied = kv_heads * draw(st.sampled_from([1, 2, 3, 8])), draw(st.booleans()), draw(st.booleans())
+    parallel = draw(st.booleans())
+    place = "before" if parallel else draw(st.sampled_from(["before", "sum", "behind", "around"]))
     hidden = draw(st.sampled_from([16, 40, 77, 200, 1100]))  # the sums of floats go by chunks of 1024
     seen = st.one_of(st.none(), st.sampled_from([1, 7, 100, 256, 300]))
     return DecoderSpec(
@@ -82,23 +85,36 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
         hidden_size=hidden,
         intermediate_size=draw(st.sampled_from([33, 96, 300, 2100])),
         num_hidden_layers=layers,
-        num_attention_heads=kv_heads * draw(st.sampled_from([1, 2, 3, 8])),
+        num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=draw(st.sampled_from([2, 10, 16, 24, 64, 80])),
         max_position_embeddings=CONTEXT,
         norm=norm,  # type: ignore[arg-type]
-        post_norm=draw(st.booleans()),
+        norm_place=place,
+        norm_bias=draw(st.booleans()),
+        embedding_norm=draw(st.booleans()),
+        parallel=parallel,
+        shared_norm=parallel and draw(st.booleans()),
         norm_affine=draw(st.booleans()),
         final_norm=draw(st.booleans()),
         activation=draw(st.sampled_from(["silu", "relu", "gelu", "gelu_tanh"])),  # type: ignore[arg-type]
         gated=draw(st.booleans()),
         rope=Rope() if rotary else None,
+        second_rope=Rope(100.0) if rotary else None,
+        rotary_dim=draw(st.sampled_from([None, 2])),
+        rotations=tuple(draw(st.sampled_from([0, 1, None])) for _ in range(layers)) if rotary else (),
+        alibi=tuple(2.0**-head for head in range(heads)) if alibi else (),
         position_offset=0 if rotary else draw(st.sampled_from([0, 2])),
         qkv_bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
         mlp_bias=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
-        tied_head=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from([None, "head", "each_head", "all_heads"])),
+        head_bias=draw(st.booleans()) and not tied,
+        attention_cap=draw(st.sampled_from([None, 2.0])),
+        logit_cap=draw(st.sampled_from([None, 30.0])),
+        embedding_multiplier=draw(st.sampled_from([1.0, 3.5])),
+        residual_multiplier=draw(st.sampled_from([1.0, 0.22])),
+        tied_head=tied,
         embedding_size=draw(st.sampled_from([None, 24])),
         sliding_windows=tuple(draw(seen) for _ in range(layers)) if draw(st.booleans()) else (),
     )
@@ -106,16 +122,20 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
 
 def weight_names(spec: DecoderSpec) -> list[str]:
     """Our names of every weight that the spec asks for."""
-    norms = ["weight", "bias"] if spec.norm == "layer" else ["weight"]
+    norms = ["weight", "bias"] if spec.norms_biased else ["weight"]
     names = ["embed_tokens.weight"]
     names += [] if spec.tied_head else ["lm_head.weight"]
-    names += ["embed_positions.weight"] if spec.rope is None else []
+    names += ["lm_head.bias"] if spec.head_bias else []
+    names += ["embed_positions.weight"] if spec.learned_positions else []
     names += ["project_in.weight", "project_out.weight"] if spec.projected_embedding else []
     names += [f"final_norm.{kind}" for kind in norms if spec.final_norm and spec.norm_affine]
+    names += [f"embed_norm.{kind}" for kind in norms if spec.embedding_norm and spec.norm_affine]
+    before = [] if spec.norm_place == "behind" else ["attention_norm"] + ([] if spec.shared_norm else ["mlp_norm"])
+    behind = ["attention_out_norm", "mlp_out_norm"] if spec.norm_place in ("behind", "around") else []
     biases = {"q": spec.qkv_bias, "k": spec.qkv_bias, "v": spec.qkv_bias, "o": spec.output_bias}
     biases |= {"up": spec.mlp_bias, "down": spec.mlp_bias} | ({"gate": spec.mlp_bias} if spec.gated else {})
     for layer in range(spec.num_hidden_layers):
-        here = [f"{norm}.{kind}" for norm in ("attention_norm", "mlp_norm") for kind in norms if spec.norm_affine]
+        here = [f"{norm}.{kind}" for norm in before + behind for kind in norms if spec.norm_affine]
         here += ["q_norm.weight", "k_norm.weight"] if spec.qk_norm else []
         here += [f"{name}_proj.weight" for name in biases]
         here += [f"{name}_proj.bias" for name, wanted in biases.items() if wanted]

@@ -123,7 +123,8 @@ def test_grammars_are_prepared(folder: Path) -> None:
 def test_models_that_transformers_runs(tmp_path: Path) -> None:
     """Have no grammars, and say so."""
     tokenizer = checkpoint_files.tiny_tokenizer()
-    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=2, n_positions=64, vocab_size=len(tokenizer))
+    fields = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "activation_function": "quick_gelu"}
+    config = AutoConfig.for_model("gpt2", vocab_size=len(tokenizer), **fields)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32")

@@ -25,11 +25,13 @@ from ipex_assist.generation.result import DraftResult
 from ipex_assist.generation.stream import Generation
 
 PROMPT = "the quick brown fox"
+# Its activation is none of ours.
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 64}
+GPT2["activation_function"] = "quick_gelu"
 
 
 def save(folder: Path, seed: int = 0, rows: int | None = None, **changes: Any) -> Any:
-    """A random model of a foreign architecture, gpt2 unless `changes` name another, with a tokenizer beside it."""
+    """A random model that our decoder does not compute, a gpt2 unless `changes` say another, and a tokenizer."""
     tokenizer = checkpoint_files.tiny_tokenizer()
     fields = changes if "model_type" in changes else {**GPT2, **changes}
     fields = {**fields, "vocab_size": rows or len(tokenizer), "eos_token_id": None, "bos_token_id": None}
@@ -64,7 +66,7 @@ def test_plain_equals_transformers(tmp_path: Path, executor: str) -> None:
     ours = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor=executor)
     result = ours.generate(PROMPT, max_new_tokens=12)
     assert result.tokens == reference(model, tokenizer, 12)
-    # The native core has no spec for gpt2 either and leaves it to the best library at hand.
+    # The native core does not compute this one either and leaves it to the best library at hand.
     library = library_executor() if executor == "native" else executor
     assert result.executor == ("optimum-intel" if library == "ipex" else "transformers+torch")
     assert (result.stop_reason, result.assisted, result.draft.rounds) == ("length", False, None)

@@ -22,6 +22,7 @@ from ipex_assist.generation.transformers_model import TransformersModel
 
 TOKENS = checkpoint_files.TOKENS
 MPT: dict[str, Any] = {"model_type": "mpt", "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}
+MPT["expansion_ratio"] = 2  # which our decoder leaves to transformers
 MAMBA: dict[str, Any] = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}
 RWKV: dict[str, Any] = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "context_length": 64}
 
@@ -254,7 +255,7 @@ def test_flags_without_a_meaning_there_are_said(tmp_path: Path, caplog: pytest.L
     assert "--cache-packed: no effect" in caplog.text
     if HAS_NATIVE:
         ipex_assist.load(str(tmp_path), None, precision="fp32", executor="native")
-        assert f"{tmp_path} runs through transformers, not our own decoder: GPT2LMHeadModel" in caplog.text
+        assert f"{tmp_path} runs through transformers, not our own decoder: activation 'quick_gelu'" in caplog.text
     caplog.clear()
     load(tmp_path, tmp_path)
     assert "no effect" not in caplog.text
@@ -267,7 +268,7 @@ def test_our_decoder_is_not_left_for_an_assistant(
     checkpoint_files.save(checkpoint_files.tiny_model("llama", vocab_size=TOKENS), tmp_path / "llama")
     save(tmp_path / "gpt2")
     options = {"precision": "fp32", "executor": "torch"}
-    with pytest.raises(UsageError, match=r"cannot run the assistant .*gpt2 \(GPT2LMHeadModel.*slower.*lookup"):
+    with pytest.raises(UsageError, match=r"cannot run the assistant .*gpt2 \(activation .quick_gelu.*slower.*lookup"):
         ipex_assist.load(str(tmp_path / "llama"), str(tmp_path / "gpt2"), **options)
     monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path / "gpt2"))
     model = ipex_assist.load(str(tmp_path / "llama"), **options)

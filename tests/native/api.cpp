@@ -22,7 +22,7 @@ const void* ia_kernels(const char* limit);
 void* ia_pool_new(int32_t threads, const int32_t* cpus);
 void ia_pool_delete(void* pool);
 int32_t ia_checksum(void* pool, const void* data, int64_t size, uint64_t* sum);
-void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows);
+void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows, const int32_t* tables, const float* slopes);
 void ia_model_delete(void* handle);
 int64_t ia_model_bytes(void* handle);
 const void* ia_model_image(void* handle);
@@ -80,9 +80,9 @@ struct Loaded {
             pool = ia_pool_new(threads, nullptr);
         }
         spec = base_spec(FORMATS[0]);
-        spec.positions = ROOM + 20;
+        spec.positions = ROOM + 20, spec.rotary_dim = spec.rotary_tables = 0;
         const std::vector<int32_t> windows(size_t(spec.layers));
-        handle = ia_model_new(&k, &spec, windows.data());
+        handle = ia_model_new(&k, &spec, windows.data(), nullptr, nullptr);
         CHECK(pool && handle && ia_model_allocate(handle) == 0, "%s", ia_last_error());
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
@@ -244,7 +244,7 @@ void test_memory(const Kernels& k) {
         const int32_t none = 0;
         starve("ia_blocks_copy", [&] { return ia_blocks_copy(pair.blocks, x.pool, 0, 0) == 0; });
         starve("ia_blocks_discard", [&] { return ia_blocks_discard(pair.blocks, &none, 1) == 0; });
-        starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, windows.data()), ia_model_delete); });
+        starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, windows.data(), nullptr, nullptr), ia_model_delete); });
         starve("ia_pool_new", [&] { return made(ia_pool_new(threads, nullptr), ia_pool_delete); });
     }
     starve("a new model's first pass", [&] {

@@ -86,6 +86,8 @@ struct Head {
 
     const Kernels& k;
     Precision stored, precision;
+    float cap = 0;  // soft, of scores
+    bool sloped = false;
     int32_t head_dim, positions;
     int64_t key_depth, value_width;
     std::vector<std::unique_ptr<Buffer<uint8_t>>> keys, values;
@@ -95,6 +97,7 @@ struct Head {
 struct Query {
     std::vector<float> values;
     int32_t first, end;  // positions that it sees
+    float slope = 0;     // ALiBi's
 };
 
 // Partials of some queries over one block, and the room they need.
@@ -108,12 +111,14 @@ struct Tile {
         Buffer<float> scores(queries.size() * KEYS, NAN);
         Buffer<uint8_t> widened(size_t(widened_bytes(head.key_depth)), 0xff);
         Buffer<int32_t> first(queries.size()), end(queries.size());
+        Buffer<float> slopes(queries.size()), distances(queries.size());
         for (size_t q = 0; q < queries.size(); q++) {
             k.convert(head.precision, queries[q].values.data(), head.head_dim, head.key_depth,
                       query.data() + q * size_t(head.key_depth) * size_t(row_bytes));
             first[q] = std::clamp(queries[q].first - b * KEYS, 0, KEYS);
             end[q] = std::clamp(queries[q].end - b * KEYS, 0, KEYS);
             partials[q] = {NAN, NAN, outputs.data() + q * stride};
+            slopes[q] = queries[q].slope / scale(head), distances[q] = float(b * KEYS - queries[q].end + 1);
         }
         AttentionTile tile{};
         tile.precision = head.precision;
@@ -127,6 +132,8 @@ struct Tile {
         tile.scores = scores.data();
         tile.probabilities = probabilities.data();
         tile.widened = widened.data();
+        tile.cap = head.cap;
+        if (head.sloped) tile.slopes = slopes.data(), tile.distances = distances.data();
         k.attend(tile, head.block(b), partials.data());
     }
 
@@ -170,7 +177,10 @@ void check_values(const Head& head, const std::vector<Query>& queries) {
             for (int32_t d = 0; d < head.head_dim; d++) {
                 score += double(rounded(head.precision, query.values[size_t(d)])) * head.key(i, d);
             }
-            scores.push_back(score * double(Tile::scale(head)));
+            score *= double(Tile::scale(head));
+            if (head.cap > 0) score = double(head.cap) * std::tanh(score / double(head.cap));
+            if (head.sloped) score += double(query.slope) * (i - query.end + 1);
+            scores.push_back(score);
             most = std::max(most, scores.back()), largest = std::max(largest, std::abs(scores.back()));
         }
         for (int32_t i = query.first; i < query.end; i++) {
@@ -220,6 +230,20 @@ void test_values(const Kernels& k) {
         check_values(head, make_queries(head, 7, 1, 300, 5));   // a window over two blocks and a piece of a third
         check_values(head, make_queries(head, 70, 1, 50, 6));   // rows of which some see nothing of a block
         check_values(head, make_queries(head, 2, 8, 0, 7, 8));  // sharp: nearly all of the weight on one position
+    }
+}
+
+// Scores with a soft cap, with ALiBi's slopes, and with both.
+void test_adjusted_scores(const Kernels& k) {
+    for (const Form& form : FORMS) {
+        for (const auto& [cap, sloped] : {std::pair{1.5f, false}, {0.0f, true}, {3.0f, true}}) {
+            Head head(k, form, 40, 600, 16);
+            head.cap = cap, head.sloped = sloped;
+            std::vector<Query> queries = make_queries(head, 5, 3, 0, 17, 4);
+            for (size_t q = 0; q < queries.size(); q++) queries[q].slope = std::ldexp(1.0f, -int(q % 3) - 3);
+            check_values(head, queries);
+            check_values(head, {queries[4]});
+        }
     }
 }
 
@@ -370,6 +394,7 @@ void test_attention_agree(const std::vector<const Kernels*>& levels) {
 void test_attention(const Kernels& k) {
     test_integers(k);
     test_values(k);
+    test_adjusted_scores(k);
     test_queries_alone(k);
     test_zeros(k);
     test_stale_rows(k);

@@ -51,12 +51,12 @@ void check_draft_of_no_numbers(const Kernels& k) {
             const auto draft = [&](std::vector<float>* likely = nullptr) { return x.draft(table, 0, some_tokens(3, 5), 20, VOCAB, likely); };
             const std::vector<int32_t> expected = draft();
             CHECK(expected.size() == 20, "%s", f.name);
-            std::swap(x.cosine[size_t(7 * x.model->spec.head_dim)], x.poison);
+            std::swap(x.cosine[size_t(7 * x.model->rotation_width())], x.poison);
             std::vector<float> likely;
             std::vector<int32_t> cut(expected.begin(), expected.begin() + 5);
             cut.push_back(-1);
             CHECK(draft(&likely) == cut && std::isnan(likely.back()), "%s: %zu tokens with NaN at position 7", f.name, likely.size());
-            std::swap(x.cosine[size_t(7 * x.model->spec.head_dim)], x.poison);
+            std::swap(x.cosine[size_t(7 * x.model->rotation_width())], x.poison);
             CHECK(draft() == expected, "%s: drafted again", f.name);
         }
     }
@@ -78,7 +78,15 @@ void check_specs(const Kernels& k) {
     CHECK_REFUSED("4 attention heads cannot share 3", make([](Spec& s) { s.kv_heads = 3; }));
     CHECK_REFUSED("num_key_value_heads is 0", make([](Spec& s) { s.kv_heads = 0; }));
     CHECK_REFUSED("num_attention_heads is -4", make([](Spec& s) { s.heads = -4; }));
-    CHECK_REFUSED("head_dim is 9", make([](Spec& s) { s.head_dim = 9; }));
+    CHECK_REFUSED("turn 9 values of a head", make([](Spec& s) { s.head_dim = s.rotary_dim = 9; }));
+    CHECK_REFUSED("positions turn is 10 and must be from 0 to 8", make([](Spec& s) { s.head_dim = 8; }));
+    CHECK_REFUSED("rotation tables is 0", make([](Spec& s) { s.rotary_tables = 0; }));
+    CHECK_REFUSED("norm_place is 4", make([](Spec& s) { s.norm_place = NormPlace(4); }));
+    CHECK_REFUSED("qk_norm is -1", make([](Spec& s) { s.qk_norm = HeadNorm(-1); }));
+    CHECK_REFUSED("multiplier is 0", make([](Spec& s) { s.residual_multiplier = 0; }));
+    CHECK_REFUSED("soft cap is nan", make([](Spec& s) { s.logit_cap = NAN; }));
+    CHECK_REFUSED("parallel layers are before", make([](Spec& s) { s.parallel = 1, s.norm_place = AROUND; }));
+    CHECK_REFUSED("in parallel layers only", make([](Spec& s) { s.shared_norm = 1; }));
     CHECK_REFUSED("head_dim is 0", make([](Spec& s) { s.head_dim = 0; }));
     CHECK_REFUSED("num_attention_heads x head_dim", make([](Spec& s) { s.heads = s.kv_heads = s.head_dim = 1 << 20; }));
     CHECK_REFUSED("vocab_size is 0", make([](Spec& s) { s.vocab_size = 0; }));
@@ -150,7 +158,7 @@ void check_weights(const Kernels& k) {
 void check_batches(const Kernels& k) {
     for (const Kind& kind : KINDS) {
         Fixture x(k, FORMATS[3], kind, 2);
-        const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS ? 2 : 0], 1);
+        const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS + 2 ? 0 : 2], 1);
         const Table table(x, 256), second(x, 1000);
         const auto run = [&](std::vector<int32_t> tokens, std::vector<int32_t> at, std::vector<const Table*> tables) { x.run(tokens, at, tables); };
         run({0, VOCAB - 1}, {254, 255}, {&table, &table});
@@ -161,7 +169,8 @@ void check_batches(const Kernels& k) {
         CHECK_REFUSED("position 256, and its table has 1 blocks", run({1, 2}, {255, 256}, {&table, &table}));
         CHECK_REFUSED("position -1", run({1}, {-1}, {&table}));
         CHECK_REFUSED("is written by two stretches", run({1, 2, 3}, {4, 0, 5}, {&table, &second, &table}));
-        CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
+        const bool tables = x.model->spec.positions || x.model->spec.rotary_dim;
+        if (tables) CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
         CHECK_REFUSED("rows of a pass is 0", run({}, {}, {}));
         Table twice = second, reading = second;
         twice.ids[0] = twice.ids[1], reading.ids[1] = table.ids[0];
@@ -206,8 +215,8 @@ void check_batches(const Kernels& k) {
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Stretch&) { b.logits = nullptr; }));
         CHECK_REFUSED("wanted is 51", pass([](Batch& b, Stretch&) { b.vocabulary = 51; }));
         pass([](Batch& b, Stretch&) { b.vocabulary = 16, b.stride = 16; });
-        if (!x.model->spec.positions) CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));
-        if (!x.model->spec.positions) CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Stretch& s) { s.table_start = 3, s.table_rows = 5; }));
+        if (x.model->spec.rotary_dim) CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));
+        if (x.model->spec.rotary_dim) CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Stretch& s) { s.table_start = 3, s.table_rows = 5; }));
         CHECK_REFUSED("a pool of 0 blocks", Blocks(*x.model, 0, BF16));
         CHECK_REFUSED("a pool of 2147483648", Blocks(*x.model, int64_t(1) << 31, BF16));
         const Fixture wide(k, FORMATS[0], kind, 1), narrow(k, FORMATS[1], kind, 1);

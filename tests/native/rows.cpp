@@ -253,6 +253,18 @@ void test_rotate(const Kernels& k) {
 
 // ---- arg-max
 
+void test_soft_cap(const Kernels& k) {
+    Buffer<float> x(203);
+    for (size_t i = 0; i < x.size(); i++) x[i] = float(int(i) - 100) * (i % 2 ? 0.7f : 1e-3f);
+    x[7] = NAN, x[8] = INFINITY, x[9] = -FLT_MAX;
+    const std::vector<float> before(x.data(), x.data() + x.size());
+    k.soft_cap(x.data(), 200, 1 / 30.0f, 30.0f);
+    for (size_t i = 0; i < x.size(); i++) {
+        const double expected = i < 200 ? 30 * std::tanh(double(before[i]) / 30) : double(before[i]);
+        CHECK(i == 7 ? std::isnan(x[i]) : std::abs(x[i] - expected) <= 1e-5, "cap of %g: %g != %g", double(before[i]), double(x[i]), expected);
+    }
+}
+
 void test_maximum(const Kernels& k) {
     Random random(5);
     for (const int64_t size : {1, 2, 15, 16, 17, 100, 4099}) {
@@ -335,6 +347,8 @@ std::vector<float> results_for_rows(const Kernels& k) {
         }
         k.rotate(x.data(), int32_t(size), weight.data(), bias.data());
         keep(x);
+        k.soft_cap(x.data(), size, 0.3f, 5.0f);
+        keep(x);
     }
     return results;
 }
@@ -364,6 +378,7 @@ void test_rows(const Kernels& k) {
     test_add_and_convert(k);
     test_activations(k);
     test_rotate(k);
+    test_soft_cap(k);
     test_maximum(k);
 }
 

@@ -15,6 +15,7 @@ struct Kind {
     const char* name;
     int32_t window;
     void (*change)(Spec&);
+    bool sloped = false;  // ALiBi's slopes
 };
 
 Spec base_spec(const Format& f) {
@@ -25,6 +26,7 @@ Spec base_spec(const Format& f) {
     spec.hidden_size = 40, spec.intermediate_size = 75, spec.layers = 2;
     spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 10, spec.embedding_size = 40;
     spec.rms_norm = spec.norm_weight = spec.final_norm = spec.gated = 1;
+    spec.rotary_dim = 10, spec.rotary_tables = 1, spec.embedding_multiplier = spec.residual_multiplier = 1;
     spec.norm_eps = 1e-5f, spec.attention_scale = 0.316f;
     return spec;
 }
@@ -33,12 +35,24 @@ const Kind KINDS[] = {
     {"grouped queries, gated, rotary, biases", 0, [](Spec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
     {"learned positions, projected, norm behind", 0,
      [](Spec& s) {
-         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1, s.post_norm = 1;
-         s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1, s.projected_embedding = 1;
+         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1, s.norm_place = OF_SUM;
+         s.rotary_dim = s.rotary_tables = 0, s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1, s.projected_embedding = 1;
          s.embedding_size = 24, s.qkv_bias = 1, s.kv_heads = 4;
      }},
     {"one KV head, window, norms of heads", 30,
-     [](Spec& s) { s.kv_heads = 1, s.head_dim = 16, s.qk_norm = 1, s.tied_head = 1, s.activation = GELU; }},
+     [](Spec& s) { s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS, s.tied_head = 1, s.activation = GELU; }},
+    {"norms around, soft caps, two rotation tables, a norm of all heads", 30,
+     [](Spec& s) {
+         s.norm_place = AROUND, s.attention_cap = 2, s.logit_cap = 5, s.rotary_tables = 2, s.qk_norm = ALL_HEADS;
+         s.embedding_multiplier = 3, s.residual_multiplier = 0.5f, s.tied_head = 1;
+     }},
+    {"parallel behind one norm, slopes, a norm of each head, a norm of the embedding", 0,
+     [](Spec& s) {
+         s.parallel = s.shared_norm = s.embedding_norm = s.head_bias = 1, s.rms_norm = 0, s.qk_norm = EACH_HEAD;
+         s.rotary_dim = s.rotary_tables = 0;
+     }, true},
+    {"norms behind, a part of each head turns", 0,
+     [](Spec& s) { s.norm_place = BEHIND, s.rotary_dim = 6, s.gated = 0, s.norm_bias = 1, s.rms_norm = 0; }},
 };
 
 struct Shape {
@@ -59,11 +73,17 @@ std::vector<Shape> shapes(const Spec& s) {
     for (const bool bias : {false, true}) {
         if (bias && !s.norm_bias) continue;
         if (s.final_norm) all.push_back({FINAL_NORM, false, bias, hidden, 1});
-        all.push_back({ATTENTION_NORM, true, bias, hidden, 1});
-        all.push_back({MLP_NORM, true, bias, hidden, 1});
+        if (s.embedding_norm) all.push_back({EMBED_NORM, false, bias, hidden, 1});
+        const bool behind = s.norm_place == BEHIND || s.norm_place == AROUND;
+        if (s.norm_place != BEHIND) all.push_back({ATTENTION_NORM, true, bias, hidden, 1});
+        if (s.norm_place != BEHIND && !s.shared_norm) all.push_back({MLP_NORM, true, bias, hidden, 1});
+        if (behind) all.push_back({ATTENTION_OUT_NORM, true, bias, hidden, 1});
+        if (behind) all.push_back({MLP_OUT_NORM, true, bias, hidden, 1});
     }
-    if (s.qk_norm) all.push_back({Q_NORM, true, false, s.head_dim, 1});
-    if (s.qk_norm) all.push_back({K_NORM, true, false, s.head_dim, 1});
+    if (s.head_bias) all.push_back({LM_HEAD, false, true, s.vocab_size, 1});
+    const bool one = s.qk_norm == ONE_FOR_HEADS;
+    if (s.qk_norm) all.push_back({Q_NORM, true, false, one ? s.head_dim : attended, 1});
+    if (s.qk_norm) all.push_back({K_NORM, true, false, one ? s.head_dim : kv, 1});
     const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns) {
         all.push_back({slot, true, false, rows, columns});
         if (bias) all.push_back({slot, true, true, rows, 1});
@@ -101,7 +121,11 @@ struct Fixture {
         Spec spec = base_spec(f);
         kind.change(spec);
         const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
-        model = std::make_unique<Model>(spec, windows.data(), &k);
+        // The last layer turns by the last table.
+        std::vector<int32_t> tables(size_t(spec.layers), spec.rotary_dim ? 0 : -1);
+        tables.back() = spec.rotary_tables - 1;
+        const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
+        model = std::make_unique<Model>(spec, windows.data(), &k, tables.data(), kind.sloped ? slopes.data() : nullptr);
         model->allocate();
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
@@ -117,9 +141,9 @@ struct Fixture {
             }
         }
         blocks = std::make_unique<Blocks>(*model, BLOCKS, int8 ? INT8 : model->attention_precision());
-        const int32_t dim = spec.head_dim;
-        for (int32_t i = 0; i < POSITIONS * dim; i++) {
-            const double angle = i / dim * std::pow(1e4, -2.0 * (i % dim % (dim / 2)) / dim);
+        const int32_t dim = spec.rotary_dim, width = int32_t(model->rotation_width());
+        for (int32_t i = 0; i < POSITIONS * width; i++) {
+            const double base = i % width < dim ? 1e4 : 50, angle = i / width * std::pow(base, -2.0 * (i % dim % (dim / 2)) / dim);
             cosine[size_t(i)] = float(std::cos(angle)), sine[size_t(i)] = float((i % dim < dim / 2 ? -1 : 1) * std::sin(angle));
         }
     }
@@ -142,9 +166,9 @@ struct Fixture {
         Stretch s{};
         s.blocks = table.ids.data(), s.block_count = int32_t(table.ids.size());
         s.start = start, s.rows = rows;
-        s.cosine = model->spec.positions ? nullptr : cosine.data();
-        s.sine = model->spec.positions ? nullptr : sine.data();
-        s.table_rows = model->spec.positions ? 0 : POSITIONS;
+        s.cosine = model->spec.rotary_dim ? cosine.data() : nullptr;
+        s.sine = model->spec.rotary_dim ? sine.data() : nullptr;
+        s.table_rows = model->spec.rotary_dim ? POSITIONS : 0;
         return s;
     }
 

@@ -1,0 +1,214 @@
+"""What GGUF calls the modules and hyperparameters of Llama's relatives, in Hugging Face's terms.
+
+Source: conversion/*.py of llama.cpp, and src/models/*.cpp for what files do not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors
+from ipex_assist.env.errors import IpexAssistError
+
+if TYPE_CHECKING:
+    import torch
+
+Config = dict[str, Any]
+
+_OUTSIDE = ("model.embed_tokens", "model.norm", "lm_head")
+_ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_BEFORE = ("input_layernorm", "post_attention_layernorm")
+_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
+_AROUND = ("input_layernorm", "pre_feedforward_layernorm", *_BEHIND)
+ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+
+
+def _modules(*layer: str) -> tuple[str, ...]:
+    return (*_OUTSIDE, *(f"model.layers.{{bid}}.{name}" for name in layer))
+
+
+# Those whose rows of query and key the converter interleaves, as it does Llama's.
+PERMUTED = ("llama", "granite", "smollm3")
+
+
+def rounded(value: float) -> float:
+    """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{value:.7g}")
+
+
+def _gemma(header: GgufHeader, config: Config) -> Config:
+    return {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _gemma2(header: GgufHeader, config: Config) -> Config:
+    return _gemma(header, config) | {
+        "query_pre_attn_scalar": _scalar(config, 46),
+        "attn_logit_softcapping": header.get("{arch}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": header.get("{arch}.final_logit_softcapping", 30.0),
+        "sliding_window": header.get("{arch}.attention.sliding_window", 4096),
+    }
+
+
+def _gemma3(header: GgufHeader, config: Config) -> Config:
+    return _gemma(header, config) | {
+        "query_pre_attn_scalar": _scalar(config, 62),
+        "final_logit_softcapping": header.get("{arch}.final_logit_softcapping"),
+        "sliding_window": header.get("{arch}.attention.sliding_window"),
+        "rope_local_base_freq": header.get("{arch}.rope.freq_base_swa", 10000.0),
+        "layer_types": _layer_types(header, config, 6),
+    }
+
+
+def _scalar(config: Config, largest: int) -> int:
+    """27B, which has so many layers, is the only one of its generation that scales by another number than head_dim."""
+    even = config["hidden_size"] // config["num_attention_heads"]
+    return even if config["num_hidden_layers"] == largest else config["head_dim"]
+
+
+def _layer_types(header: GgufHeader, config: Config, every: int) -> list[str]:
+    """Windows as the file says, else in all layers but every so many."""
+    layers, stored = config["num_hidden_layers"], header.get("{arch}.attention.sliding_window_pattern")
+    windowed = stored if isinstance(stored, list) else [(layer + 1) % (stored or every) != 0 for layer in range(layers)]
+    return ["sliding_attention" if each else "full_attention" for each in windowed]
+
+
+def _granite(header: GgufHeader, config: Config) -> Config:
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    # What a file lacks is the value that the converter takes for none.
+    usual = {"attention_multiplier": config["head_dim"] ** -0.5}
+    return _biases(header) | {
+        ours: rounded(header.get(f"{{arch}}.{theirs}", usual.get(ours, 1.0))) for ours, theirs in names.items()
+    }
+
+
+def _biases(header: GgufHeader) -> Config:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+    }
+
+
+def _olmo2(header: GgufHeader, config: Config) -> Config:
+    if header.get("{arch}.attention.sliding_window"):
+        raise IpexAssistError(f"{header.path} is an OLMo 3, whose windows are not supported. Pass its Hugging Face id.")
+    return _biases(header)
+
+
+def _smollm3(header: GgufHeader, config: Config) -> Config:
+    return _biases(header) | {"no_rope_layer_interval": 4}
+
+
+def _starcoder2(header: GgufHeader, config: Config) -> Config:
+    return {
+        "norm_epsilon": config.pop("layer_norm_eps"),
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": "blk.0.attn_q.bias" in header.tensors,
+        "sliding_window": header.get("{arch}.attention.sliding_window"),
+    }
+
+
+def _stablelm(header: GgufHeader, config: Config) -> Config:
+    return {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in header.tensors,
+        "use_qkv_bias": "blk.0.attn_q.bias" in header.tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors,
+        "partial_rotary_factor": _rotary_share(header, config),
+    }
+
+
+def _rotary_share(header: GgufHeader, config: Config) -> float:
+    return header.get("{arch}.rope.dimension_count", config["head_dim"]) / config["head_dim"]
+
+
+def _phi3(header: GgufHeader, config: Config) -> Config:
+    found: Config = {
+        "sliding_window": header.get("{arch}.attention.sliding_window") or None,  # 0 is Phi-4's none
+        "partial_rotary_factor": _rotary_share(header, config),
+        "original_max_position_embeddings": header.get("{arch}.rope.scaling.original_context_length"),
+    }
+    if all(name in header.tensors for name in ROPE_FACTORS.values()):
+        scaling: Config = {"rope_type": "longrope"}
+        for ours, theirs in ROPE_FACTORS.items():
+            [(_, factors)] = read_tensors([(theirs, header.tensors[theirs])])
+            scaling[ours] = factors.float().reshape(-1).tolist()
+        if (attention := header.get("{arch}.rope.scaling.attn_factor")) is not None:
+            scaling["attention_factor"] = attention
+        found["rope_scaling"] = scaling
+    return found
+
+
+def _exaone4(header: GgufHeader, config: Config) -> Config:
+    window = header.get("{arch}.attention.sliding_window")
+    types = _layer_types(header, config, 4) if window else ["full_attention"] * config["num_hidden_layers"]
+    return {"sliding_window": window, "layer_types": types}
+
+
+def _cohere(header: GgufHeader, config: Config) -> Config:
+    return _biases(header) | {
+        "logit_scale": rounded(header.get("{arch}.logit_scale", 0.0625)),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
+    }
+
+
+def _cohere2(header: GgufHeader, config: Config) -> Config:
+    window = header.get("{arch}.attention.sliding_window", 4096)
+    return _cohere(header, config) | {"sliding_window": window, "layer_types": _layer_types(header, config, 4)}
+
+
+def _glm4(header: GgufHeader, config: Config) -> Config:
+    return _biases(header) | {"partial_rotary_factor": _rotary_share(header, config)}
+
+
+_GLM4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_GLM4_LAYER = (*_ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *_GLM4_NORMS)
+_PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *_BEFORE)
+_STARCODER2_LAYER = (*_ATTENTION, "mlp.c_fc", "mlp.c_proj", *_BEFORE)
+_COHERE_LAYER = (*_ATTENTION, *_MLP, "input_layernorm")
+
+# general.architecture -> (architectures[0], model_type, Hugging Face modules).
+ARCHITECTURES = {
+    "gemma": ("GemmaForCausalLM", "gemma", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", _modules(*_ATTENTION, *_MLP, *_AROUND)),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _modules(*_ATTENTION, *_MLP, *_AROUND, *_HEAD_NORMS)),
+    "granite": ("GraniteForCausalLM", "granite", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", _modules(*_ATTENTION, *_MLP, *_BEHIND, *_HEAD_NORMS)),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _modules(*_STARCODER2_LAYER)),
+    "stablelm": ("StableLmForCausalLM", "stablelm", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
+    "phi3": ("Phi3ForCausalLM", "phi3", _modules(*_PHI3_LAYER)),
+    "exaone4": ("Exaone4ForCausalLM", "exaone4", _modules(*_ATTENTION, *_MLP, *_BEHIND, *_HEAD_NORMS)),
+    "command-r": ("CohereForCausalLM", "cohere", _modules(*_COHERE_LAYER, *_HEAD_NORMS)),
+    "cohere2": ("Cohere2ForCausalLM", "cohere2", _modules(*_COHERE_LAYER)),
+    "glm4": ("Glm4ForCausalLM", "glm4", _modules(*_GLM4_LAYER)),
+}
+# What each family's config has beside, or in place of, Llama's keys.
+CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "smollm3": _smollm3,
+    "starcoder2": _starcoder2,
+    "stablelm": _stablelm,
+    "phi3": _phi3,
+    "exaone4": _exaone4,
+    "command-r": _cohere,
+    "cohere2": _cohere2,
+    "glm4": _glm4,
+}
+LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2")
+
+
+def undo_norms(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
+    """Gemma's norms weight by 1 + w, which is what files hold."""
+    gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
+    return tensor.float() - 1 if gemma and name.endswith("norm.weight") else tensor

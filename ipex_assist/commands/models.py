@@ -1,0 +1,63 @@
+"""`ipex-assist models`: the families that our own decoder runs. Never imports torch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.executors.registry import EXECUTORS
+from ipex_assist.models import ARCHITECTURES, Architecture
+from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS
+
+OTHERS = (
+    "Any other causal language model of transformers runs through its generate(assistant_model=…): without streaming "
+    "verification, int8, int4, and many texts in a pass."
+)
+
+
+def describe() -> list[dict[str, Any]]:
+    """The families by their model_type, the objects that `--json` prints."""
+    return [_describe(each) for each in sorted(ARCHITECTURES.values(), key=lambda each: each.model_type)]
+
+
+def _describe(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "model_type": architecture.model_type,
+        "architecture": architecture.name,
+        "about": architecture.about,
+        "examples": list(architecture.examples),
+        "precisions": list(EXECUTORS["native"].precisions),
+        "default_assistants": [each.id for each in DEFAULT_ASSISTANTS.get(architecture.name, ())],
+    }
+
+
+def markdown() -> str:
+    """The table of docs/models.md."""
+    rows = ["| model_type | | for example | default assistants |", "|---|---|---|---|"]
+    for family in describe():
+        examples, assistants = ("<br>".join(family[key]) for key in ("examples", "default_assistants"))
+        rows.append(f"| `{family['model_type']}` | {family['about']} | {examples} | {assistants} |")
+    return "\n".join(rows) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    """Run `ipex-assist models` with the arguments after `models`; the result is the exit code."""
+    parser = ArgumentParser(
+        prog="ipex-assist models", description="List the families that our own decoder runs.", epilog=OTHERS
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON list on one line")
+    form.add_argument("--markdown", action="store_true", help="print the table of docs/models.md")
+    args = parser.parse_args(argv)
+    if args.json:
+        print(json.dumps(describe(), ensure_ascii=False))
+    elif args.markdown:
+        print(markdown(), end="")
+    else:
+        from tabulate import tabulate
+
+        rows = [(each["model_type"], each["examples"][0], *each["default_assistants"][:1]) for each in describe()]
+        print(tabulate(rows, headers=("model_type", "for example", "default assistant"), tablefmt="plain"))
+        print(f"\nPrecisions: {', '.join(EXECUTORS['native'].precisions)}. {OTHERS}")
+    return 0

@@ -1,0 +1,34 @@
+"""Granite 3 (dense): Llama with multipliers of the embedding, the residual stream, attention and logits."""
+
+from __future__ import annotations
+
+from ipex_assist.models.common import llama_like, positive
+from ipex_assist.models.config import Config
+from ipex_assist.models.names import named
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+ARCHITECTURE = "GraniteForCausalLM"
+EXAMPLES = ("ibm-granite/granite-3.3-8b-instruct", "ibm-granite/granite-3.3-2b-instruct")
+NAMES = {"norm_eps": "rms_norm_eps", "attention_scale": "attention_multiplier", "logit_multiplier": "logits_scaling"}
+
+
+def spec(config: Config) -> DecoderSpec:
+    """`logits_scaling` divides, the others multiply."""
+    bias = config.flag("attention_bias", False)
+    return llama_like(
+        "granite",
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        attention_scale=config.number("attention_scale", 1.0),
+        logit_multiplier=1 / positive(config, "logit_multiplier", 1.0),
+    )
+
+
+def weights(spec: DecoderSpec) -> dict[str, Source]:
+    """Llama's names; the multiplier of logits goes into the final norm."""
+    return named(spec, fields={"final_norm": {"factor": spec.logit_multiplier}})

@@ -1,0 +1,106 @@
+"""What the model files share of checkpoints' names: those of Llama, its relatives, and parts that lie in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.weights import Source
+
+# Our linears, norms and what is outside of layers, by Llama's names.
+LLAMA_LINEARS = {
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "o_proj": "self_attn.o_proj",
+    "gate_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "down_proj": "mlp.down_proj",
+}
+LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm", "lm_head": "lm_head"}
+HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+
+Fields = Mapping[str, Mapping[str, Any]]
+
+
+def named(
+    spec: DecoderSpec,
+    *,
+    prefix: str = "model.",
+    layers: str = "model.layers.",
+    linears: Mapping[str, str] = LLAMA_LINEARS,
+    norms: Mapping[str, str] = LLAMA_NORMS,
+    outside: Mapping[str, str] = LLAMA_OUTSIDE,
+    fields: Fields | None = None,
+) -> dict[str, Source]:
+    """Where a checkpoint keeps every weight of a spec, by what it calls our linears and norms.
+
+    prefix: what checkpoints saved from the bare model lack. fields: of `Source`, by our name of a linear or norm.
+    """
+    fields = fields or {}
+    norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
+    biased = {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), spec.qkv_bias),
+        "o_proj": spec.output_bias,
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), spec.mlp_bias),
+        "lm_head": spec.head_bias,
+    }
+    sources: dict[str, Source] = {}
+
+    def add(ours: str, theirs: str, leaf: str) -> None:
+        norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
+        for part in norm_parts if norm else [".weight", ".bias"] if biased.get(leaf) else [".weight"]:
+            name = theirs + part
+            sources[ours + part] = Source(
+                name, alternatives=(name.removeprefix(prefix),) if prefix else (), **fields.get(leaf, {})
+            )
+
+    for leaf, name in outside.items():
+        if not (leaf == "lm_head" and spec.tied_head) and not (leaf == "final_norm" and not spec.final_norm):
+            add(leaf, name, leaf)
+    absent = {*(() if spec.gated else ("gate_proj",)), *(("mlp_norm",) if spec.shared_norm else ())}
+    absent |= set(HEAD_NORMS) if spec.qk_norm is None else set()
+    for layer in range(spec.num_hidden_layers):
+        for leaf, name in {**norms, **linears}.items():
+            if leaf not in absent:
+                add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf)
+    return sources
+
+
+def llama_weights(spec: DecoderSpec) -> dict[str, Source]:
+    """Checkpoint names of every weight of a Llama-like model."""
+    return named(spec, norms={**LLAMA_NORMS, **HEAD_NORMS})
+
+
+def stacked(sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """Fields of parts that are stacked in one tensor, in this order, by their rows."""
+    found, start = {}, 0
+    for leaf, size in sizes.items():
+        found[leaf] = {"rows": (start, start + size)}
+        start += size
+    return found
+
+
+def stacked_qkv(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
+    """Query, key and value in one tensor, in this order."""
+    return stacked({"q_proj": spec.query_size, "k_proj": spec.key_value_size, "v_proj": spec.key_value_size})
+
+
+def stacked_gate_up(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
+    """Gate and up in one tensor, in this order."""
+    return stacked({"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size})
+
+
+def interleaved_qkv(group: int = 1) -> dict[str, dict[str, Any]]:
+    """One tensor that has for each key/value head its `group` queries, the key, the value."""
+    parts = group + 2
+    ends = {"q_proj": (0, group, parts), "k_proj": (group, group + 1, parts), "v_proj": (group + 1, parts, parts)}
+    return {leaf: {"interleaved": part} for leaf, part in ends.items()}
+
+
+def merged(*fields: Fields) -> dict[str, dict[str, Any]]:
+    """All of these together."""
+    names = {name for each in fields for name in each}
+    return {name: {key: value for each in fields for key, value in each.get(name, {}).items()} for name in names}

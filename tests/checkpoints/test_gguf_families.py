@@ -1,0 +1,132 @@
+"""GGUF of Llama's relatives: written as llama.cpp's converter does, read back as the checkpoint they were made of."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import pytest
+import tiny_models
+import torch
+from checkpoint_files import finish, permute
+
+from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.executors.rope import RotaryTable
+
+pytestmark = pytest.mark.one_stack
+
+# What the file cannot say, it says by the number of layers: the scale is by head_dim.
+EVEN = {"query_pre_attn_scalar": 32}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", EVEN),
+    "gemma3": ("gemma3", EVEN),
+    "granite": ("granite", {}),
+    "granite-biases": ("granite", {}),
+    "olmo2": ("olmo2", {}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 4}),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-window": ("starcoder2", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": ("stablelm", {}),
+    "phi3": ("phi3", {}),
+    "phi3-longrope": ("phi3", {}),
+    "phi3-partial": ("phi3", {}),
+    "exaone4": ("exaone4", {}),
+    "exaone4-full": ("exaone4", {}),
+    "cohere": ("command-r", {}),
+    "cohere-norms": ("command-r", {}),
+    "cohere2": ("cohere2", {}),
+    "glm4": ("glm4", {}),
+}
+
+
+def write(folder: Path, model: Any, arch: str) -> Path:
+    """What conversion/ of llama.cpp writes for this model, in F32."""
+    spec, config = open_checkpoint(str(folder)).decoder_spec(), model.config
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(spec.max_position_embeddings)
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_block_count(spec.num_hidden_layers)
+    writer.add_feed_forward_length(spec.intermediate_size)
+    writer.add_head_count(spec.num_attention_heads)
+    writer.add_head_count_kv(spec.num_key_value_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    (writer.add_layer_norm_rms_eps if spec.norm == "rms" else writer.add_layer_norm_eps)(spec.norm_eps)
+    assert spec.rope is not None
+    writer.add_rope_freq_base(spec.rope.theta)
+    writer.add_rope_dimension_count(spec.rotary_size)
+    if spec.rope.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(spec.rope.scaling["factor"])
+    if arch == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        writer.add_sliding_window(config.sliding_window or 0)
+    if spec.rope.kind == "longrope":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_attn_factors(RotaryTable(spec, torch.float32).rules[0].attention_factor)
+        for name in ("short", "long"):
+            factors = numpy.array(spec.rope.scaling[f"{name}_factor"], dtype=numpy.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    elif (window := getattr(config, "sliding_window", None)) is not None and arch != "phi3":
+        writer.add_sliding_window(window)
+        if arch in ("gemma3", "exaone4", "cohere2"):
+            pattern = [kind == "sliding_attention" for kind in config.layer_types]
+            writer.add_array(f"{arch}.attention.sliding_window_pattern", pattern)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if arch in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+    add_tensors(writer, model, arch)
+    finish(writer)
+    return path
+
+
+def add_tensors(writer: gguf.GGUFWriter, model: Any, arch: str) -> None:
+    """By the converter's names, norms and order of rows."""
+    config = model.config
+    key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    name_map = gguf.get_tensor_name_map(key, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.float().numpy()
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        if arch in ("granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            values = permute(values, heads)
+        stored = name_map.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored, name
+        writer.add_tensor(stored, numpy.ascontiguousarray(values))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -> None:
+    """Every field of the spec, the angles, and every tensor."""
+    arch, changes = VARIANTS[variant]
+    model = tiny_models.save(tmp_path, variant, **changes)
+    original, read = open_checkpoint(str(tmp_path)), open_checkpoint(str(write(tmp_path, model, arch)))
+    spec, expected = read.decoder_spec(), original.decoder_spec()
+    for field in fields(expected):
+        if field.name not in ("rope", "second_rope"):
+            assert getattr(spec, field.name) == pytest.approx(getattr(expected, field.name)), field.name
+    tables = (RotaryTable(each, torch.float32) for each in (spec, expected))
+    for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):
+        torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
+    stored = dict(original.tensors())
+    for name, tensor in read.tensors():
+        torch.testing.assert_close(tensor.float(), stored.pop(name), atol=1e-6, rtol=0)
+    assert not stored
+    read.check_weights()

@@ -1,0 +1,66 @@
+"""Every family in every precision: near transformers, exact in any company, and drafting is decoding."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+from decoding import run, tokens_of
+from native_models import PRECISIONS, folder, loaded, relative, tokens
+from transformers import AutoModelForCausalLM
+
+from ipex_assist.executors.interface import Rows
+from ipex_assist.native.library import unavailable
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.sampling import Sampling
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+
+# One of each kind of layer; the other families differ from these by names alone.
+VARIANTS = [
+    *("phi3-longrope", "granite", "olmo2", "smollm3", "gpt-neox", "gpt2", "starcoder2", "stablelm-parallel", "phi"),
+    *("gemma", "gemma2", "gemma3", "falcon-new", "gptj", "bloom", "mpt", "cohere-norms", "cohere2", "glm4", "exaone4"),
+]
+LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06, "int4": 0.7}
+PROMPT = tokens(30, 1)
+
+
+@functools.cache
+def expected(variant: str) -> torch.Tensor:
+    """transformers' logits of the prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder(variant), attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(torch.tensor([PROMPT])).logits[0]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_precision(variant: str, precision: str) -> None:
+    """As near to transformers as that precision is; a row has its bits alone, in a chunk, and among other texts."""
+    model = loaded(variant, precision)
+    alone = model.new_sequence(60, len(PROMPT))
+    steps = torch.cat([model.extend(alone, [token]) for token in PROMPT])
+    assert relative(steps, expected(variant)) < LARGEST_ERROR[precision]
+    second, third = model.new_sequence(60, len(PROMPT)), model.new_sequence(60, 3)
+    model.extend(second, PROMPT[:7])
+    rows = [Rows(third, [5, 6, 7], 3), Rows(second, PROMPT[7:], 3)]
+    assert torch.equal(model.forward(rows)[3:], steps[-3:])
+    drafted, _ = model.draft(alone, [9], 5)
+    following = [9, *drafted]
+    for token, right in itertools.pairwise(following):
+        assert int(model.extend(second, [token]).argmax()) == right
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_drafting_with_its_own_kind(variant: str) -> None:
+    """The int4 form of a model drafts for it in the engine: the tokens are those it writes alone."""
+    target, draft = loaded(variant, "bf16"), loaded(variant, "int4")
+    plain = tokens_of(run(target, new=16))
+    assistant = AssistantModel(draft, Sampling(), tiny_models.VOCAB, capacity=64)
+    rounds = run(target, assistant, k=3, new=16)
+    assert tokens_of(rounds) == plain
+    assert sum(each.accepted for each in rounds) > 0

@@ -1,0 +1,190 @@
+"""Each family's config with each of its fields changed: the right logits or a refusal, never another model's text."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from conftest import HAS_NATIVE
+from native_models import relative
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.load import load_model
+from ipex_assist.models import ARCHITECTURES
+from ipex_assist.models.config import NotComputed
+
+TOLERANCE = 1e-4
+PROMPT = [3, 17, 150, 9, 42, 77, 101, 5, 63, 12, 140, 8]
+# What no forward pass of transformers reads.
+NOT_MATHEMATICS = (
+    *(
+        "drop",
+        "token_id",
+        "initializer",
+        "cache",
+        "return",
+        "output",
+        "dtype",
+        "architectures",
+        "model_type",
+        "version",
+    ),
+    *(
+        "label",
+        "problem",
+        "encoder",
+        "name",
+        "chunk",
+        "summary",
+        "task",
+        "seed",
+        "embedding_fraction",
+        "torchscript",
+        "init_device",
+    ),
+    *("cross_attention", "pretraining_tp", "is_decoder", "norm_type"),
+)
+# A variant of each family; where it has an optional part, the one that has it.
+_VARIANTS = (
+    *("llama", "mistral-window", "qwen2-window", "qwen3", "opt", "gpt-bigcode", "phi3-longrope", "granite", "olmo2"),
+    *("smollm3", "gpt-neox", "gpt2", "starcoder2-window", "stablelm", "phi", "gemma", "gemma2", "gemma3"),
+    *("falcon-new", "gptj", "bloom", "mpt", "cohere", "cohere2", "glm", "glm4", "exaone4"),
+)
+FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
+
+
+class InMemory(Checkpoint):
+    """A model of transformers as a checkpoint, with a config of its own."""
+
+    source, path = "memory", Path("memory")
+    parameter_bytes = 0
+
+    def __init__(self, config: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+        self.config, self.generation_config, self.state = config, {}, state
+
+    def weight_files(self) -> list[Path]:
+        return []
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.state.items()}
+
+    def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self.state if names is None else names:
+            yield name, self.state[name]
+
+
+def changes(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Configs that differ in one field, by what differs; fields of parts ("rope_parameters") count as fields."""
+    for name, value in config.items():
+        if any(part in name for part in NOT_MATHEMATICS):
+            continue
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", config | {name: changed}) for inner, changed in changes(value))
+            continue
+        for other in others(name, value):
+            yield f"{name}={other!r}", config | {name: other}
+
+
+def others(name: str, value: Any) -> list[Any]:
+    """Other values that a field may have."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value // 2] if value % 2 == 0 and value > 1 else [value + 1]
+    if isinstance(value, float):
+        return [value * 1.5]
+    if isinstance(value, str):
+        return [{"relu": "gelu"}.get(value, "relu"), "quick_gelu"] if "act" in name else ["linear", "dynamic"]
+    if isinstance(value, list):
+        return [value[::-1]]
+    if name in ("rope_scaling", "rope_parameters"):
+        return [{"rope_type": "linear", "factor": 2.0}]
+    return [True] if name.startswith("use_") else [8]
+
+
+def reference(config: dict[str, Any]) -> tuple[Any, torch.Tensor] | None:
+    """transformers' model of a config, with random weights, and its logits; None where it cannot run it."""
+    torch.manual_seed(0)
+    try:
+        made = AutoConfig.for_model(**copy.deepcopy(config))
+        model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+        tiny_models.randomise(model)
+        with torch.no_grad():
+            return model, model(torch.tensor([PROMPT])).logits[0]
+    except Exception:  # whatever transformers does not take
+        return None
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_right_logits_or_a_refusal(model_type: str) -> None:
+    """A field that our spec does not read must not change what transformers computes."""
+    fields = copy.deepcopy(tiny_models.VARIANTS[FAMILIES[model_type]])
+    base = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    config = json.loads(base.to_json_string(use_diff=False))
+    architecture = next(each for each in ARCHITECTURES.values() if each.model_type == model_type)
+    right, refused, wrong = 0, 0, []
+    for what, changed in (("nothing", config), *changes(config)):
+        expected = reference(changed)
+        if expected is None:
+            continue
+        model, logits = expected
+        checkpoint = InMemory(changed | {"architectures": [architecture.name]}, stored(model))
+        try:
+            ours = load_model(checkpoint, "fp32", "native" if HAS_NATIVE else "torch", exact=False)
+        except (NotComputed, IpexAssistError):
+            assert what != "nothing"
+            refused += 1
+            continue
+        got = ours.extend(ours.new_sequence(len(PROMPT)), PROMPT, len(PROMPT))
+        if got.shape == logits.shape and relative(got, logits) <= TOLERANCE:
+            right += 1
+        else:
+            wrong.append(what)
+    assert not wrong, f"another model's text: {wrong}"
+    assert right > 6
+    assert refused > 0
+
+
+def stored(model: Any) -> dict[str, torch.Tensor]:
+    """The tensors that transformers would save: tied ones once."""
+    state = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+        state.pop("embed_out.weight", None)
+    return state
+
+
+HOSTILE: list[Any] = [-1, 0, 1 << 40, 0.5, -2.0, 1e300, True, None, "x", [], [-1], [None], {}, {"rope_type": "x"}]
+
+
+@pytest.mark.one_stack
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_hostile_values(model_type: str) -> None:
+    """A damaged config ends in a sentence of ours, whatever is in it, and takes no memory on the way."""
+    fields = copy.deepcopy(tiny_models.VARIANTS[FAMILIES[model_type]])
+    config = json.loads(AutoConfig.for_model(fields.pop("model_type"), **fields).to_json_string(use_diff=False))
+    architecture = next(each for each in ARCHITECTURES.values() if each.model_type == model_type)
+    refused = 0
+    parts = [value for value in config.values() if isinstance(value, dict)]
+    for name in {name for part in (config, *parts) for name in part}:
+        for value in HOSTILE:
+            inside = in_part(config, name, value)
+            for changed in (config | {name: value}, *([config | inside] if inside else [])):
+                try:
+                    architecture.weights(architecture.spec(changed))
+                except IpexAssistError:
+                    refused += 1
+    assert refused > 50
+
+
+def in_part(config: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The parts of a config that have this field, with another value in it."""
+    return {key: part | {name: value} for key, part in config.items() if isinstance(part, dict) and name in part}
