@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if args.url is not None:
         configure_messages(args.verbose)
         return _with_server(args)
-    return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args))
+    return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args), torch_late=True)
 
 
 def _options(args: argparse.Namespace) -> GenerationOptions:

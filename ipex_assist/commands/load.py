@@ -42,11 +42,14 @@ def load_models(
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
     check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, texts=texts))
-    with quiet_stderr(not verbose):
-        import torch  # noqa: F401
+    if (
+        options.executor != "native"
+    ):  # which imports torch where it packs, or a text needs more than the likeliest token
+        with quiet_stderr(not verbose):
+            import torch  # noqa: F401
 
-        if options.executor == "ipex":
-            import intel_extension_for_pytorch  # noqa: F401
+            if options.executor == "ipex":
+                import intel_extension_for_pytorch  # noqa: F401
     set_threads(threads)
     plan = launch.inherited_plan(os.environ)
 
@@ -67,12 +70,11 @@ def leave_cores_to_native() -> None:
 
     For commands, whose process is theirs alone; `load` leaves torch's threads to its caller.
     """
-    import torch
-
+    from ipex_assist.executors.late_torch import keep_torch_to
     from ipex_assist.native.library import pool_threads
 
     if pool_threads() is not None:
-        torch.set_num_threads(1)
+        keep_torch_to(1)
 
 
 def memory_need(

@@ -39,8 +39,6 @@ def load_model(
     one of KV_PRECISIONS; None: that of attention. Raises IpexAssistError where the checkpoint is not whole, or holds
     what is no number.
     """
-    import torch
-
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
@@ -49,7 +47,6 @@ def load_model(
         checkpoint, spec, sources, precision, progress, exact, cache_packed, table_of, group, kv_memory, kv_precision
     )
     try:
-        with torch.inference_mode():
-            return EXECUTORS[executor].load(request)
+        return EXECUTORS[executor].load(request)
     except NotFiniteError as error:
         raise IpexAssistError(f"{checkpoint.source}: {error}") from None

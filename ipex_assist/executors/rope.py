@@ -1,13 +1,17 @@
-"""Rotary position angles, with the rules by which models stretch their context."""
+"""Rotary position angles, with the rules by which models stretch their context. Never imports torch."""
 
 from __future__ import annotations
 
 import math
 import threading
+from typing import TypeAlias
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ipex_assist.models.spec import DecoderSpec
+
+Floats: TypeAlias = NDArray[np.float32]
 
 BLOCK = 1024  # positions whose angles are computed at once
 
@@ -17,11 +21,13 @@ class RotaryTable:
 
     Source of the rules: transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla;
     yarn: Peng et al. 2023, arXiv:2309.00071; llama3: Llama 3.1's reference code).
+    Angles are fp32, as they are there; powers, cosines and sines are computed in fp64 and rounded, so that no library's
+    or processor's own way of computing them shows.
     """
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         assert spec.rope is not None
-        self.rope, self.dtype = spec.rope, dtype
+        self.rope = spec.rope
         self.dim = spec.head_dim
         self.trained_length = spec.max_position_embeddings
         self.attention_factor = 1.0
@@ -40,10 +46,10 @@ class RotaryTable:
             # growing copies it.
             blocks = [self._block(start) for start in range(known, max(length, 2 * known), BLOCK)]
             cos, sin = zip(self.tables, *blocks, strict=True)
-            self.tables = torch.cat(cos), torch.cat(sin)
+            self.tables = np.concatenate(cos), np.concatenate(sin)
 
-    def _block(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(start, start + BLOCK, dtype=torch.float32)
+    def _block(self, start: int) -> tuple[Floats, Floats]:
+        positions = np.arange(start, start + BLOCK, dtype=np.float32)
         angles = positions[:, None] * self._inv_freq[None, :]
         beyond = positions[max(0, self.trained_length - start) :]
         if self.rope.kind == "dynamic" and len(beyond):
@@ -55,8 +61,8 @@ class RotaryTable:
         """Whether rows of a prompt of this length turn otherwise than those of decode steps."""
         return self.rope.kind == "dynamic" and prompt_length > self.trained_length
 
-    def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of positions start…start+count-1, each (count, 1, head_dim), for `rotate`.
+    def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[Floats, Floats]:
+        """(cos, sin) of positions start…start+count-1, each (count, 1, head_dim), for rotate.py.
 
         `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule every row of
         a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows behind it do not.
@@ -65,50 +71,52 @@ class RotaryTable:
         if prompt_length is None or start >= prompt_length or not self.stretches(prompt_length):
             return cos[start : start + count], sin[start : start + count]
         end = min(start + count, prompt_length)
-        positions = torch.arange(start, end, dtype=torch.float32)
-        inv_freq = self._dynamic(torch.tensor([float(prompt_length)]))
+        positions = np.arange(start, end, dtype=np.float32)
+        inv_freq = self._dynamic(np.array([prompt_length], np.float32))
         prompt_cos, prompt_sin = self._tables(positions[:, None] * inv_freq)
         behind = slice(end, start + count)
-        return torch.cat((prompt_cos, cos[behind])), torch.cat((prompt_sin, sin[behind]))
+        return np.concatenate((prompt_cos, cos[behind])), np.concatenate((prompt_sin, sin[behind]))
 
-    def _tables(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+    def _tables(self, angles: Floats) -> tuple[Floats, Floats]:
+        exact = angles.astype(np.float64)
+        cos, sin = (table(exact).astype(np.float32) * np.float32(self.attention_factor) for table in (np.cos, np.sin))
         # The sign of rotate_half sits in the table, so that a rotation is x·cos + roll(x)·sin.
-        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return cos[:, None, :].to(self.dtype), sin[:, None, :].to(self.dtype)
+        cos, sin = np.concatenate((cos, cos), -1), np.concatenate((-sin, sin), -1)
+        return cos[:, None, :], sin[:, None, :]
 
-    def _exponents(self) -> torch.Tensor:
-        return torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
+    def _frequencies(self, bases: NDArray[np.float64]) -> Floats:
+        """1 ÷ base^(2i ÷ head_dim) for each base: (…, head_dim / 2)."""
+        exponents = np.arange(0, self.dim, 2).astype(np.float32) / np.float32(self.dim)
+        return np.float32(1) / (bases[..., None] ** exponents.astype(np.float64)).astype(np.float32)
 
-    def _inverse_frequencies(self) -> torch.Tensor:
-        plain = 1.0 / (self.rope.theta ** self._exponents())
+    def _inverse_frequencies(self) -> Floats:
+        plain = self._frequencies(np.array(self.rope.theta, np.float64))
         if self.rope.kind == "linear":
-            return plain / self.rope.scaling["factor"]
+            return plain / np.float32(self.rope.scaling["factor"])
         if self.rope.kind == "llama3":
             return self._llama3(plain)
         if self.rope.kind == "yarn":
             return self._yarn(plain)
         return plain
 
-    def _dynamic(self, lengths: torch.Tensor) -> torch.Tensor:
+    def _dynamic(self, lengths: Floats) -> Floats:
         """Inverse frequencies for sequences of `lengths` tokens: (len(lengths), head_dim / 2)."""
         factor = self.rope.scaling["factor"]
-        stretch = (factor * lengths / self.trained_length) - (factor - 1)
-        bases = self.rope.theta * stretch ** (self.dim / (self.dim - 2))
-        return 1.0 / (bases[:, None] ** self._exponents())
+        stretch = (factor * lengths.astype(np.float64) / self.trained_length) - (factor - 1)
+        return self._frequencies(self.rope.theta * stretch ** (self.dim / (self.dim - 2)))
 
-    def _llama3(self, plain: torch.Tensor) -> torch.Tensor:
+    def _llama3(self, plain: Floats) -> Floats:
         scaling = self.rope.scaling
         factor, trained = scaling["factor"], scaling["original_max_position_embeddings"]
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        wavelength = 2 * math.pi / plain
+        wavelength = np.float32(2 * math.pi) / plain
         smooth = (trained / wavelength - low) / (high - low)
         blended = (1 - smooth) * plain / factor + smooth * plain
-        scaled = torch.where(wavelength > trained / low, plain / factor, plain)
+        scaled = np.where(wavelength > trained / low, plain / factor, plain)
         between = (wavelength >= trained / high) & (wavelength <= trained / low)
-        return torch.where(between, blended, scaled)
+        return np.where(between, blended, scaled).astype(np.float32)
 
-    def _yarn(self, plain: torch.Tensor) -> torch.Tensor:
+    def _yarn(self, plain: Floats) -> Floats:
         scaling = self.rope.scaling
         trained = scaling.get("original_max_position_embeddings") or self.trained_length
         factor = scaling["factor"]
@@ -122,9 +130,9 @@ class RotaryTable:
         if scaling.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
-        ramp = (torch.arange(self.dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
-        interpolated = ramp.clamp(0, 1)
-        return plain / factor * interpolated + plain * (1 - interpolated)
+        ramp = (np.arange(self.dim // 2, dtype=np.float32) - low) / ((high - low) or 0.001)
+        interpolated = ramp.clip(0, 1)
+        return (plain / factor * interpolated + plain * (1 - interpolated)).astype(np.float32)
 
 
 def _yarn_attention_factor(scaling: dict[str, float], factor: float) -> float:
@@ -136,8 +144,3 @@ def _yarn_attention_factor(scaling: dict[str, float], factor: float) -> float:
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
     return mscale()
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does."""
-    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)

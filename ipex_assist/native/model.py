@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-
-import torch
+from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
@@ -13,6 +12,9 @@ from ipex_assist.native.library import Pool, last_error, library
 from ipex_assist.native.sizes import new_model
 from ipex_assist.native.structures import PRECISIONS, SLOTS, SOURCE_TYPES
 from ipex_assist.quantization.precision import INT4_GROUP
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PackedModel:
@@ -114,6 +116,8 @@ class PackedModel:
 
         which: qkv (parts begin at multiples of 16 columns), output, up (gate and up by turns of 16 columns) or down.
         """
+        import torch
+
         spec = self.spec
         columns = {
             "qkv": spec.query_size + 2 * spec.key_value_size + 3 * 16,
