@@ -106,7 +106,7 @@ def _with_model(args: argparse.Namespace) -> int:
     options, load = _options(args), arguments.load_options(args)
     if load.target is None:
         load = demo_options(load)
-    model, _ = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose)
+    model, _ = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose, torch_late=True)
     if not model.tokenizer.chat_template:
         raise UsageError(
             f"{load.target} has no chat template: it goes on with a text, and answers nobody. "

@@ -29,11 +29,14 @@ def load_models(
     verbose: bool = False,
     checkpoints: OpenCheckpoints | None = None,
     texts: Sequence[int] = (),
+    torch_late: bool = False,
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
-    checkpoints: those that are open already. texts: the tokens of several that are under way at a time.
+    checkpoints: those that are open already. texts: the tokens of several that are under way at a time. torch_late: the
+    native executor imports torch where it packs, or when a text is drawn, which may be never; else it is there when the
+    first text comes.
     """
     from ipex_assist.executors.choose import compute_threads, resolve_executor
 
@@ -42,9 +45,7 @@ def load_models(
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
     check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, texts=texts))
-    if (
-        options.executor != "native"
-    ):  # which imports torch where it packs, or a text needs more than the likeliest token
+    if options.executor != "native" or not torch_late:
         with quiet_stderr(not verbose):
             import torch  # noqa: F401
 

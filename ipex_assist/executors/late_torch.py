@@ -23,6 +23,13 @@ def torch_is_here() -> bool:
     return sys.modules.get("torch") is not None  # None where it has been left out (tokenization/without_torch.py)
 
 
+def torch_threads() -> int | None:
+    """Return how many threads torch has, or will have; None where it is not here and nobody has said that."""
+    if torch_is_here():
+        return int(torch_module().get_num_threads())
+    return _threads[-1] if _threads else None
+
+
 def keep_torch_to(threads: int) -> None:
     """Let torch compute with so many threads, now or as soon as it is imported by `torch_module`."""
     _threads[:] = [threads]
