@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import logging
 import os
 import time
@@ -97,6 +96,11 @@ class _Request:
     executor: str
     shared: SharedVocabulary | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def nothing_drafts(self) -> bool:
+        """Whether there is no assistant of any kind: the first passes' times teach nobody anything then."""
+        return self.assistant is None and self.name.model is None and not self.name.lookup
 
     def identity(self, universal: bool) -> Identity:
         """The names that results repeat."""
@@ -196,6 +200,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         cache_packed=options.cache_packed,
         kv_memory=kv_memory,
         kv_precision=options.kv_precision,
+        quick=options.quick_start and request.nothing_drafts,
     )
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
@@ -265,6 +270,8 @@ def _vocabulary(
 
 def _cache(request: _Request, drafts: bool) -> PairCache:
     """Open the cache of what earlier processes learnt of this pair. drafts: a model does, not lookup alone."""
+    import importlib.metadata  # late, as it takes long
+
     pair = pair_facts(
         request.checkpoint,
         request.precision,

@@ -35,6 +35,7 @@ from ipex_assist.quantization.precision import kv_precision_of
 if TYPE_CHECKING:
     import torch
 
+SETTLE_BYTES = 64 << 20  # of a mapped image, between two passes: as long as half a pass of a small model
 FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
 
 
@@ -59,7 +60,11 @@ class NativeModel(Model):
         self.rotary = RotaryTable(self.spec) if self.spec.rope is not None else None
         self._kv_memory = kv_memory or KvMemory()
         workspace = workspace_bytes(self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length)
-        self._kv_memory.join(self.block_bytes, self.spec.context_length, workspace)
+        # What is mapped now counts as memory that is free.
+        self._kv_memory.join(
+            self.block_bytes, self.spec.context_length, workspace + (packed.nbytes if packed.settles else 0)
+        )
+        self._begun = False
         self._memory: BlockMemory | None = None
         self._pool: BlockPool | None = None
         self._making = threading.Lock()
@@ -235,12 +240,19 @@ class NativeModel(Model):
 
     # ---- passes
 
+    def _settle(self) -> None:
+        """Before each pass but the first: give a mapped image a piece of memory of its own."""
+        if self.packed.settles and self._begun:
+            self.packed.settle(SETTLE_BYTES)
+        self._begun = True
+
     def _forward(self, parts: abc.Sequence[Part], logits: int, vocabulary: int | None) -> None:
         """Run a pass. logits: where its wanted rows are written, an address."""
         packed = self.packed
         batch, _keep = self._batch(parts, vocabulary)
         batch.logits = logits
         with turn:
+            self._settle()
             packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
         _lengthen(parts)
 
@@ -253,6 +265,7 @@ class NativeModel(Model):
         top_logs = (ctypes.c_float * (rows * top))()
         choices = Choices(top, tokens, logs, log_sums, top_tokens, top_logs)
         with turn:
+            self._settle()
             status = packed.library.ia_choose(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(choices)
             )
@@ -293,6 +306,7 @@ class NativeModel(Model):
         )
         packed = self.packed
         with turn:
+            self._settle()
             status = packed.library.ia_draft(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts)
             )

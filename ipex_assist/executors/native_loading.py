@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
-from ipex_assist.env.memory import release_free_memory
+from ipex_assist.env.memory import read_memory, release_free_memory
 from ipex_assist.env.topology import read_topology
-from ipex_assist.executors.late_torch import torch_is_here, torch_module
+from ipex_assist.executors.late_torch import torch_module, torch_threads
 from ipex_assist.executors.native import NativeModel
-from ipex_assist.executors.packed_cache import load_packed, packed_path, save_packed
+from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
 from ipex_assist.executors.registry import LoadRequest
-from ipex_assist.executors.tensor_stream import stream_tensors
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
 from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("ipex_assist")
+
+_MARGIN = 1 << 30  # of memory, beside an image
 
 
 @contextlib.contextmanager
@@ -59,9 +60,10 @@ def planned_pool(threads: int | None = None) -> Pool:
 
 
 def _openmp_threads() -> int:
-    """Threads that torch has, or would have if it were imported: $OMP_NUM_THREADS, or one a core."""
-    if torch_is_here():
-        return int(torch_module().get_num_threads())
+    """Threads that torch has, or would have if it were imported: as somebody said, $OMP_NUM_THREADS, or one a core."""
+    known = torch_threads()
+    if known is not None:
+        return known
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
@@ -97,8 +99,8 @@ def load_native(request: LoadRequest) -> NativeModel:
     checkpoint, pool = request.checkpoint, planned_pool()
     started = time.perf_counter()
     model = _empty_model(request, pool)
-    kept = packed_path(checkpoint, model) if request.cache_packed else None
-    from_cache = kept is not None and load_packed(model, kept)
+    kept = packed_path(checkpoint, model) if _keeps(request, model) else None
+    from_cache = kept is not None and load_packed(model, kept, quick=request.quick)
     if kept is None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     if not from_cache:
@@ -106,7 +108,7 @@ def load_native(request: LoadRequest) -> NativeModel:
             _pack(request, model)
         release_free_memory()
         if kept is not None:
-            save_packed(model, kept)
+            save_packed(model, kept, checkpoint.source, asked=bool(request.cache_packed))
     # What is kept on disk is whole, and so it is only now that its table may go.
     if kept is not None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
@@ -121,6 +123,14 @@ def load_native(request: LoadRequest) -> NativeModel:
         pool.threads,
     )
     return NativeModel(model, request.kv_memory, request.kv_precision)
+
+
+def _keeps(request: LoadRequest, model: PackedModel) -> bool:
+    """Whether the image is kept on disk: whole, so that a model which shares a table needs memory for its own, too."""
+    if request.cache_packed is None and isinstance(request.table_of, NativeModel):
+        available = read_memory().available
+        return keeps_packed(None) and (not available or model.nbytes + _MARGIN <= available)
+    return keeps_packed(request.cache_packed)
 
 
 def _stored(request: LoadRequest) -> QuantizedCheckpoint | None:
@@ -139,6 +149,8 @@ def _empty_model(request: LoadRequest, pool: Pool) -> PackedModel:
 
 
 def _pack(request: LoadRequest, model: PackedModel) -> None:
+    from ipex_assist.executors.tensor_stream import stream_tensors
+
     stored = _stored(request)
     with torch_module().inference_mode():
         if stored is not None:

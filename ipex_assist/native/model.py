@@ -36,6 +36,7 @@ class PackedModel:
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
+        self.settles = False  # whether `settle` has something to do
         self.handle = new_model(spec, precision, group, outer_precision, ordered)
 
     def __del__(self) -> None:
@@ -67,9 +68,21 @@ class PackedModel:
         """Reserve empty memory for `pack`."""
         self.check(self.library.ia_model_allocate(self.handle))
 
-    def adopt(self, file: int, offset: int, copy: bool) -> None:
-        """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node."""
-        self.check(self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, copy))
+    def adopt(self, file: int, offset: int, copy: bool, *, settle: bool = False) -> None:
+        """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node.
+
+        settle: a copy is wanted, but not at once: `settle` makes it, until when the image may be mapped.
+        """
+        status = self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, 2 if settle else int(copy))
+        self.check(status)
+        self.settles = status == 1
+
+    def settle(self, size: int) -> None:
+        """Copy the next `size` bytes or so of an image that is still mapped; no pass may run meanwhile.
+
+        Where there is no memory for them it stays mapped.
+        """
+        self.settles = self.library.ia_model_settle(self.handle, self.pool.handle, size) == 1
 
     def share_table(self, other: PackedModel) -> None:
         """Look tokens up in the table of `other`, a model of the same checkpoint.
