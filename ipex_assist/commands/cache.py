@@ -111,7 +111,7 @@ def _cleared(folder: Path, found: Sequence[PackedCopy], names: Sequence[str]) ->
 
 def _text(report: dict[str, Any]) -> str:
     """The report for people: a line a copy, and a sentence about all."""
-    listed = report.get("copies", report.get("deleted"))
+    listed: list[dict[str, Any]] = report["copies"] if "copies" in report else report["deleted"]
     lines = [
         f"{_gb(copy['bytes']):>9}  {copy['used'].replace('T', ' ').removesuffix('Z')}  {copy['precision'] or '?':<4}  "
         f"{copy['model'] or '?'}  {copy['name']}"

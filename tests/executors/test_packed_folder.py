@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import HAS_NATIVE
 from packed_files import files, load, logits, warnings
+from tiny_tokenizers import tiny_tokenizer
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
@@ -103,6 +104,7 @@ def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_copy_is_kept_unasked_and_that_is_said(
     source: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tiny_tokenizer().save_pretrained(source)
     waited: list[int] = []
     monkeypatch.setattr(packed_cache.os, "fsync", waited.append)
     first = ipex_assist.load(str(source), None, precision="int4")
@@ -174,18 +176,18 @@ def test_four_processes_write_the_same_copy(source: Path, folder: Path) -> None:
     (path,) = files(folder)
     whole = path.read_bytes()
     path.unlink()
-    children = [_forked(model, path) for _ in range(4)]
+    children = [_forked(model, path, source) for _ in range(4)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
     assert path.read_bytes() == whole
     assert files(folder) == [path]
 
 
-def _forked(model: PackedModel, path: Path) -> int:
+def _forked(model: PackedModel, path: Path, source: Path) -> int:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            code = 0 if save_packed(model, path) else 1
+            code = 0 if save_packed(model, path, str(source)) else 1
         except BaseException:
             traceback.print_exc()
         finally:
