@@ -60,7 +60,7 @@ class LoadOptions(Options):
         flags=(),
     )
     cache_packed: bool | None = option(
-        None, "keep packed weights on disk for quick starts (default: where there is much room)", Switch(both=True)
+        None, "keep packed weights, for quick starts (default: where the disk has room)", Switch(both=True)
     )
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())
