@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -297,6 +296,8 @@ def checked(name: str, take: Callable[[Any], Any], value: Any) -> Any:
 
 def suggestion(name: str, names: Iterable[str]) -> str:
     """What somebody who wrote `name` may have meant, ready to be appended to a message."""
+    import difflib  # late: nobody waits for it but who made a slip
+
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
     return f" (did you mean {close[0]}?)" if close else ""
 

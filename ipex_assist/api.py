@@ -10,8 +10,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ipex_assist import launch
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
@@ -19,14 +17,15 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
 from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.late_torch import torch_is_here
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.native_loading import one_torch_thread
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.rows_of_config import vocabulary_rows
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.generation.transformers_pair import vocabulary_rows
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
@@ -71,7 +70,7 @@ def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) ->
     """
     model = _build(_request(options, OpenCheckpoints() if checkpoints is None else checkpoints))
     if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
-        with one_torch_thread() if model.identity.executor == "native" else nullcontext():
+        with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
             _ = model.drafting.costs
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
@@ -97,6 +96,11 @@ class _Request:
     executor: str
     shared: SharedVocabulary | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def nothing_drafts(self) -> bool:
+        """Whether there is no assistant of any kind: the first passes' times teach nobody anything then."""
+        return self.assistant is None and self.name.model is None and not self.name.lookup
 
     def identity(self, universal: bool) -> Identity:
         """The names that results repeat."""
@@ -196,6 +200,7 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         cache_packed=options.cache_packed,
         kv_memory=kv_memory,
         kv_precision=options.kv_precision,
+        quick=options.quick_start and request.nothing_drafts,
     )
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
@@ -265,6 +270,8 @@ def _vocabulary(
 
 def _cache(request: _Request, drafts: bool) -> PairCache:
     """Open the cache of what earlier processes learnt of this pair. drafts: a model does, not lookup alone."""
+    import importlib.metadata  # late, as it takes long
+
     pair = pair_facts(
         request.checkpoint,
         request.precision,
@@ -281,7 +288,7 @@ def _cache(request: _Request, drafts: bool) -> PairCache:
         "cpus": sorted(plan.cpus if plan else MASK_AT_START),
         "threads": plan.threads if plan else compute_threads(),
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),
     }
     return PairCache(pair, machine, anew=request.options.recalibrate)
 

@@ -63,6 +63,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.commands import eval as evaluate
 
         return evaluate.main(argv[1:])
+    if argv[:1] == ["cache"]:
+        from ipex_assist.commands import cache
+
+        return cache.main(argv[1:])
     if argv[:1] == ["chat"]:
         from ipex_assist.commands import chat
 
@@ -95,6 +99,7 @@ def _parsers() -> Parsers:
         "": parse,
         "batch": batch.parse,
         "bench": bench.parse,
+        "cache": None,
         "env": None,
         "eval": evaluate.build_parser().parse_args,
         "quantize": quantize.build_parser().parse_args,

@@ -22,6 +22,7 @@ PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 1
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of this test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("IPEX_ASSIST_PACKED", raising=False)
     assert cache_folder("packed") == tmp_path / "cache" / "ipex-assist" / "packed"
     return cache_folder("packed")
 

@@ -12,7 +12,6 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from ipex_assist.checkpoints.safetensors_file import fits_memory, read_into, ref
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     import numpy
     import torch
 
@@ -151,6 +152,8 @@ def read_tensors(
     cpus: where to dequantize. Threads inherit the affinity of the one that starts them, and an OpenMP runtime that
     binds its threads leaves the main thread one CPU; so the caller notes the set before any computation.
     """
+    from concurrent.futures import ThreadPoolExecutor  # late: most starts read no GGUF
+
     cpus = cpus or os.sched_getaffinity(0)
     count = min(_WORKERS, len(cpus))
     with ThreadPoolExecutor(count, initializer=os.sched_setaffinity, initargs=(0, cpus)) as workers:

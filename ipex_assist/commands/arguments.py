@@ -18,7 +18,7 @@ from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 EPILOG = """\
-  ipex-assist batch|serve|chat|submit|bench|quantize|eval|models|env --help   prompts, a server, talking, jobs, hardware
+  ipex-assist batch|serve|chat|submit|bench|quantize|eval|models|cache|env --help   prompts, a server, jobs, …
 """
 
 

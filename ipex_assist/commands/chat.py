@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if args.url is not None:
         configure_messages(args.verbose)
         return _with_server(args)
-    return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args))
+    return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args), torch_late=True)
 
 
 def _options(args: argparse.Namespace) -> GenerationOptions:
@@ -106,7 +106,7 @@ def _with_model(args: argparse.Namespace) -> int:
     options, load = _options(args), arguments.load_options(args)
     if load.target is None:
         load = demo_options(load)
-    model, _ = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose)
+    model, _ = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose, torch_late=True)
     if not model.tokenizer.chat_template:
         raise UsageError(
             f"{load.target} has no chat template: it goes on with a text, and answers nobody. "

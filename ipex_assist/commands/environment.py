@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 from collections.abc import Sequence
@@ -54,6 +53,8 @@ class VersionAction(argparse.Action):
 
 def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, Any]:
     """Return where this process runs, on what processor, and with which versions, for statistics and reports."""
+    import importlib.metadata  # late, as it takes long
+
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
     from ipex_assist.executors.choose import compute_threads

@@ -37,10 +37,12 @@ def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
     _configure(args.verbose)
     prompt, chat = read_prompt(args.prompt, args.prompt_file, args.chat, demo=args.model is None)
-    options, load = _generation_options(args), load_options(args)
+    options, load = _generation_options(args), load_options(args, quick_start=True)
     if load.target is None:
         load = demo_options(load)
-    model, start_warnings = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose)
+    model, start_warnings = load_models(
+        load, options.max_new_tokens, args.threads, verbose=args.verbose, torch_late=True
+    )
     generation = model.stream(prompt, options, chat=chat)
     return _generate(model, generation, args, start_warnings)
 

@@ -29,11 +29,14 @@ def load_models(
     verbose: bool = False,
     checkpoints: OpenCheckpoints | None = None,
     texts: Sequence[int] = (),
+    torch_late: bool = False,
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
-    checkpoints: those that are open already. texts: the tokens of several that are under way at a time.
+    checkpoints: those that are open already. texts: the tokens of several that are under way at a time. torch_late: the
+    native executor imports torch where it packs, or when a text is drawn, which may be never; else it is there when the
+    first text comes.
     """
     from ipex_assist.executors.choose import compute_threads, resolve_executor
 
@@ -42,11 +45,12 @@ def load_models(
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
     check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, texts=texts))
-    with quiet_stderr(not verbose):
-        import torch  # noqa: F401
+    if options.executor != "native" or not torch_late:
+        with quiet_stderr(not verbose):
+            import torch  # noqa: F401
 
-        if options.executor == "ipex":
-            import intel_extension_for_pytorch  # noqa: F401
+            if options.executor == "ipex":
+                import intel_extension_for_pytorch  # noqa: F401
     set_threads(threads)
     plan = launch.inherited_plan(os.environ)
 
@@ -67,12 +71,11 @@ def leave_cores_to_native() -> None:
 
     For commands, whose process is theirs alone; `load` leaves torch's threads to its caller.
     """
-    import torch
-
+    from ipex_assist.executors.late_torch import keep_torch_to
     from ipex_assist.native.library import pool_threads
 
     if pool_threads() is not None:
-        torch.set_num_threads(1)
+        keep_torch_to(1)
 
 
 def memory_need(

@@ -20,13 +20,19 @@ def run_placed(
     args: argparse.Namespace,
     model_bytes: Callable[[], int | None],
     work: Callable[[], int],
+    *,
+    torch_late: bool = False,
 ) -> int:
     """Start `ipex-assist COMMAND argv` again under the launcher, or, when that has happened, do its work.
 
-    args: with launch.add_placement_arguments' flags and `verbose`. Returns the exit code. Never imports torch itself.
+    args: with launch.add_placement_arguments' flags and `verbose`. torch_late: the work imports torch by
+    executors/late_torch.py, if at all; else it is there, with its threads, before the work begins. Returns the exit
+    code.
     """
     if works_here(args):
         configure_messages(args.verbose)
+        if not torch_late:
+            import torch  # noqa: F401
         set_threads(args.threads)
         return work()
     return start_placed([command], argv, args, model_bytes)
@@ -74,9 +80,9 @@ def this_command() -> list[str]:
 
 
 def set_threads(threads: int | None) -> None:
-    """Let torch compute with as many threads as were planned, or asked for."""
-    import torch
+    """Let torch compute with as many threads as were planned, or asked for, now or when it is imported."""
+    from ipex_assist.executors.late_torch import keep_torch_to
 
     plan = launch.inherited_plan(os.environ)
     if plan is not None or threads is not None:
-        torch.set_num_threads(plan.threads if plan is not None else threads or 1)
+        keep_torch_to(plan.threads if plan is not None else threads or 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -179,6 +178,8 @@ class Handle(Iterator[Round]):
 
     async def __anext__(self) -> Round:
         """The next round; needs an engine whose thread runs (`Engine.start`)."""
+        import asyncio  # late: nobody who iterates in a thread needs it
+
         request, loop, arrived = self._request, asyncio.get_running_loop(), asyncio.Event()
         request.listener = lambda: loop.call_soon_threadsafe(arrived.set)
         while not request.rounds:

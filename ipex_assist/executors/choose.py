@@ -54,11 +54,10 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
 
 def compute_threads() -> int:
     """Threads that models run on: the native core's where it is in use, else torch's."""
-    import torch
-
+    from ipex_assist.executors.late_torch import torch_module
     from ipex_assist.native.library import pool_threads
 
-    return pool_threads() or torch.get_num_threads()
+    return pool_threads() or int(torch_module().get_num_threads())
 
 
 def library_executor() -> str:

@@ -23,33 +23,44 @@ def load_model(
     *,
     progress: bool = False,
     exact: bool = True,
-    cache_packed: bool = False,
+    cache_packed: bool | None = False,
     table_of: Model | None = None,
     group: int = INT4_GROUP,
     kv_memory: KvMemory | None = None,
     kv_precision: str | None = None,
+    quick: bool = False,
 ) -> Model:
     """Load and pack a checkpoint whose architecture is one of ours.
 
     exact: find which row counts give equal bits, as a target must have it; a draft needs none of that (nor does the
     native core, which is exact by its construction). cache_packed: keep the native core's packed weights on disk, and
-    take them from there. table_of: a model of the same checkpoint, whose embedding is used where that can be.
-    group: input columns that share an int4 scale, unless the checkpoint comes in groups of its own.
+    take them from there; None: where there is much room. table_of: a model of the same checkpoint, whose embedding is
+    used where that can be. group: input columns that share an int4 scale, unless the checkpoint comes in groups of its
+    own.
     kv_memory: what its keys and values may take, together with those of the models it works with. kv_precision: theirs,
-    one of KV_PRECISIONS; None: that of attention. Raises IpexAssistError where the checkpoint is not whole, or holds
+    one of KV_PRECISIONS; None: that of attention. quick: be ready as soon as a first pass can run, though the passes
+    behind it take a little longer then. Raises IpexAssistError where the checkpoint is not whole, or holds
     what is no number.
     """
-    import torch
-
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     sources = architecture.weights(spec)
     request = LoadRequest(
-        checkpoint, spec, sources, precision, progress, exact, cache_packed, table_of, group, kv_memory, kv_precision
+        checkpoint,
+        spec,
+        sources,
+        precision,
+        progress,
+        exact,
+        cache_packed,
+        table_of,
+        group,
+        kv_memory,
+        kv_precision,
+        quick,
     )
     try:
-        with torch.inference_mode():
-            return EXECUTORS[executor].load(request)
+        return EXECUTORS[executor].load(request)
     except NotFiniteError as error:
         raise IpexAssistError(f"{checkpoint.source}: {error}") from None

@@ -1,4 +1,4 @@
-"""The native executor: a Model whose every pass is one call of the C++ core."""
+"""The native executor: a Model whose every pass is one call of the C++ core. torch is imported for logits alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import ctypes
 import threading
 from collections import abc
 from collections.abc import Iterator
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
@@ -24,8 +22,9 @@ from ipex_assist.executors.interface import (
     check_rows,
 )
 from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.late_torch import torch_module
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
-from ipex_assist.executors.rope import RotaryTable
+from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.executors.turn import turn
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.model import PackedModel
@@ -33,6 +32,10 @@ from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.native.structures import Batch, Choices, Drafts, Stretch
 from ipex_assist.quantization.precision import kv_precision_of
 
+if TYPE_CHECKING:
+    import torch
+
+SETTLE_BYTES = 64 << 20  # of a mapped image, between two passes: as long as half a pass of a small model
 FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
 
 
@@ -54,10 +57,14 @@ class NativeModel(Model):
         """kv_memory: shared with the models that this one works with. kv_precision: None is that of attention."""
         self.packed, self.spec = packed, packed.spec
         self.kv_precision = kv_precision_of(packed.precision, kv_precision)
-        self.rotary = RotaryTable(self.spec, torch.float32) if self.spec.ropes else None
+        self.rotary = RotaryTable(self.spec) if self.spec.ropes else None
         self._kv_memory = kv_memory or KvMemory()
         workspace = workspace_bytes(self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length)
-        self._kv_memory.join(self.block_bytes, self.spec.context_length, workspace)
+        # What is mapped now counts as memory that is free.
+        self._kv_memory.join(
+            self.block_bytes, self.spec.context_length, workspace + (packed.nbytes if packed.settles else 0)
+        )
+        self._begun = False
         self._memory: BlockMemory | None = None
         self._pool: BlockPool | None = None
         self._making = threading.Lock()
@@ -88,11 +95,11 @@ class NativeModel(Model):
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
         parts = self._parts(rows)
-        logits = torch.empty(sum(each.last for each in rows), self._width)
+        logits = torch_module().empty(sum(each.last for each in rows), self._width)
         place = 0
         for group in self._passes(parts):
             wanted = sum(part.last for part in group)
-            self._forward(group, logits[place : place + wanted], vocabulary)
+            self._forward(group, logits[place : place + wanted].data_ptr(), vocabulary)
             place += wanted
         return logits[:, : self._choices(vocabulary)]
 
@@ -187,7 +194,7 @@ class NativeModel(Model):
         if group:
             yield group
 
-    def _rotation(self, sequence: NativeSequence, start: int, rows: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    def _rotation(self, sequence: NativeSequence, start: int, rows: int) -> tuple[int, Floats, Floats]:
         """cos and sin (…, 1, head_dim) of at least these rows, and the position of their first."""
         assert self.rotary is not None
         prompt_length = sequence.turned_as
@@ -213,7 +220,7 @@ class NativeModel(Model):
             if self.rotary is not None:
                 first, cosine, sine = self._rotation(own, part.start, rows + (further[index] if further else 0))
                 stretch.table_start, stretch.table_rows = first, len(cosine)
-                stretch.cosine, stretch.sine = cosine.data_ptr(), sine.data_ptr()
+                stretch.cosine, stretch.sine = cosine.ctypes.data, sine.ctypes.data
                 keep.append((cosine, sine))
             row += rows
             wanted += range(row - part.last, row)
@@ -233,11 +240,19 @@ class NativeModel(Model):
 
     # ---- passes
 
-    def _forward(self, parts: abc.Sequence[Part], logits: torch.Tensor, vocabulary: int | None) -> None:
+    def _settle(self) -> None:
+        """Before each pass but the first: give a mapped image a piece of memory of its own."""
+        if self.packed.settles and self._begun:
+            self.packed.settle(SETTLE_BYTES)
+        self._begun = True
+
+    def _forward(self, parts: abc.Sequence[Part], logits: int, vocabulary: int | None) -> None:
+        """Run a pass. logits: where its wanted rows are written, an address."""
         packed = self.packed
         batch, _keep = self._batch(parts, vocabulary)
-        batch.logits = logits.data_ptr()
+        batch.logits = logits
         with turn:
+            self._settle()
             packed.check(packed.library.ia_forward(packed.handle, packed.pool.handle, ctypes.byref(batch)))
         _lengthen(parts)
 
@@ -250,6 +265,7 @@ class NativeModel(Model):
         top_logs = (ctypes.c_float * (rows * top))()
         choices = Choices(top, tokens, logs, log_sums, top_tokens, top_logs)
         with turn:
+            self._settle()
             status = packed.library.ia_choose(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(choices)
             )
@@ -274,7 +290,7 @@ class NativeModel(Model):
                 before.append(Part(own, each.tokens[:-keep], own.length, 0))
             parts.append(Part(own, each.tokens[-keep:], own.length + count - keep, 1))
         for group in self._passes(before):
-            self._forward(group, torch.empty(0, self._width), None)
+            self._forward(group, 0, None)  # no row is wanted
         counts = [each.count for each in requests]
         batch, _keep = self._batch(parts, self._choices(vocabulary), counts)
         number, stride = len(parts), max(counts)
@@ -290,6 +306,7 @@ class NativeModel(Model):
         )
         packed = self.packed
         with turn:
+            self._settle()
             status = packed.library.ia_draft(
                 packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts)
             )

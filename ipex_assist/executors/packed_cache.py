@@ -15,14 +15,14 @@ import logging
 import os
 import platform
 import re
-import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import read_memory
+from ipex_assist.executors.packed_folder import HEADER_BYTES, make_room, note_use, one_at_a_time, size_limit
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -32,18 +32,30 @@ log = logging.getLogger("ipex_assist")
 
 LAYOUT_VERSION = 2  # of the image: changes with native/kernels.h, Model::lay_out and the packing in native/pack.h
 MAGIC = "ipex-assist packed weights"
-HEADER_BYTES = 4096
 MODE_VARIABLE = "IPEX_ASSIST_PACKED"
 _PIECE = 64 << 20
 _MARGIN = 1 << 30  # of memory that a run needs beside its weights
 _DEAD_AFTER = 24 * 3600  # seconds without a write
 
 
+def keeps_packed(asked: bool | None) -> bool:
+    """Whether packed copies are kept and taken: as somebody asked, else unless $IPEX_ASSIST_PACKED is no."""
+    return _mode() != "no" if asked is None else asked
+
+
+def _mode() -> str:
+    wanted = os.environ.get(MODE_VARIABLE, "")
+    if wanted not in ("", "copy", "map", "no"):
+        raise UsageError(f"{MODE_VARIABLE}={wanted} is neither copy nor map nor no, nor unset")
+    return wanted
+
+
 def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path | None:
     """Return the packed copy's place: named for people, and by everything its content depends on.
 
-    None, with a warning, where no home is known.
+    None, with a warning, where no home is known. Raises UsageError where the variable of their size is none.
     """
+    size_limit()  # now: packing takes a while
     try:
         folder = cache_folder("packed")
     except RuntimeError as error:
@@ -56,21 +68,23 @@ def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path | None:
     return folder / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
 
 
-def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None) -> bool:
+def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None, quick: bool = False) -> bool:
     """Give `model` the image in `path`. False where there is none, or, with a warning, where it cannot be used.
 
     copy: into memory of the threads that own the slices, in large pages, which then belongs to this process alone; else
     the file is mapped, and processes that map it share its memory, but one that truncates it ends them all (SIGBUS).
-    None: as $IPEX_ASSIST_PACKED says (copy or map), else copied where memory allows. Raises UsageError for another
-    value of that variable.
+    None: as $IPEX_ASSIST_PACKED says (copy or map), else copied where memory allows. quick: what nobody asked to be
+    copied is mapped at first, and copied between the passes that follow (PackedModel.settle). Raises UsageError for a
+    value of that variable that is none.
     """
     if copy is None:
         copy = _copying(model, path)
+        quick = quick and copy and _mode() != "copy"
     _remove_leftovers(path.parent)
     try:
         with path.open("rb") as file:
             expected = _read_header(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, model)
-            model.adopt(file.fileno(), HEADER_BYTES, copy)
+            model.adopt(file.fileno(), HEADER_BYTES, copy, settle=quick)
         if model.checksum() != expected:
             raise ValueError("its checksum is wrong")
     except (FileNotFoundError, NotADirectoryError):
@@ -78,14 +92,13 @@ def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None) -> 
     except (OSError, ValueError, IpexAssistError) as error:
         _discard(path, str(error))
         return False
+    note_use(path)
     return True
 
 
 def _copying(model: PackedModel, path: Path) -> bool:
-    wanted = os.environ.get(MODE_VARIABLE, "")
-    if wanted not in ("", "copy", "map"):
-        raise UsageError(f"{MODE_VARIABLE}={wanted} is neither copy nor map, nor unset")
-    if wanted:
+    wanted = _mode()
+    if wanted in ("copy", "map"):
         return wanted == "copy"
     available = read_memory().available
     if not available or model.nbytes + _MARGIN <= available or not os.path.exists(path):
@@ -122,22 +135,61 @@ def _discard(path: Path, why: str) -> None:
         path.unlink()
 
 
-def save_packed(model: PackedModel, path: Path) -> bool:
-    """Keep a copy of the model's image. False, with a warning, where there is no room or no permission."""
-    temporary = path.with_name(f".{path.name}.{_host()}.{os.getpid()}")
+def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool = True) -> bool:
+    """Keep a copy of the model's image. False, with a warning, where there is no room or no permission.
+
+    source: the checkpoint's, for people. asked: somebody wants it by name; else it must leave as much of the disk free
+    as it takes, and it is said that there is one now. Where another process has written, or is writing, the same copy,
+    that one is as good.
+    """
+    temporary, begun = path.with_name(f".{path.name}.{_host()}.{os.getpid()}"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if free < model.nbytes + (256 << 20):
-            raise OSError(f"{model.nbytes / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free")
-        _write(model, temporary, path)
+        header = _new_header(model, source)
+        with one_at_a_time(path.parent):
+            if _is_whole(path, model, int(header["checksum"], 16)) or _is_being_written(path):
+                return True
+            make_room(path, HEADER_BYTES + model.nbytes, asked=asked)
+            file, begun = temporary.open("wb"), True
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        with file:
+            _write(model, header, file)
+            if asked:  # else nobody waits for the disk: what a crash leaves of it is found by its checksum
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     except OSError as error:
         log.warning("no packed copy is kept in %s: %s", path.parent, error)
         return False
     finally:
-        with contextlib.suppress(OSError):  # it has its right name by now, or goes: Ctrl-C leaves nothing half written
-            temporary.unlink()
+        if begun:  # it has its right name by now, or goes: Ctrl-C leaves nothing half written
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+    if not asked:
+        log.warning(
+            "a packed copy of %s is kept in %s (%.1f GB), by which the next start is quick: `ipex-assist cache` lists "
+            "and clears them, --no-cache-packed keeps none",
+            source,
+            path.parent,
+            model.nbytes / 1e9,
+        )
     return True
+
+
+def _is_whole(path: Path, model: PackedModel, checksum: int) -> bool:
+    """Whether a copy of this very image is there already."""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        return _read_header(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, model) == checksum
+    return False
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether a process of this machine has begun to write the same copy and is still at it."""
+    for other in path.parent.glob(f".{path.name}.{_host()}.*"):
+        with contextlib.suppress(OSError):
+            if not _is_left_over(other):
+                return True
+    return False
 
 
 def _host() -> str:
@@ -163,21 +215,20 @@ def _is_left_over(path: Path) -> bool:
     return time.time() - path.stat().st_mtime > _DEAD_AFTER
 
 
-def _write(model: PackedModel, temporary: Path, path: Path) -> None:
-    header = {
+def _new_header(model: PackedModel, source: str) -> dict[str, Any]:
+    return {
         "magic": MAGIC,
         "layout": LAYOUT_VERSION,
+        "source": source[:500],
         "precision": model.precision,
         "bytes": model.nbytes,
         "checksum": f"{model.checksum():016x}",
     }
+
+
+def _write(model: PackedModel, header: dict[str, Any], file: BinaryIO) -> None:
     image = memoryview(model.image()).cast("B")
-    with temporary.open("wb") as file:
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
-        for start in range(0, len(image), _PIECE):
-            file.write(image[start : start + _PIECE])
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(temporary, path)
+    file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
+    for start in range(0, len(image), _PIECE):
+        file.write(image[start : start + _PIECE])
+    file.flush()

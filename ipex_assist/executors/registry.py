@@ -27,11 +27,12 @@ class LoadRequest:
     precision: str
     progress: bool = False
     exact: bool = True
-    cache_packed: bool = False
+    cache_packed: bool | None = False
     table_of: Model | None = None
     group: int = INT4_GROUP
     kv_memory: KvMemory | None = None
     kv_precision: str | None = None
+    quick: bool = False
 
 
 @dataclass(frozen=True)

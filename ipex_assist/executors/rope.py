@@ -1,13 +1,17 @@
-"""Rotary position angles, with the rules by which models stretch their context."""
+"""Rotary position angles, with the rules by which models stretch their context. Never imports torch."""
 
 from __future__ import annotations
 
 import math
 import threading
+from typing import TypeAlias
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ipex_assist.models.spec import DecoderSpec, Rope
+
+Floats: TypeAlias = NDArray[np.float32]
 
 BLOCK = 1024  # positions whose angles are computed at once
 
@@ -18,12 +22,13 @@ class RotaryTable:
     A position has the values of each of the spec's rules (`spec.ropes`), one behind the other. Source of the rules:
     transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla; yarn: Peng et al. 2023,
     arXiv:2309.00071; llama3: Llama 3.1's reference code; longrope: Ding et al. 2024, arXiv:2402.13753).
+    Angles are fp32, as they are there; powers, cosines and sines are computed in fp64 and rounded, so that no library's
+    or processor's own way of computing them shows.
     """
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         assert spec.ropes
-        self.dtype, self.dim = dtype, spec.rotary_size
-        self.rules = [_Rule(rope, self.dim, spec.max_position_embeddings) for rope in spec.ropes]
+        self.rules = [_Rule(rope, spec.rotary_size, spec.max_position_embeddings) for rope in spec.ropes]
         self._growing = threading.Lock()
         # (positions, 1, rules · rotary_size) each, contiguous. Replaced as a pair and never changed: a pass keeps what
         # it took.
@@ -39,18 +44,18 @@ class RotaryTable:
             # growing copies it.
             blocks = [self._block(start) for start in range(known, max(length, 2 * known), BLOCK)]
             cos, sin = zip(self.tables, *blocks, strict=True)
-            self.tables = torch.cat(cos), torch.cat(sin)
+            self.tables = np.concatenate(cos), np.concatenate(sin)
 
-    def _block(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(start, start + BLOCK, dtype=torch.float32)
+    def _block(self, start: int) -> tuple[Floats, Floats]:
+        positions = np.arange(start, start + BLOCK, dtype=np.float32)
         return self._tables([rule.angles(positions) for rule in self.rules])
 
     def stretches(self, prompt_length: int) -> bool:
         """Whether rows of a prompt of this length turn otherwise than those of decode steps."""
         return any(rule.stretches(prompt_length) for rule in self.rules)
 
-    def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for `rotate`.
+    def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[Floats, Floats]:
+        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for rotate.py.
 
         `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule and longrope
         every row of a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows
@@ -60,20 +65,20 @@ class RotaryTable:
         if prompt_length is None or start >= prompt_length or not self.stretches(prompt_length):
             return cos[start : start + count], sin[start : start + count]
         end = min(start + count, prompt_length)
-        positions = torch.arange(start, end, dtype=torch.float32)
+        positions = np.arange(start, end, dtype=np.float32)
         prompt_cos, prompt_sin = self._tables([rule.prompt_angles(positions, prompt_length) for rule in self.rules])
         behind = slice(end, start + count)
-        return torch.cat((prompt_cos, cos[behind])), torch.cat((prompt_sin, sin[behind]))
+        return np.concatenate((prompt_cos, cos[behind])), np.concatenate((prompt_sin, sin[behind]))
 
-    def _tables(self, angles: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _tables(self, angles: list[Floats]) -> tuple[Floats, Floats]:
         cosines, sines = [], []
         for rule, angle in zip(self.rules, angles, strict=True):
-            cos, sin = angle.cos() * rule.attention_factor, angle.sin() * rule.attention_factor
+            exact, factor = angle.astype(np.float64), np.float32(rule.attention_factor)
+            cos, sin = (table(exact).astype(np.float32) * factor for table in (np.cos, np.sin))
             # The sign of rotate_half sits in the table, so that a rotation is x·cos + roll(x)·sin.
             cosines += [cos, cos]
             sines += [-sin, sin]
-        cos, sin = torch.cat(cosines, -1), torch.cat(sines, -1)
-        return cos[:, None, :].to(self.dtype), sin[:, None, :].to(self.dtype)
+        return np.concatenate(cosines, -1)[:, None, :], np.concatenate(sines, -1)[:, None, :]
 
 
 class _Rule:
@@ -88,7 +93,7 @@ class _Rule:
     def stretches(self, prompt_length: int) -> bool:
         return self.rope.by_length and prompt_length > self.trained_length
 
-    def angles(self, positions: torch.Tensor) -> torch.Tensor:
+    def angles(self, positions: Floats) -> Floats:
         """Of decode steps at these consecutive positions, (positions, dim / 2)."""
         angles = positions[:, None] * self._inv_freq[None, :]
         beyond = positions[max(0, int(self.trained_length - positions[0])) :]
@@ -97,39 +102,41 @@ class _Rule:
             angles[-len(beyond) :] = beyond[:, None] * self._stretched(beyond + 1)
         return angles
 
-    def prompt_angles(self, positions: torch.Tensor, prompt_length: int) -> torch.Tensor:
+    def prompt_angles(self, positions: Floats, prompt_length: int) -> Floats:
         """Of rows of a prompt of this length."""
         if not self.stretches(prompt_length):
             return self.angles(positions)
-        return positions[:, None] * self._stretched(torch.tensor([float(prompt_length)]))
+        return positions[:, None] * self._stretched(np.array([prompt_length], np.float32))
 
-    def _stretched(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Inverse frequencies for sequences of `lengths` tokens beyond the trained length: (len(lengths), dim / 2)."""
+    def _stretched(self, lengths: Floats) -> Floats:
+        """Inverse frequencies for sequences of `lengths` tokens beyond the trained length: (lengths or 1, dim / 2)."""
         if self.rope.kind == "longrope":
-            return self._longrope("long_factor").expand(len(lengths), -1)
+            return self._longrope("long_factor")[None, :]
         factor = self.rope.scaling["factor"]
-        stretch = (factor * lengths / self.trained_length) - (factor - 1)
-        bases = self.rope.theta * stretch ** (self.dim / (self.dim - 2))
-        return 1.0 / (bases[:, None] ** self._exponents())
+        stretch = (factor * lengths.astype(np.float64) / self.trained_length) - (factor - 1)
+        return np.float32(1) / self._powers(self.rope.theta * stretch ** (self.dim / (self.dim - 2)))
 
-    def _exponents(self) -> torch.Tensor:
-        return torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
+    def _powers(self, bases: NDArray[np.float64]) -> Floats:
+        """base^(2i ÷ dim) for each base: (…, dim / 2)."""
+        exponents = np.arange(0, self.dim, 2).astype(np.float32) / np.float32(self.dim)
+        return (bases[..., None] ** exponents.astype(np.float64)).astype(np.float32)
 
-    def _inverse_frequencies(self) -> torch.Tensor:
-        plain = 1.0 / (self.rope.theta ** self._exponents())
+    def _inverse_frequencies(self) -> Floats:
+        if self.rope.kind == "longrope":
+            self.attention_factor = self._longrope_attention_factor()
+            return self._longrope("short_factor")
+        plain: Floats = np.float32(1) / self._powers(np.array(self.rope.theta, np.float64))
         if self.rope.kind == "linear":
-            return plain / self.rope.scaling["factor"]
+            return plain / np.float32(self.rope.scaling["factor"])
         if self.rope.kind == "llama3":
             return self._llama3(plain)
         if self.rope.kind == "yarn":
             return self._yarn(plain)
-        if self.rope.kind == "longrope":
-            self.attention_factor = self._longrope_attention_factor()
-            return self._longrope("short_factor")
         return plain
 
-    def _longrope(self, factors: str) -> torch.Tensor:
-        return 1.0 / (torch.tensor(self.rope.scaling[factors]) * self.rope.theta ** self._exponents())
+    def _longrope(self, factors: str) -> Floats:
+        powers = self._powers(np.array(self.rope.theta, np.float64))
+        return np.float32(1) / (np.array(self.rope.scaling[factors], np.float32) * powers)
 
     def _longrope_attention_factor(self) -> float:
         given, factor = self.rope.scaling.get("attention_factor"), self.rope.scaling["factor"]
@@ -137,18 +144,18 @@ class _Rule:
             return float(given)
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(self.trained_length))
 
-    def _llama3(self, plain: torch.Tensor) -> torch.Tensor:
+    def _llama3(self, plain: Floats) -> Floats:
         scaling = self.rope.scaling
         factor, trained = scaling["factor"], scaling["original_max_position_embeddings"]
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        wavelength = 2 * math.pi / plain
+        wavelength = np.float32(2 * math.pi) / plain
         smooth = (trained / wavelength - low) / (high - low)
         blended = (1 - smooth) * plain / factor + smooth * plain
-        scaled = torch.where(wavelength > trained / low, plain / factor, plain)
+        scaled = np.where(wavelength > trained / low, plain / factor, plain)
         between = (wavelength >= trained / high) & (wavelength <= trained / low)
-        return torch.where(between, blended, scaled)
+        return np.where(between, blended, scaled).astype(np.float32)
 
-    def _yarn(self, plain: torch.Tensor) -> torch.Tensor:
+    def _yarn(self, plain: Floats) -> Floats:
         scaling = self.rope.scaling
         trained = scaling.get("original_max_position_embeddings") or self.trained_length
         factor = scaling["factor"]
@@ -162,9 +169,9 @@ class _Rule:
         if scaling.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
-        ramp = (torch.arange(self.dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
-        interpolated = ramp.clamp(0, 1)
-        return plain / factor * interpolated + plain * (1 - interpolated)
+        ramp = (np.arange(self.dim // 2, dtype=np.float32) - low) / ((high - low) or 0.001)
+        interpolated = ramp.clip(0, 1)
+        return (plain / factor * interpolated + plain * (1 - interpolated)).astype(np.float32)
 
 
 def _yarn_attention_factor(scaling: dict[str, float], factor: float) -> float:
@@ -176,14 +183,3 @@ def _yarn_attention_factor(scaling: dict[str, float], factor: float) -> float:
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
     return mscale()
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does.
-
-    Where the tables are narrower than heads, the values behind them stay.
-    """
-    turned = cos.shape[-1]
-    if turned < x.shape[-1]:
-        return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), -1)
-    return torch.addcmul(x * cos, torch.roll(x, turned // 2, -1), sin)

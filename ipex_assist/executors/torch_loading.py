@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+import torch
+
 from ipex_assist.executors.exactness import find_plan, unchecked_plan
 from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.registry import LoadRequest
@@ -15,6 +17,7 @@ from ipex_assist.executors.weights import load_weights
 log = logging.getLogger("ipex_assist")
 
 
+@torch.inference_mode()
 def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchModel:
     """Pack a checkpoint's weights for `kernels`, and find the row counts that are exact with them."""
     started = time.perf_counter()

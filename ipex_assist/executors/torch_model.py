@@ -15,7 +15,7 @@ from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check
 from ipex_assist.executors.kernels import Kernels, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
-from ipex_assist.executors.rope import RotaryTable, rotate
+from ipex_assist.executors.rotate import TorchRotary, rotate
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.turn import turn
 from ipex_assist.executors.weights import Layer, Norm, Weights
@@ -83,7 +83,7 @@ class TorchModel(Model):
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
         self.activation = _ACTIVATIONS[spec.activation]
-        self.rotary = RotaryTable(spec, kernels.dtype) if spec.ropes else None
+        self.rotary = TorchRotary(spec, kernels.dtype) if spec.ropes else None
         self.slopes = torch.tensor(spec.alibi)
 
     @property

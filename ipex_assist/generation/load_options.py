@@ -59,10 +59,18 @@ class LoadOptions(Options):
         Number(0.001, 1),
         flags=(),
     )
-    cache_packed: bool = option(False, "keep the native core's packed weights on disk (XDG cache folder)", Switch())
+    cache_packed: bool | None = option(
+        None, "keep packed weights, for quick starts (default: where the disk has room)", Switch(both=True)
+    )
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())
     progress: bool = option(False, "show bars while weights are loaded", Switch(), flags=())
+    quick_start: bool = option(
+        False,
+        "where nothing drafts, begin before a packed copy is in memory as a whole; the first passes take longer then",
+        Switch(),
+        flags=(),
+    )
     calibrate: bool = option(
         True,
         "measure what passes cost, or take it from the cache folder, now and not when the adaptive schedule needs it",

@@ -12,6 +12,7 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import UsageError
+from ipex_assist.generation.rows_of_config import auto_config, number_in, vocabulary_rows
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.schedule import CONSTANT_TOKENS, HEURISTIC_TOKENS
 from ipex_assist.tokenization.tokenizer import load_tokenizer
@@ -27,15 +28,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq
 
 def context_length(config: Mapping[str, Any]) -> int | None:
     """Tokens a sequence can hold, by config.json or, in a model of several kinds of input, by its text part."""
-    return _number(config, *CONTEXT_KEYS)
-
-
-def _number(config: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of these fields that is a count, of a model of several kinds of input in its text part."""
-    text = config.get("text_config")
-    parts = (config, text if isinstance(text, dict) else {})
-    values = (part.get(key) for part in parts for key in keys)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
+    return number_in(config, *CONTEXT_KEYS)
 
 
 def neutralise(model: PreTrainedModel, eos: frozenset[int]) -> None:
@@ -163,28 +156,11 @@ class Pair:
         return {}
 
 
-def vocabulary_rows(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows of the embedding: by config.json, else by transformers' defaults for its class, else the tokens."""
-    if (rows := _number(checkpoint.config, "vocab_size")) is not None:
-        return rows
-    config = _auto_config(checkpoint)
-    return int(getattr(config and config.get_text_config(), "vocab_size", None) or len(tokenizer))
-
-
-def _auto_config(checkpoint: Checkpoint) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, ImportError):  # loading the model says what is wrong
-        return None
-
-
 def _is_stateful(checkpoint: Checkpoint) -> bool:
     """Whether the class keeps a state that has no rows to cut off (mamba, rwkv and their hybrids)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = _auto_config(checkpoint)
+    config = auto_config(checkpoint)
     if config is None or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
     return bool(getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False))

@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise IpexAssistError where a checkpoint of these shapes lacks a weight, or has one of another shape."""
-    import torch
-
     for name, wanted in resolve(sources, shapes).items():
-        stored = torch.empty(shapes[name], device="meta")
         for ours in wanted:
-            try:
-                shape = tuple(part_of(stored, sources[ours], spec.head_dim).shape)
-            except (RuntimeError, IndexError):  # it cannot be cut into the parts that the config says
-                shape = shapes[name]
-            check_shape(spec, ours, shape)
+            check_shape(spec, ours, _part_shape(shapes[name], sources[ours], spec.head_dim))
+
+
+def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[int, ...]:
+    """The shape that `part_of` a tensor has; the tensor's own where it cannot be cut into such parts."""
+    if shape and source.rows is not None:
+        return len(range(shape[0])[slice(*source.rows)]), *shape[1:]
+    if shape and source.interleaved is not None and shape[0] % (source.interleaved[1] * head_dim) == 0:
+        return shape[0] // source.interleaved[1], *shape[1:]
+    return shape
 
 
 class NotFiniteError(IpexAssistError):

@@ -151,10 +151,18 @@ IPEX_ASSIST_API int32_t ia_model_allocate(void* handle) {
     return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.allocate(), 0; });
 }
 
-IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t copy) {
+// how: 0 maps, 1 copies, 2 maps what ia_model_settle is to copy, where that makes sense. 0 done, 1 it is to settle,
+// -1 failed.
+IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t how) {
     return guarded(-1, [&] {
-        return static_cast<Handle*>(handle)->model.adopt(*static_cast<Pool*>(pool), file, offset, copy != 0), 0;
+        Model& model = static_cast<Handle*>(handle)->model;
+        return model.adopt(*static_cast<Pool*>(pool), file, offset, Model::Adoption(how)) ? 0 : 1;
     });
+}
+
+// 0 all is there, 1 there is more, -1 failed: what is mapped stays so.
+IPEX_ASSIST_API int32_t ia_model_settle(void* handle, void* pool, int64_t bytes) {
+    return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.settle(*static_cast<Pool*>(pool), bytes) ? 0 : 1; });
 }
 
 // 0 done, 1 where the tables differ in shape.

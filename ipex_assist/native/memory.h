@@ -25,6 +25,26 @@ public:
         if (got == MAP_FAILED) throw std::bad_alloc();
         data_ = static_cast<uint8_t*>(got);
     }
+    // Of our own, for `replace`: as far behind a border of huge pages as `place` is, so that these can move there.
+    static Memory like(const uint8_t* place, size_t bytes) {
+        constexpr size_t HUGE_PAGE = size_t(2) << 20;
+        void* got = mmap(nullptr, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (got == MAP_FAILED) throw std::bad_alloc();
+        auto* start = static_cast<uint8_t*>(got);
+        const size_t before = (uintptr_t(place) - uintptr_t(start)) % HUGE_PAGE;
+        if (before) munmap(start, before);
+        munmap(start + before + bytes, HUGE_PAGE - before);
+        Memory made;
+        made.data_ = start + before, made.bytes_ = bytes;
+        madvise(made.data_, bytes, MADV_HUGEPAGE);
+        return made;
+    }
+    // Puts `piece` in place of as many bytes from `from` on, at the same moment for all threads. In whole pages.
+    void replace(size_t from, Memory&& piece) {
+        void* place = mremap(piece.data_, piece.bytes_, piece.bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, data_ + from);
+        if (place == MAP_FAILED) throw std::bad_alloc();
+        piece.data_ = nullptr, piece.bytes_ = 0;
+    }
     ~Memory() {
         if (data_) munmap(data_, bytes_);
     }

@@ -1,33 +1,15 @@
 // A model's packed weights: where each of them lies in one image, and how they get there.
 #include "model.h"
 
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "checks.h"
 
 namespace ipex_assist {
-namespace {
-
-// Not through a mapping: one whose file somebody truncates meanwhile ends the process (SIGBUS).
-void read_file(int file, int64_t offset, uint8_t* to, int64_t bytes) {
-    while (bytes > 0) {
-        const ssize_t got = pread(file, to, size_t(bytes), offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) throw std::system_error(errno, std::generic_category(), "the file cannot be read");
-        if (got == 0) throw std::runtime_error("the file ends " + std::to_string(bytes) + " bytes too early");
-        to += got, offset += got, bytes -= got;
-    }
-}
-
-}  // namespace
 
 Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_, const int32_t* tables, const float* slopes_)
     : spec(checked(given, windows, tables, slopes_)), kernels(kernels_), windows_(windows, windows + given.layers) {
@@ -42,36 +24,6 @@ void Model::allocate() {
     writable_ = true;
     lay_out();
     expect_weights();
-}
-
-void Model::adopt(Pool& pool, int file, int64_t offset, bool copy) {
-    if (!copy) {
-        Memory mapped(file, offset, size_t(image_bytes_));
-        // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.
-        madvise(mapped.data(), mapped.size(), MADV_WILLNEED);
-        image_ = std::move(mapped);
-        writable_ = false;
-        lay_out();
-        expect_none();
-        return;
-    }
-    allocate();
-    pool.run([&](int thread) {
-        const auto fetch = [&](const uint8_t* to, int64_t bytes) {
-            read_file(file, offset + (to - image_.data()), const_cast<uint8_t*>(to), bytes);
-        };
-        int64_t done = 0;
-        for (const Linear* linear : linears_) {
-            const int64_t start = linear->weights - image_.data();
-            if (thread == 0) fetch(image_.data() + done, start - done);
-            const int64_t bytes = block_bytes(linear->precision, linear->group, linear->depth);
-            const auto [first, last] = slice(*linear, thread, pool.threads());
-            fetch(linear->weights + first * bytes, (last - first) * bytes);
-            done = start + linear->blocks * bytes;
-        }
-        if (thread == 0) fetch(image_.data() + done, image_bytes_ - done);
-    });
-    expect_none();
 }
 
 const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
@@ -256,10 +208,13 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
     const int64_t size = block_bytes(linear.precision, linear.group, linear.depth);
     pool.run([&](int thread) {
         std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
+        // Whoever writes a block has it on its own node; where there is one node, all have as much to do.
+        const bool owned = pool.several_nodes();
         const auto [first, last] = slice(linear, thread, pool.threads());
-        for (int64_t i = 0; i < count; i++) {
+        const int64_t end = owned ? count : share(count, thread + 1, pool.threads());
+        for (int64_t i = owned ? 0 : share(count, thread, pool.threads()); i < end; i++) {
             const int64_t block = part.first + i * part.step;
-            if (block < first || block >= last) continue;
+            if (owned && (block < first || block >= last)) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
             if (!kernels->pack(linear.precision, linear.group, type, source(i * LANES, part.width), part.width, columns_of(i),
                                part.width, linear.depth, const_cast<uint8_t*>(linear.weights) + block * size, scales,

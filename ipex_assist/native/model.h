@@ -99,9 +99,14 @@ public:
     bool ready() const;
     int64_t missing() const { return missing_count_; }  // weights that are not packed yet, of an image that is allocated
     // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices. A mapped file
-    // must keep its length as long as the model lives.
+    // must keep its length as long as the model lives, or until `settle` is done with it. SETTLE maps where all threads
+    // are on one memory node, and copies where not. True where all is in memory of our own, or stays mapped.
     void allocate();
-    void adopt(Pool& pool, int file, int64_t offset, bool copy);
+    enum Adoption : int32_t { MAP, COPY, SETTLE };
+    bool adopt(Pool& pool, int file, int64_t offset, Adoption how);
+    // Copies the next `bytes` or so of a mapped image and puts the copy in its place, between two passes. True where there
+    // is nothing left to copy.
+    bool settle(Pool& pool, int64_t bytes);
     // Look tokens up in another model's table, which must outlive this one. Before `pack`, which then leaves ours empty, or
     // when the image is there: its own table's memory is given back.
     bool share_table(const Model& other);
@@ -177,6 +182,7 @@ private:
     uintptr_t base_ = 0;  // of the image while it is laid out
     Memory image_;
     bool writable_ = false;         // image_ is memory of our own, not a file's
+    int64_t settled_ = 0;           // of a mapped image, bytes that are memory of our own by now
     std::vector<bool> missing_;     // by flag(): weights that this model has and nobody packed
     int64_t missing_count_ = 0;
     const Model* table_of_ = nullptr;

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-
-import torch
+from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.spec import DecoderSpec
@@ -13,6 +12,9 @@ from ipex_assist.native.library import Pool, last_error, library
 from ipex_assist.native.sizes import new_model
 from ipex_assist.native.structures import PRECISIONS, SLOTS, SOURCE_TYPES
 from ipex_assist.quantization.precision import INT4_GROUP
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PackedModel:
@@ -34,6 +36,7 @@ class PackedModel:
         """
         self.spec, self.precision, self.pool, self.group = spec, precision, pool, group
         self.library = library()
+        self.settles = False  # whether `settle` has something to do
         self.handle = new_model(spec, precision, group, outer_precision, ordered)
 
     def __del__(self) -> None:
@@ -65,9 +68,21 @@ class PackedModel:
         """Reserve empty memory for `pack`."""
         self.check(self.library.ia_model_allocate(self.handle))
 
-    def adopt(self, file: int, offset: int, copy: bool) -> None:
-        """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node."""
-        self.check(self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, copy))
+    def adopt(self, file: int, offset: int, copy: bool, *, settle: bool = False) -> None:
+        """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node.
+
+        settle: a copy is wanted, but not at once: `settle` makes it, until when the image may be mapped.
+        """
+        status = self.library.ia_model_adopt(self.handle, self.pool.handle, file, offset, 2 if settle else int(copy))
+        self.check(status)
+        self.settles = status == 1
+
+    def settle(self, size: int) -> None:
+        """Copy the next `size` bytes or so of an image that is still mapped; no pass may run meanwhile.
+
+        Where there is no memory for them it stays mapped.
+        """
+        self.settles = self.library.ia_model_settle(self.handle, self.pool.handle, size) == 1
 
     def share_table(self, other: PackedModel) -> None:
         """Look tokens up in the table of `other`, a model of the same checkpoint.
@@ -114,6 +129,8 @@ class PackedModel:
 
         which: qkv (parts begin at multiples of 16 columns), output, up (gate and up by turns of 16 columns) or down.
         """
+        import torch
+
         spec = self.spec
         columns = {
             "qkv": spec.query_size + 2 * spec.key_value_size + 3 * 16,

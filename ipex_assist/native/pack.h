@@ -63,110 +63,198 @@ inline float pack_int8_column(const float* x, int64_t depth, uint8_t* out) {
     return most / 127.0f;
 }
 
-struct Grid {
-    float scale;
-    int32_t zero;
+// ---- int4: 16 columns at a time, one in each lane, so that 16 searches take the time of one
+//
+// Which grid is best depends on sums over a group, and so does every bit of the image: they are added up as a vector of 16
+// consecutive values would be, lane by lane and then halves, quarters, pairs (gcc's _mm512_reduce_add_ps).
+
+struct Grids {
+    __m512 scale, zero;  // of each column; zeros are whole numbers from 0 to 15
 };
 
-// A scale without the bits that hold the zero; never 0, because values are divided by it.
-inline float storable(float scale) {
-    uint32_t bits;
-    std::memcpy(&bits, &scale, 4);
-    bits = (bits + ZERO_BITS / 2) & ~uint32_t(ZERO_BITS);
-    std::memcpy(&scale, &bits, 4);
-    return scale > 1e-30f ? scale : 0.0f;
+struct Sums {
+    __m512 error, product, square;
+};
+
+struct Trial {
+    const float* x;  // (size, 16)
+    int64_t size;
+    __m512 scale, reciprocal, lowest, highest;
+};
+
+// The nearest whole numbers, of ties the even one; of numbers below 2^22. What has 1.5 · 2^23 added to it has no fraction.
+inline __m512 nearest(__m512 x) {
+    const __m512 whole = _mm512_set1_ps(12582912.0f);
+    return _mm512_sub_ps(_mm512_add_ps(x, whole), whole);
 }
 
-// Nibbles of 16 values on a grid.
-inline __m512i nibbles(__m512 x, __m512 reciprocal, __m512i zero) {
-    const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x, reciprocal)), zero);
-    return _mm512_min_epi32(_mm512_max_epi32(q, _mm512_setzero_si512()), _mm512_set1_epi32(15));
+// Scales without the bits that hold the zero; never of no use as a divisor but 0.
+inline __m512 storable(__m512 scale) {
+    const __m512i up = _mm512_add_epi32(_mm512_castps_si512(scale), _mm512_set1_epi32(ZERO_BITS / 2));
+    const __m512 kept = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(~ZERO_BITS)));
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(kept, _mm512_set1_ps(1e-30f), _CMP_GT_OQ), kept);
 }
 
-// Squared error of a group on a grid, and the scale that fits its nibbles best (least squares).
-inline float grid_error(const float* x, int64_t size, Grid grid, float* fitted) {
-    const __m512 scale = _mm512_set1_ps(grid.scale), reciprocal = _mm512_set1_ps(1.0f / grid.scale);
-    const __m512i zero = _mm512_set1_epi32(grid.zero);
-    __m512 error = _mm512_setzero_ps(), product = error, square = error;
-    for (int64_t i = 0; i < size; i += LANES) {
-        const __m512 v = _mm512_loadu_ps(x + i);
-        const __m512 q = _mm512_cvtepi32_ps(_mm512_sub_epi32(nibbles(v, reciprocal, zero), zero));
-        const __m512 miss = _mm512_fnmadd_ps(scale, q, v);
-        error = _mm512_fmadd_ps(miss, miss, error);
-        product = _mm512_fmadd_ps(v, q, product);
-        square = _mm512_fmadd_ps(q, q, square);
+// Sums over the values first, first + 16, … of a group: its squared error on a grid and, where the scale is to be fitted,
+// what that takes. STEP: over the values of so many such sequences, in the order above.
+template <bool FIT, int STEP>
+inline __attribute__((always_inline)) Sums sums_of(const Trial& trial, int64_t first) {
+    if constexpr (STEP < LANES) {
+        const Sums a = sums_of<FIT, 2 * STEP>(trial, first), b = sums_of<FIT, 2 * STEP>(trial, first + STEP);
+        return {_mm512_add_ps(a.error, b.error), FIT ? _mm512_add_ps(a.product, b.product) : a.product,
+                FIT ? _mm512_add_ps(a.square, b.square) : a.square};
+    } else {
+        Sums sums{_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int64_t k = first; k < trial.size; k += LANES) {
+            const __m512 v = _mm512_loadu_ps(trial.x + k * LANES);
+            const __m512 q = _mm512_min_ps(
+                _mm512_max_ps(nearest(_mm512_mul_ps(v, trial.reciprocal)), trial.lowest), trial.highest);
+            const __m512 miss = _mm512_fnmadd_ps(trial.scale, q, v);
+            sums.error = _mm512_fmadd_ps(miss, miss, sums.error);
+            if constexpr (FIT) {
+                sums.product = _mm512_fmadd_ps(v, q, sums.product);
+                sums.square = _mm512_fmadd_ps(q, q, sums.square);
+            }
+        }
+        return sums;
     }
-    const float squares = _mm512_reduce_add_ps(square);
-    *fitted = squares > 0 ? storable(_mm512_reduce_add_ps(product) / squares) : 0.0f;
-    return _mm512_reduce_add_ps(error);
 }
 
-// The grid of least squared error among: minimum to maximum, that range clipped, and the symmetric one with 8 steps
+// The best grids so far of 16 columns' groups x (size, 16).
+struct Search {
+    const float* x;
+    int64_t size;
+    Grids best;
+    __m512 error;
+
+    template <bool FIT>
+    __attribute__((noinline)) Sums sums(__m512 scale, __m512 zero) const {
+        return sums_of<FIT, 1>({x, size, scale, _mm512_div_ps(_mm512_set1_ps(1.0f), scale),
+                                _mm512_sub_ps(_mm512_setzero_ps(), zero), _mm512_sub_ps(_mm512_set1_ps(15.0f), zero)},
+                               0);
+    }
+
+    // Takes grids where they are better, then those with the scale that fits their nibbles best (least squares).
+    void consider(__mmask16 columns, Grids grids) {
+        columns = valid(columns, grids.scale);
+        if (!bool(columns)) return;
+        const Sums first = sums<true>(usable(columns, grids.scale), grids.zero);
+        keep(columns, grids, first.error);
+        const __mmask16 fits = _mm512_cmp_ps_mask(first.square, _mm512_setzero_ps(), _CMP_GT_OQ);
+        grids.scale = _mm512_maskz_mov_ps(fits, storable(_mm512_div_ps(first.product, first.square)));
+        columns = valid(columns, grids.scale);
+        if (bool(columns)) keep(columns, grids, sums<false>(usable(columns, grids.scale), grids.zero).error);
+    }
+
+    static __mmask16 valid(__mmask16 columns, __m512 scale) {
+        return columns & _mm512_cmp_ps_mask(scale, _mm512_setzero_ps(), _CMP_GT_OQ);
+    }
+    static __m512 usable(__mmask16 columns, __m512 scale) {
+        return _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), columns, scale);
+    }
+    void keep(__mmask16 columns, const Grids& grids, __m512 errors) {
+        const __mmask16 better = columns & _mm512_cmp_ps_mask(errors, error, _CMP_LT_OQ);
+        error = _mm512_mask_mov_ps(error, better, errors);
+        best.scale = _mm512_mask_mov_ps(best.scale, better, grids.scale);
+        best.zero = _mm512_mask_mov_ps(best.zero, better, grids.zero);
+    }
+};
+
+// The grids of least squared error among: minimum to maximum, that range clipped, and the symmetric one with 8 steps
 // below zero (GGUF's Q4_0, which is then met exactly in groups of 32); each also with its scale refitted. Then the best
 // one's zero is moved while that helps.
-inline Grid search_grid(const float* x, int64_t size) {
-    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size; i += LANES) {
-        low = _mm512_min_ps(low, _mm512_loadu_ps(x + i));
-        high = _mm512_max_ps(high, _mm512_loadu_ps(x + i));
+inline Grids search_grids(const float* x, int64_t size) {
+    const __m512 none = _mm512_setzero_ps();
+    __m512 least = none, most = none;
+    for (int64_t k = 0; k < size; k++) {
+        least = _mm512_min_ps(least, _mm512_loadu_ps(x + k * LANES));
+        most = _mm512_max_ps(most, _mm512_loadu_ps(x + k * LANES));
     }
-    const float least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
-    const float range = most - least;
-    const int32_t zero = range > 0 ? int32_t(std::lrint(-least * 15.0f / range)) : 0;
-    const Grid symmetric{storable((most > -least ? most : -least) / 8.0f), most > -least ? 7 : 8};
-    Grid best = symmetric.scale > 0 ? symmetric : Grid{0.0f, 8};  // stays where squared errors overflow
-    float best_error = INFINITY;
-    const auto consider = [&](Grid grid) {
-        float fitted = 0;
-        for (int pass = 0; pass < 2 && grid.scale > 0; pass++) {
-            const float error = grid_error(x, size, grid, &fitted);
-            if (error < best_error) best = grid, best_error = error;
-            grid.scale = fitted;
-        }
-    };
-    consider(symmetric);
-    for (int step = 0; step < 10; step++) consider({storable(range / 15.0f * (1.0f - 0.04f * float(step))), zero});
+    const __m512 below = _mm512_sub_ps(none, least), range = _mm512_sub_ps(most, least);
+    const __m512 ratio = _mm512_div_ps(_mm512_mul_ps(below, _mm512_set1_ps(15.0f)), range);
+    const __mmask16 number = _mm512_cmp_ps_mask(ratio, _mm512_set1_ps(16.0f), _CMP_LT_OQ);  // not where sums overflow
+    const __m512 zero = _mm512_maskz_mov_ps(number & _mm512_cmp_ps_mask(range, none, _CMP_GT_OQ), nearest(ratio));
+    const __mmask16 upward = _mm512_cmp_ps_mask(most, below, _CMP_GT_OQ);
+    const __m512 eight = _mm512_set1_ps(8.0f);
+    const Grids symmetric{storable(_mm512_div_ps(_mm512_mask_mov_ps(below, upward, most), eight)),
+                          _mm512_mask_mov_ps(eight, upward, _mm512_set1_ps(7.0f))};
+    const __mmask16 all = 0xffff, some = Search::valid(all, symmetric.scale);
+    // What it begins with stays where squared errors overflow.
+    Search search{x, size, {symmetric.scale, _mm512_mask_mov_ps(eight, some, symmetric.zero)}, _mm512_set1_ps(INFINITY)};
+    search.consider(all, symmetric);
+    const __m512 step_size = _mm512_div_ps(range, _mm512_set1_ps(15.0f));
+    for (int step = 0; step < 10; step++) {
+        search.consider(all, {storable(_mm512_mul_ps(step_size, _mm512_set1_ps(1.0f - 0.04f * float(step)))), zero});
+    }
     for (int side = -1; side <= 1; side += 2) {
-        for (int32_t moved = best.zero + side; moved >= 0 && moved <= 15; moved += side) {
-            const float before = best_error;
-            consider({best.scale, moved});
-            if (best_error == before) break;
+        __mmask16 going = all;
+        for (__m512 moved = search.best.zero;;) {
+            moved = _mm512_add_ps(moved, _mm512_set1_ps(float(side)));
+            going = going & _mm512_cmp_ps_mask(moved, none, _CMP_GE_OQ) &
+                    _mm512_cmp_ps_mask(moved, _mm512_set1_ps(15.0f), _CMP_LE_OQ);
+            if (!bool(going)) break;
+            const __m512 before = search.error;
+            search.consider(going, {search.best.scale, moved});
+            going = going & _mm512_cmp_ps_mask(search.error, before, _CMP_LT_OQ);
         }
     }
-    return best;
+    return search.best;
 }
 
-// int4 of one column: nibble pairs as in kernels.h (depth / 2 bytes), and a head of scale and zero for each group.
-inline void pack_int4_column(const float* x, int64_t depth, int32_t group, uint8_t* bytes, uint32_t* heads) {
-    for (int64_t g = 0; g < depth; g += group) {
-        const Grid grid = search_grid(x + g, group);
-        uint32_t head;
-        std::memcpy(&head, &grid.scale, 4);
-        heads[g / group] = head | uint32_t(grid.zero);
-        const __m512 reciprocal = _mm512_set1_ps(grid.scale > 0 ? 1.0f / grid.scale : 0.0f);
-        const __m512i zero = _mm512_set1_epi32(grid.zero);
-        for (int64_t k = g; k < g + group; k += 32) {
-            const __m512i low = nibbles(_mm512_loadu_ps(x + k), reciprocal, zero);
-            const __m512i high = nibbles(_mm512_loadu_ps(x + k + 16), reciprocal, zero);
-            const __m512i both = _mm512_or_si512(low, _mm512_slli_epi32(high, 4));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + k / 2), _mm512_cvtepi32_epi8(both));
+// A group of 16 columns, x (size, 16), as kernels.h describes it: scales with zeros, then lines of 4 bytes a column.
+inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
+    const Grids grids = search_grids(x, size);
+    const __mmask16 some = _mm512_cmp_ps_mask(grids.scale, _mm512_setzero_ps(), _CMP_GT_OQ);
+    const __m512 reciprocal = _mm512_maskz_mov_ps(some, _mm512_div_ps(_mm512_set1_ps(1.0f), grids.scale));
+    const __m512i zero = _mm512_cvtps_epi32(grids.zero);
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_castps_si512(grids.scale), zero));
+    const auto nibble = [&](int64_t k) {
+        const __m512 v = _mm512_loadu_ps(x + k * LANES);
+        const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(v, reciprocal)), zero);
+        return _mm512_min_epi32(_mm512_max_epi32(q, _mm512_setzero_si512()), _mm512_set1_epi32(15));
+    };
+    const auto byte = [&](int64_t k) { return _mm512_or_si512(nibble(k), _mm512_slli_epi32(nibble(k + 16), 4)); };
+    for (int64_t run = 0; run < size; run += 32) {
+        for (int64_t k = run; k < run + 16; k += 4) {
+            to += 64;
+            const __m512i half = _mm512_or_si512(byte(k), _mm512_slli_epi32(byte(k + 1), 8));
+            const __m512i rest = _mm512_or_si512(byte(k + 2), _mm512_slli_epi32(byte(k + 3), 8));
+            _mm512_storeu_si512(to, _mm512_or_si512(half, _mm512_slli_epi32(rest, 16)));
         }
     }
+}
+
+// False where a weight is no number.
+inline bool pack_int4(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
+                      int64_t width, int64_t depth, uint8_t* block) {
+    alignas(64) float values[LANES * SPAN], turned[LANES * SPAN];
+    const int64_t element = type == SOURCE_F32 ? 4 : 2;
+    bool numbers = true;
+    for (int64_t g = 0; g < depth; g += group, block += (group / 8 + 1) * 64) {
+        for (int64_t j = 0; j < LANES; j++) {
+            const int64_t left = j < columns && g < width ? width - g : 0, used = left < group ? left : group;
+            if (used) numbers &= widen(type, source + (j * stride + g) * element, used, values + j * group);
+            std::memset(values + j * group + used, 0, size_t(group - used) * sizeof(float));
+        }
+        interleave(reinterpret_cast<const uint32_t*>(values), group, group, reinterpret_cast<uint8_t*>(turned));
+        pack_int4_group(turned, group, block);
+    }
+    return numbers;
 }
 
 bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
           int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
-    // scratch: one column in fp32, then 16 columns as they will be stored, then their heads.
-    const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : precision == INT8 ? depth : depth / 2;
+    const auto* from = static_cast<const uint8_t*>(source);
+    if (precision == INT4) return pack_int4(group, type, from, stride, columns, width, depth, block);
+    // scratch: one column in fp32, then 16 columns as they will be stored.
+    const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : depth;
     float* column = scratch;
     uint8_t* staged = reinterpret_cast<uint8_t*>(scratch + depth);
-    const int64_t groups = precision == INT4 ? depth / group : 0;
-    uint32_t* heads = reinterpret_cast<uint32_t*>(staged + bytes * LANES);
     bool numbers = true;
     for (int64_t j = 0; j < LANES; j++) {
         const int64_t used = j < columns ? width : 0;
         const int64_t element = type == SOURCE_F32 ? 4 : 2;
-        numbers &= widen(type, static_cast<const uint8_t*>(source) + (j < columns ? j * stride * element : 0), used, column);
+        numbers &= widen(type, from + (j < columns ? j * stride * element : 0), used, column);
         std::memset(column + used, 0, (depth - used) * sizeof(float));
         uint8_t* to = staged + j * bytes;
         if (precision == FP32) {
@@ -175,21 +263,11 @@ bool pack(Precision precision, int32_t group, SourceType type, const void* sourc
             for (int64_t i = 0; i < depth; i += LANES) {
                 _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * 2), to_bf16(_mm512_loadu_ps(column + i)));
             }
-        } else if (precision == INT8) {
-            scales[j] = pack_int8_column(column, depth, to);
         } else {
-            pack_int4_column(column, depth, group, to, heads + j * groups);
+            scales[j] = pack_int8_column(column, depth, to);
         }
     }
-    if (precision != INT4) {
-        interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, block);
-        return numbers;
-    }
-    const int64_t lines = group / 8;  // of nibbles in a group
-    for (int64_t g = 0; g < groups; g++, block += (lines + 1) * 64) {
-        interleave(heads + g, groups, 1, block);
-        interleave(reinterpret_cast<uint32_t*>(staged) + g * lines, bytes / 4, lines, block + 64);
-    }
+    interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, block);
     return numbers;
 }
 

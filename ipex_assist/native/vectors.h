@@ -315,7 +315,6 @@ LANEWISE int reduced(V16i x, Half half, Quarter quarter) {
         [](auto a, auto b) __attribute__((always_inline)) { return _mm_##NAME(a, b); })
 
 LANEWISE float _mm512_reduce_add_ps(V16f x) { return REDUCED(x, add_ps); }
-LANEWISE float _mm512_reduce_min_ps(V16f x) { return REDUCED(x, min_ps); }
 LANEWISE float _mm512_reduce_max_ps(V16f x) { return REDUCED(x, max_ps); }
 LANEWISE int _mm512_reduce_add_epi32(V16i x) { return REDUCED(x, add_epi32); }
 LANEWISE unsigned _mm512_reduce_max_epu32(V16i x) { return unsigned(REDUCED(x, max_epu32)); }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
@@ -15,6 +15,9 @@ from ipex_assist.speculative.draft import Proposal
 from ipex_assist.speculative.grammar import Grammar, Row, masked
 from ipex_assist.speculative.propose import DraftCall, RowsCall, Steps, propose_alone
 from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose_for_draft
+
+if TYPE_CHECKING:
+    import torch
 
 
 class AssistantModel:
@@ -173,5 +176,5 @@ class AssistantModel:
     def _unmasked(self, logits: torch.Tensor) -> torch.Tensor:
         if self._masked:
             logits = logits.clone()
-            logits[:, self._masked] = -torch.inf
+            logits[:, self._masked] = -math.inf
         return logits

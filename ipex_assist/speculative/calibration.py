@@ -93,10 +93,18 @@ def _turns(sizes: abc.Sequence[int]) -> Iterator[int]:
 def _started(model: Model, capacity: int) -> Sequence:
     before = min(_BEFORE, capacity - 1)
     sequence = model.new_sequence(capacity)
-    model.extend(sequence, _tokens(model, before))
-    model.extend(sequence, _tokens(model, 1))  # the first pass of its shape brings pages and threads
+    _read(model, sequence, _tokens(model, before))
+    _read(model, sequence, _tokens(model, 1))  # the first pass of its shape brings pages and threads
     sequence.truncate(before)
     return sequence
+
+
+def _read(model: Model, sequence: Sequence, tokens: list[int], last: int = 1) -> None:
+    """Append tokens and choose behind the last ones, as texts do it: where the model chooses, without its logits."""
+    if isinstance(model, ChoosesInOneCall):
+        model.choose([Rows(sequence, tokens, last)])
+    else:
+        model.extend(sequence, tokens, last=last).argmax(-1)
 
 
 def _tokens(model: Model, count: int) -> list[int]:
@@ -107,10 +115,7 @@ def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock) -> flo
     before = sequence.length
     tokens = _tokens(model, rows)
     started = clock()
-    if isinstance(model, ChoosesInOneCall):
-        model.choose([Rows(sequence, tokens, rows)])
-    else:
-        model.extend(sequence, tokens, last=rows).argmax(-1)
+    _read(model, sequence, tokens, rows)
     elapsed = clock() - started
     sequence.truncate(before)
     return elapsed
@@ -119,7 +124,7 @@ def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock) -> flo
 def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
     """Return the seconds of one greedily drafted token, the fastest of a few."""
     sequence = model.new_sequence(_BEFORE + _DRAFTED + 1)
-    model.extend(sequence, _tokens(model, _BEFORE))
+    _read(model, sequence, _tokens(model, _BEFORE))
     best, began = float("inf"), clock()
     while best == float("inf") or clock() - began < STEP_SECONDS:
         started = clock()
@@ -140,7 +145,7 @@ def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> floa
         return each
     sequence, tokens = model.new_sequence(READ_TOKENS), _tokens(model, READ_TOKENS)
     started = clock()
-    model.extend(sequence, tokens)
+    _read(model, sequence, tokens)
     return min(each, (clock() - started) / READ_TOKENS)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ipex_assist.executors.interface import Choice
 from ipex_assist.speculative.sampling import Row
+
+if TYPE_CHECKING:
+    import torch
 
 
 def log_probabilities(row: Row, token: int, top: int) -> Choice:

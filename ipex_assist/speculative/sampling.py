@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ipex_assist.speculative.noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
 from ipex_assist.speculative.options import SamplingOptions, fresh_seed
+
+if TYPE_CHECKING:
+    import torch
 
 Row: TypeAlias = NDArray[np.float32]
 
@@ -68,6 +70,8 @@ class Sampling(SamplingOptions):
         """
         if not self.changes_logits:
             return logits
+        import torch
+
         logits = logits.float().clone()
         width = logits.shape[-1]  # a draft's vocabulary may be smaller than the text's
         for token, bias in self.logit_bias.items():
@@ -90,6 +94,8 @@ class Sampling(SamplingOptions):
 
 def _counts(tokens: Sequence[int], width: int) -> torch.Tensor:
     """How often each of `width` tokens is among `tokens`, (width,)."""
+    import torch
+
     ids = torch.tensor(list(tokens), dtype=torch.long)
     return torch.bincount(ids[ids < width], minlength=width)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.speculative.grammar import Grammar, masked
 from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose
+
+if TYPE_CHECKING:
+    import torch
 
 
 def choices(
@@ -32,7 +34,7 @@ def choices(
         return
     if not sampling.do_sample:  # all rows in one call
         best, chosen = rows.max(-1)  # NaN where any logit is
-        yield from torch.where(best.isfinite(), chosen, NO_NUMBERS).tolist()
+        yield from chosen.masked_fill(~best.isfinite(), NO_NUMBERS).tolist()
         return
     generated = len(tokens) - sampling.prompt_length
     for i in range(rows.shape[0]):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
@@ -74,14 +75,17 @@ def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:
 
 
 def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder whose tokenizer.json holds all of it, or None: AutoTokenizer knows more then."""
+    """The tokenizer of a folder whose tokenizer.json holds all of it, or None: AutoTokenizer knows more then.
+
+    It is the tokenizers library's alone where transformers would change nothing about that.
+    """
     try:
         config = read_json(folder / "tokenizer_config.json") or {}
     except IpexAssistError:
         return None
     if str(config.get("tokenizer_class")) not in _PLAIN_CLASSES or any(config.get(field) for field in _CHANGING_FIELDS):
         return None
-    tokenizer = _from_tokenizer_json(folder)
+    tokenizer = _fast_tokenizer(folder, config) or _from_tokenizer_json(folder)
     if tokenizer is None:
         return None
     # Tokens that were added after tokenizer.json was written are in the configuration alone.
@@ -101,21 +105,57 @@ def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
     """
     from transformers import PreTrainedTokenizerFast
 
-    template = folder / "chat_template.jinja"
     try:
         config = read_json(folder / "tokenizer_config.json") or {}
-        special = {key: config.get(key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
         return PreTrainedTokenizerFast(
             tokenizer_file=str(folder / "tokenizer.json"),
-            chat_template=template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template"),
+            chat_template=_chat_template(folder, config),
             clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
-            # Files of transformers 4 have special tokens as objects, {"content": "</s>", "lstrip": …}.
-            **{k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None},
+            **_special_tokens(config),
         )
     except BaseException as error:  # the caller reports its own, first failure
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         return None
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
+    template = folder / "chat_template.jinja"
+    return template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
+    """The texts of special tokens by their names; files of transformers 4 have objects, {"content": "</s>", …}."""
+    special = {key: config.get(key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None}
+
+
+def _fast_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase | None:
+    """The tokenizer without transformers, or None where that would do anything to what tokenizer.json says."""
+    from tokenizers import Tokenizer
+
+    from ipex_assist.tokenization.fast_tokenizer import FastTokenizer
+
+    try:
+        special, backend = _special_tokens(config), Tokenizer.from_file(str(folder / "tokenizer.json"))
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        pieces = b"" if backend.pre_tokenizer is None else backend.pre_tokenizer.__getstate__()
+        changed = (
+            not added.issuperset(special.values())
+            or config.get("clean_up_tokenization_spaces", False)
+            or backend.truncation is not None
+            or backend.padding is not None
+            or b'"add_prefix_space":true' in pieces  # which transformers 4 takes back
+        )
+        template = _chat_template(folder, config)
+    except BaseException as error:  # said by transformers, and those who ask it
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        return None
+    if changed:
+        return None
+    fast = FastTokenizer(backend, special, template, functools.partial(_from_tokenizer_json, folder))
+    return cast("PreTrainedTokenizerBase", fast)
 
 
 def _refuse_outside(folder: Path) -> None:

@@ -69,7 +69,7 @@ def write(folder: Path, model: Any, arch: str) -> Path:
         writer.add_sliding_window(config.sliding_window or 0)
     if spec.rope.kind == "longrope":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
-        writer.add_rope_scaling_attn_factors(RotaryTable(spec, torch.float32).rules[0].attention_factor)
+        writer.add_rope_scaling_attn_factors(RotaryTable(spec).rules[0].attention_factor)
         for name in ("short", "long"):
             factors = numpy.array(spec.rope.scaling[f"{name}_factor"], dtype=numpy.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
@@ -122,7 +122,7 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     for field in fields(expected):
         if field.name not in ("rope", "second_rope"):
             assert getattr(spec, field.name) == pytest.approx(getattr(expected, field.name)), field.name
-    tables = (RotaryTable(each, torch.float32) for each in (spec, expected))
+    tables = (RotaryTable(each) for each in (spec, expected))
     for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):
         torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
     stored = dict(original.tensors())

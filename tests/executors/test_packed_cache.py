@@ -20,6 +20,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import Memory
 from ipex_assist.executors import packed_cache
+from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import HEADER_BYTES, load_packed, packed_path, save_packed
@@ -157,7 +158,7 @@ def test_copying_is_the_rule_where_memory_allows(
 def test_a_mode_that_does_not_exist(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slip in the variable would map what was to be copied."""
     monkeypatch.setenv(packed_cache.MODE_VARIABLE, "Copy")
-    with pytest.raises(UsageError, match="IPEX_ASSIST_PACKED=Copy is neither copy nor map"):
+    with pytest.raises(UsageError, match="IPEX_ASSIST_PACKED=Copy is neither copy nor map nor no"):
         load(source)
 
 
@@ -296,3 +297,80 @@ def test_saving_twice_at_once(source: Path, folder: Path) -> None:
     assert save_packed(model, path)
     assert path.read_bytes() == whole
     assert files(folder) == [path]
+
+
+# ---- mapped first, copied between passes
+
+
+def test_a_quick_start_has_the_same_bits(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that is put in its place too early, too late or from elsewhere; what stays mapped could be truncated."""
+    expected = logits(load(source))
+    (path,) = files(folder)
+    whole = path.read_bytes()
+    monkeypatch.setattr("ipex_assist.executors.native.SETTLE_BYTES", 3 * 4096 + 5)
+    checkpoint = open_checkpoint(str(source))
+    model = load_model(checkpoint, "int4", "native", cache_packed=True, quick=True)
+    assert isinstance(model, NativeModel)
+    assert is_mapped(path)
+    passes = 0
+    while model.packed.settles:
+        assert is_mapped(path)
+        assert torch.equal(logits(model), expected), passes
+        assert bytes(model.packed.image()) == whole[HEADER_BYTES:], passes
+        passes += 2
+    assert passes >= 4, "it was moved in one piece"
+    assert not is_mapped(path)
+    os.truncate(path, 0)
+    assert torch.equal(logits(model), expected)
+
+
+def test_a_quick_start_of_what_shares_a_table(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another's table is used, and its own takes no memory."""
+    tiny_models.save(tmp_path / "model", "llama", vocab_size=16000, hidden_size=256)
+    checkpoint = open_checkpoint(str(tmp_path / "model"))
+    target = load_model(checkpoint, "bf16", "native")
+    expected = logits(load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target))
+    monkeypatch.setattr("ipex_assist.executors.native.SETTLE_BYTES", 1 << 30)
+    draft = load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target, quick=True)
+    assert isinstance(draft, NativeModel)
+    assert torch.equal(logits(draft), expected)
+    assert not draft.packed.settles
+    (path,) = files(folder)
+    assert is_mapped(path), "the table's part stays the file's"
+
+
+@pytest.mark.parametrize("mode", ["copy", "map"])
+def test_a_mode_that_was_asked_for_comes_before_a_quick_start(
+    mode: str, source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(source)
+    (path,) = files(folder)
+    monkeypatch.setenv(packed_cache.MODE_VARIABLE, mode)
+    model = load_model(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True)
+    assert isinstance(model, NativeModel)
+    assert not model.packed.settles
+    assert is_mapped(path) == (mode == "map")
+
+
+def test_a_quick_start_counts_on_the_memory_it_will_take(source: Path, folder: Path) -> None:
+    """What is mapped counts as free: keys and values would get it, and then there were none for the weights."""
+    load(source)
+    memory = KvMemory()
+    checkpoint = open_checkpoint(str(source))
+    model = load_model(checkpoint, "int4", "native", cache_packed=True, quick=True, kv_memory=memory)
+    assert isinstance(model, NativeModel)
+    copied = KvMemory()
+    load_model(checkpoint, "int4", "native", cache_packed=True, kv_memory=copied)
+    assert memory._workspace == copied._workspace + model.packed.nbytes
+
+
+def test_memory_that_is_not_there_leaves_it_mapped(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text goes on from the file's pages."""
+    expected = logits(load(source))
+    (path,) = files(folder)
+    model = load_model(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True)
+    assert isinstance(model, NativeModel)
+    monkeypatch.setattr("ipex_assist.executors.native.SETTLE_BYTES", 0)  # which the core refuses
+    assert torch.equal(logits(model), expected)
+    assert not model.packed.settles
+    assert is_mapped(path)

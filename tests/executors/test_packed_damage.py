@@ -18,7 +18,7 @@ from conftest import HAS_NATIVE
 from packed_files import files, load, logits, warnings, was_packed
 
 from ipex_assist.env.cache import cache_folder
-from ipex_assist.executors import packed_cache
+from ipex_assist.executors import packed_cache, packed_folder
 from ipex_assist.executors.packed_cache import HEADER_BYTES, LAYOUT_VERSION, load_packed
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel
@@ -137,8 +137,8 @@ def test_no_room_is_a_warning(
     source: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is free is looked at first, so that a full disk is not filled to its last byte by a copy nobody needs."""
-    usage = packed_cache.shutil.disk_usage(source)
-    monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda path: usage._replace(free=200 << 20))
+    usage = packed_folder.shutil.disk_usage(source)
+    monkeypatch.setattr(packed_folder.shutil, "disk_usage", lambda path: usage._replace(free=200 << 20))
     expected = logits(load(source))
     (warning,) = warnings(caplog)
     assert str(folder) in warning
@@ -178,8 +178,8 @@ def test_a_full_file_system(
         pytest.skip(f"no permission to mount a file system: {mounted.stderr.decode().strip()}")
     try:
         monkeypatch.setenv("XDG_CACHE_HOME", str(small))
-        usage = packed_cache.shutil.disk_usage(source)
-        monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda path: usage._replace(free=1 << 40))
+        usage = packed_folder.shutil.disk_usage(source)
+        monkeypatch.setattr(packed_folder.shutil, "disk_usage", lambda path: usage._replace(free=1 << 40))
         expected = logits(load(source))
         (warning,) = warnings(caplog)
         assert "No space left on device" in warning

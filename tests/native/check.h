@@ -131,6 +131,12 @@ struct Format {
 inline const Format FORMATS[] = {{"fp32", FP32, SPAN}, {"bf16", BF16, SPAN}, {"int8", INT8, SPAN},
                                  {"int4 g32", INT4, 32}, {"int4 g64", INT4, 64}, {"int4 g128", INT4, 128}};
 
+// Groups that leave a quantizer little to work with, by turns of 4 values.
+inline const float HARD[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},
+                                {1e-38f, -1e-38f, 0, 0}, {1e-42f, 1e-42f, 0, 0}, {1e4f, 1, 1, 1},  {1e15f, -1e15f, 1, 0},
+                                {5, 6, 5, 6},           {-5, -6, -6, -5},      {-0.0f, 0, 1, 0}, {1e-20f, 1e-20f, 0, -1e-20f},
+                                {1e30f, -1e30f, 1, 0},  {3e38f, -3e38f, 0, 1}};
+
 // A matrix of `columns` outputs and `width` inputs as a checkpoint holds it (row-major by output), and packed.
 struct Packed {
     Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns, int64_t width,
@@ -161,6 +167,7 @@ void test_cpu();
 void test_threads();
 void test_thread_limit();
 void test_packing(const Kernels& k);
+void test_int4_bits(const Kernels& k);  // a part of it
 void test_linears(const Kernels& k);
 void test_rows(const Kernels& k);
 void test_attention(const Kernels& k);

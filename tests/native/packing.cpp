@@ -155,13 +155,9 @@ void test_search(const Kernels& k) {
 
 // Groups that leave a quantizer little to work with.
 void test_hard_values(const Kernels& k) {
-    const float rows[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},
-                             {1e-38f, -1e-38f, 0, 0}, {1e-42f, 1e-42f, 0, 0}, {1e4f, 1, 1, 1},  {1e15f, -1e15f, 1, 0},
-                             {5, 6, 5, 6},           {-5, -6, -6, -5},      {-0.0f, 0, 1, 0}, {1e-20f, 1e-20f, 0, -1e-20f},
-                             {1e30f, -1e30f, 1, 0},  {3e38f, -3e38f, 0, 1}};
-    constexpr int64_t columns = int64_t(std::size(rows)), width = 128;
+    constexpr int64_t columns = int64_t(std::size(HARD)), width = 128;
     std::vector<float> source;
-    for (const auto& row : rows) {
+    for (const auto& row : HARD) {
         for (int64_t i = 0; i < width; i++) source.push_back(row[i % 4]);
     }
     for (const Format& f : FORMATS) {
@@ -297,6 +293,7 @@ void test_packing(const Kernels& k) {
     test_q4_0(k);
     test_search(k);
     test_hard_values(k);
+    test_int4_bits(k);
     test_weights_that_are_no_numbers(k);
     test_narrow(k);
 }

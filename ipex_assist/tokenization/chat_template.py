@@ -1,0 +1,111 @@
+"""Chat templates of plain conversations, by jinja2 as transformers renders them, without importing transformers."""
+
+from __future__ import annotations
+
+import functools
+import json
+from datetime import datetime
+from typing import Any
+
+SAFE_JINJA = (3, 1, 6)  # older ones have known ways out of the sandbox
+
+
+def is_plain(conversation: Any) -> bool:
+    """Whether messages have a role and a text, and nothing that transformers prepares for templates."""
+    return (
+        isinstance(conversation, list)
+        and bool(conversation)
+        and all(
+            isinstance(message, dict)
+            and message.keys() == {"role", "content"}
+            and all(type(value) is str for value in message.values())
+            for message in conversation
+        )
+    )
+
+
+def render(template: str, messages: list[dict[str, str]], facts: dict[str, Any]) -> str | None:
+    """The text that a template makes of plain messages. None where this jinja2 is too old to be trusted with one.
+
+    facts: names that the template may use besides. Raises what jinja2, or the template itself, raises.
+    """
+    import jinja2
+
+    version = tuple(int(part) for part in jinja2.__version__.split(".")[:3] if part.isdecimal())
+    if version < SAFE_JINJA:
+        return None
+    # As transformers passes them: a template tells by None, too, whether there are tools.
+    return str(_compiled(template).render(messages=messages, tools=None, documents=None, **facts))
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """The environment is transformers' (utils/chat_template_utils.py); templates are not to be trusted."""
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        """The tag that marks what an assistant wrote, for training; of no effect here."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_as_it_is"), [], [], body).set_lineno(line)
+
+        def _as_it_is(self, caller: Any) -> Any:
+            return caller()
+
+    class Namespace(jinja2.utils.Namespace):
+        """Without names that begin with an underscore, by which one gets at CPython's insides."""
+
+        def __init__(*args: Any, **attributes: Any) -> None:
+            names = dict(*args[1:], **attributes)
+            for name in names:
+                _check_name(name)
+            jinja2.utils.Namespace.__init__(args[0], names)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check_name(name)
+            jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json  # jinja2's own escapes HTML
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": Namespace,
+    }
+    return environment.from_string(template)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        import jinja2
+
+        raise jinja2.exceptions.SecurityError(f"a chat template cannot keep the name {name!r}: it has an underscore")
+
+
+def _to_json(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Dict:
+    """`dict` without its attributes."""
+
+    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*args, **items)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)

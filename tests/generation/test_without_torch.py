@@ -1,0 +1,85 @@
+"""A second start needs neither torch nor transformers, whose imports take longer than all else it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoint_files
+import pytest
+
+import ipex_assist
+from ipex_assist.executors.late_torch import keep_torch_to
+from ipex_assist.native.library import unavailable
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason="the native core cannot run here")
+
+PROGRAM = """
+import json, sys
+from ipex_assist.cli import main
+asked = json.loads(sys.argv[1])
+assert all(main(flags) == 0 for flags in asked)
+print(json.dumps(sorted({"torch", "transformers"}.intersection(sys.modules))))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose tokenizer is tokenizer.json and nothing else, as Qwen's are."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("qwen2"), tmp_path_factory.mktemp("model"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_greedy_text_from_a_packed_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"max_new_tokens": 12, "ignore_eos": True}
+    model = ipex_assist.load(str(folder), None, precision="int4", cache_packed=True)  # with torch: it packs
+    expected = [model.generate("Hello", **options), model.stream("Hello", chat=True, **options)]
+    for _ in expected[1]:
+        pass
+    flags = ["-m", str(folder), "--precision", "int4", "--no-assisted", "--cache-packed", "--no-launch", "--json"]
+    flags += ["-p", "Hello", "--max-new-tokens", "12", "--ignore-eos"]
+    asked = [flags, [*flags, "--chat"], [*flags[:4], "--assistant-model", "lookup", *flags[5:]]]
+    lines = [json.loads(line) for line in started(asked)]
+    assert lines.pop() == []
+    texts = [expected[0], expected[1].result(), expected[0]]
+    assert [line["tokens"] for line in lines] == [text.tokens for text in texts]
+    assert [line["text"] for line in lines] == [text.text for text in texts]
+
+
+def test_a_drawn_text_imports_torch_late(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps it to the one thread that is left for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = ipex_assist.load(str(folder), None, precision="int4", cache_packed=True)
+    options = {"max_new_tokens": 8, "ignore_eos": True, "do_sample": True, "seed": 3}
+    flags = ["-m", str(folder), "--precision", "int4", "--no-assisted", "--cache-packed", "--no-launch", "--json"]
+    flags += ["-p", "Hello", "--max-new-tokens", "8", "--ignore-eos", "--do-sample", "--seed", "3"]
+    [line, modules, threads] = started([flags], "import torch; print(torch.get_num_threads())", OMP_NUM_THREADS="2")
+    assert json.loads(line)["tokens"] == model.generate("Hello", **options).tokens
+    assert json.loads(modules) == ["torch"]
+    assert threads == "1"
+
+
+def started(asked: list[list[str]], behind: str = "", **environment: str) -> list[str]:
+    """The lines that a process prints which runs the command with each of these flags, and then `behind`."""
+    command = [sys.executable, "-c", PROGRAM + behind, json.dumps(asked)]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def test_torch_that_is_here_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        keep_torch_to(before + 1)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        keep_torch_to(before)
