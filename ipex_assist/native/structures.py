@@ -6,7 +6,7 @@ import ctypes
 
 from ipex_assist.models.spec import DecoderSpec
 
-ABI_VERSION = 3  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 4  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
