@@ -24,6 +24,7 @@ COMMON = (
     "model.cpp",
     "forward.cpp",
     "attention.cpp",
+    "between.cpp",
     "choose.cpp",
     "linears.cpp",
     "api.cpp",
