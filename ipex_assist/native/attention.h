@@ -39,14 +39,14 @@ inline void store_packed(Precision precision, const float* x, int32_t head_dim, 
             store_across(precision, v, position, to + packed_index(step, depth, d, position / step * step) * bytes);
             continue;
         }
-        auto* at = reinterpret_cast<uint32_t*>(to + packed_index(step, depth, position, d) * bytes);
-        alignas(64) uint32_t values[LANES];
+        uint8_t* at = to + packed_index(step, depth, position, d) * bytes;
         if (precision == FP32) {
-            _mm512_store_si512(values, _mm512_castps_si512(v));
+            store_down(x + d, count, reinterpret_cast<float*>(at));
         } else {
-            _mm256_store_si256(reinterpret_cast<__m256i*>(values), to_bf16(v));
+            alignas(32) uint32_t pairs[LANES / 2];
+            _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), to_bf16(v));
+            store_down(pairs, (count + 1) / 2, reinterpret_cast<uint32_t*>(at));
         }
-        store_down(values, (count + step - 1) / step, at);
     }
 }
 
