@@ -23,7 +23,7 @@ struct SystemTime {
 class Patience {
 public:
     using Time = std::chrono::nanoseconds;
-    static constexpr Time LONGEST{500'000}, SHORTEST{50'000};  // that a thread spins
+    static constexpr Time LONGEST{500'000}, SHORTEST{100'000};  // that a thread spins
     static constexpr Time SLICE{1'000'000};                     // as long as a partner is away that waits for a CPU
     static constexpr int GROWTH = 256;                          // ten passes of short waits make it patient again
     static constexpr int PAUSES = 32;                           // between two looks at the clock: some microseconds
