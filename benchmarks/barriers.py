@@ -73,19 +73,21 @@ def counted(name: str, precision: str, rows: int, pool: Pool) -> tuple[int, int]
     return three - two, two + (layers - 2) * (three - two)
 
 
-def measured(model: NativeModel, rows: Sequence[int], repeats: int) -> tuple[list[float], dict[int, list[float]]]:
-    """Microseconds of a barrier, and milliseconds of a pass for each number of rows, by turns."""
+def measured(
+    model: NativeModel, rows: Sequence[int], repeats: int, count: int
+) -> tuple[list[float], dict[int, list[float]]]:
+    """Microseconds of a barrier, of `count` of them, and milliseconds of a pass for each number of rows, by turns."""
     pool = model.packed.pool
-    runs = {count: company.passes(model, count) for count in rows}
+    runs = {number: company.passes(model, number) for number in rows}
     barriers: list[float] = []
-    passes: dict[int, list[float]] = {count: [] for count in rows}
+    passes: dict[int, list[float]] = {number: [] for number in rows}
     for repeat in range(repeats + 1):
-        barrier = 1e6 * pool.barrier_seconds()
-        for count, run in runs.items():
+        barrier = 1e6 * pool.barrier_seconds(count)
+        for number, run in runs.items():
             started = time.perf_counter()
             run()
             if repeat:
-                passes[count].append(1000 * (time.perf_counter() - started))
+                passes[number].append(1000 * (time.perf_counter() - started))
         if repeat:
             barriers.append(barrier)
     return barriers, passes
@@ -98,6 +100,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precisions", default="int4")
     parser.add_argument("--rows", default="1,5")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--count", type=int, default=10_000, help="barriers that are timed together")
     parser.add_argument("--threads", type=int, default=56, help="of the machine on paper")
     parser.add_argument("--bandwidth", type=float, default=250, help="GB/s, of the machine on paper")
     parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
@@ -117,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.models.split(","):
         for precision in args.precisions.split(","):
             model = NativeModel(forward.load(name, precision))
-            barriers, passes = measured(model, wanted, args.repeats)
+            barriers, passes = measured(model, wanted, args.repeats, args.count)
             size = forward.read_per_pass(model.packed, model.packed.spec, CONTEXT, model.kv_precision)
             for rows in wanted:
                 of_layer, of_pass = counted(name, precision, rows, here)

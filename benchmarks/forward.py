@@ -92,8 +92,10 @@ PRECISIONS = ("bf16", "int8", "int4")
 class RandomWeights:
     """bf16 tensors of any shape, cut from one block of random numbers: packing reads them, nobody else does."""
 
+    VALUES = 32 << 20
+
     def __init__(self) -> None:
-        self.block = (torch.randn(32 << 20) * 0.02).bfloat16()
+        self.block = (torch.randn(self.VALUES) * 0.02).bfloat16()
 
     def tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
         size = 1

@@ -27,6 +27,7 @@ def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     name, config = forward.CONFIGS["qwen2.5-0.5b"]
     heads = {"num_attention_heads": 4}
     monkeypatch.setattr(forward, "CONFIGS", {"small": (name, config | SMALL | heads)})
+    monkeypatch.setattr(forward.RandomWeights, "VALUES", 1 << 16)
     for module in (company, barriers):
         monkeypatch.setattr(module, "planned_pool", lambda: pool(2))
     monkeypatch.setattr(forward, "planned_pool", lambda: pool(2))
@@ -93,7 +94,7 @@ def test_barriers_on_paper() -> None:
 
 def test_barriers_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """A line of the table for each number of rows, of the threads here and those on paper."""
-    barriers.main(["--models", "small", "--rows", "1,2", "--repeats", "2", "--threads", "3"])
+    barriers.main(["--models", "small", "--rows", "1,2", "--repeats", "2", "--count", "20", "--threads", "3"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["rows"], row["2 threads: a layer"]) for row in found["table"]] == [("1", "5"), ("2", "5")]
     assert len(found["results"][0]["barrier_us"]) == 2
