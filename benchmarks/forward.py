@@ -23,7 +23,7 @@ from ipex_assist.executors.native import NativeModel, NativeSequence
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.models import find
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.native.library import instruction_set, read_bandwidth
+from ipex_assist.native.library import Pool, instruction_set, read_bandwidth
 from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.precision import kv_sizes
 
@@ -92,8 +92,10 @@ PRECISIONS = ("bf16", "int8", "int4")
 class RandomWeights:
     """bf16 tensors of any shape, cut from one block of random numbers: packing reads them, nobody else does."""
 
+    VALUES = 32 << 20
+
     def __init__(self) -> None:
-        self.block = (torch.randn(32 << 20) * 0.02).bfloat16()
+        self.block = (torch.randn(self.VALUES) * 0.02).bfloat16()
 
     def tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
         size = 1
@@ -103,15 +105,15 @@ class RandomWeights:
         return self.block.repeat(repeats)[:size].reshape(shape)
 
 
-def load(name: str, precision: str) -> PackedModel:
-    """Build a model of the named shapes with random weights."""
+def load(name: str, precision: str, pool: Pool | None = None, **changes: Any) -> PackedModel:
+    """Build a model of the named shapes, but for `changes` of its config, with random weights."""
     from ipex_assist.models.weights import weight_shape
 
     architecture_name, config = CONFIGS[name]
     architecture = find(architecture_name)
     assert architecture is not None
-    spec = architecture.spec(config)
-    packed = PackedModel(spec, precision, planned_pool())
+    spec = architecture.spec(config | changes)
+    packed = PackedModel(spec, precision, pool or planned_pool())
     packed.allocate()
     random = RandomWeights()
     for weight in architecture.weights(spec):

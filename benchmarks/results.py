@@ -33,6 +33,8 @@ QUESTIONS = {
     "instructions": "Instructions of the hot loops for each 64 bytes of weights",
     "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
     "forward": "Whole passes of the native core",
+    "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
+    "company": "Passes with a busy loop on each CPU",
     "peers": "A real pair beside other programs",
     "peers_throughput": "Many prompts at once beside other programs",
     "throughput": "Many requests: tokens/s by how many are in flight",

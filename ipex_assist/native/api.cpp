@@ -105,7 +105,7 @@ void count(Timing& sum, const Timing& part) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 4;
+    return 5;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -128,6 +128,31 @@ IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
 }
 
 IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
+
+// Runs, barriers, and what all threads waited and parked at them, since the pool was made.
+IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {
+    return guarded(-1, [&] {
+        const Statistics found = static_cast<Pool*>(pool)->statistics();
+        out[0] = found.runs, out[1] = found.barriers, out[2] = found.waits, out[3] = found.parks;
+        return 0;
+    });
+}
+
+// Seconds that `count` barriers take with nothing between them.
+IPEX_ASSIST_API double ia_barrier_seconds(void* pool_handle, int64_t count) {
+    return guarded(-1.0, [&] {
+        Pool& pool = *static_cast<Pool*>(pool_handle);
+        double seconds = 0;
+        pool.run([&](int thread) {
+            pool.wait(thread);  // the threads start at different times
+            const auto started = std::chrono::steady_clock::now();
+            for (int64_t i = 0; i < count; i++) pool.wait(thread);
+            const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - started;
+            if (thread == 0) seconds = passed.count();
+        });
+        return seconds;
+    });
+}
 
 IPEX_ASSIST_API int32_t ia_checksum(void* pool, const void* data, int64_t size, uint64_t* sum) {
     return guarded(-1, [&] {

@@ -2,7 +2,8 @@
 //
 // Up to 16 rows: threads share the blocks that rows see evenly, or, on several memory nodes, each takes what it wrote
 // (Blocks::owner). It appends the rows that lie in its blocks, which needs no barrier as it is who reads them, and computes
-// its blocks' parts of every row; a barrier later the parts of a head are merged in the order of the blocks. More rows: threads take tiles of rows in turn, each going through all blocks that its rows see.
+// its blocks' parts of every row. The parts of a head are merged in the order of the blocks: a barrier later, or, where that is
+// little, by whoever comes last (between.cpp). More rows: threads take tiles of rows in turn, each going through all blocks that its rows see.
 #include <algorithm>
 #include <cstring>
 
@@ -29,8 +30,10 @@ void Forward::attention(int thread, int32_t index, const std::vector<int32_t>* s
     const uint64_t started = __rdtsc();
     if (few()) {
         attend_few(thread, index);
-        wait(thread);
-        combine_few(thread, index);
+        if (!combines_in_place(index)) {
+            wait(thread);
+            combine_few(thread, index);
+        }
     } else {
         append(thread, index);
         if (thread == 0) next_.store(0);
@@ -142,8 +145,8 @@ float* Forward::partial(int64_t block, int32_t kv_head, int64_t row) const {
            ((block * spec_.kv_heads + kv_head) * rows() + row) * group() * partial_width_;
 }
 
-// Blocks [first, end) of a stretch's sequence, for one KV head, or those of them that this thread owns.
-void Forward::attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end) {
+// Blocks [first, end) of a stretch's sequence, for one KV head, or those of them that this thread owns: how many.
+int64_t Forward::attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end) {
     const int32_t window = model_.layers[size_t(index)].window;
     const int32_t* table = stretches_[stretch].blocks;
     const Scratch s = scratch(thread);
@@ -168,12 +171,16 @@ void Forward::attend_blocks(int thread, int32_t index, int32_t kv_head, size_t s
             for (int32_t q = 0; q < t.queries; q++) keep_partial(s.partials[q], s.partials[q].output, partial_width_);
         }
     }
+    int64_t number = 0;
+    for (int64_t b = first; b < end; b++) number += mine(b);
+    return number;
 }
 
 void Forward::attend_few(int thread, int32_t index) {
     const int32_t window = model_.layers[size_t(index)].window;
     const auto first = [&](size_t i) { return first_block(first_row_[i], window); };
-    const auto seen = [&](size_t i) { return (stretches_[i].start + stretches_[i].rows - 1) / KEYS + 1 - first(i); };
+    const auto seen = [&](size_t i) { return seen_blocks(i, window); };
+    const bool in_place = combines_in_place(index);
     int64_t units = 0;
     for (size_t i = 0; i < stretches_.size(); i++) units += seen(i) * spec_.kv_heads;
     const bool owned = pool_.several_nodes();
@@ -182,7 +189,10 @@ void Forward::attend_few(int thread, int32_t index) {
     for (int32_t h = 0; h < spec_.kv_heads; h++) {
         for (size_t i = 0; i < stretches_.size(); i++) {
             const int64_t begin = std::max(unit, from), end = std::min(unit + seen(i), to), offset = first(i) - unit;
-            if (begin < end) attend_blocks(thread, index, h, i, offset + begin, offset + end);
+            if (begin < end) {
+                const int64_t done = attend_blocks(thread, index, h, i, offset + begin, offset + end);
+                if (in_place) finish_blocks(thread, index, h, i, done);
+            }
             unit += seen(i);
         }
     }
@@ -201,18 +211,10 @@ void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
 }
 
-// Merges the parts of each head, and puts the rows into the form of the output linear: in units of whole heads and spans,
-// or of whole rows where that linear takes their columns in an order of its own.
 void Forward::combine_few(int thread, int32_t index) {
-    const Linear& next = model_.layers[size_t(index)].output;
-    const int64_t dim = spec_.head_dim, columns = int64_t(spec_.heads) * dim;
-    const bool aligned = (SPAN % dim == 0 || dim % SPAN == 0) && !next.order;
-    const int64_t unit = aligned ? std::max<int64_t>(SPAN, dim) : next.depth;
-    const int64_t each = (next.depth + unit - 1) / unit, units = rows() * each;
+    const int64_t each = attended_units(model_.layers[size_t(index)].output).each, units = rows() * each;
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
-        const int64_t row = u / each, first = u % each * unit, last = std::min(first + unit, next.depth);
-        for (int64_t h = first / dim; h < std::min(last, columns) / dim; h++) combine_head(index, row, int32_t(h));
-        quantize(thread, w_.attended.as<float>() + row * attended_width_, columns, first, last, row, next);
+        combine_unit(thread, index, u / each, u % each);
     }
 }
 

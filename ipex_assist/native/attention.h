@@ -13,24 +13,39 @@ inline int64_t packed_index(int step, int64_t depth, int64_t column, int64_t k) 
     return ((column / LANES) * (depth / step) + k / step) * (LANES * step) + column % LANES * step + k % step;
 }
 
+// A key's values lie below each other, one lane of each line; lanes beyond head_dim are zeros there as they always are.
+template <class T>
+inline void store_down(const T* values, int count, T* to) {
+    for (int j = 0; j < count; j++) to[j * LANES] = values[j];
+}
+
+// A value's lie beside each other; of two positions that share a line's pairs the other one stays as it is.
+inline void store_across(Precision precision, __m512 v, int32_t position, uint8_t* line) {
+    if (precision == FP32) return _mm512_storeu_ps(reinterpret_cast<float*>(line), v);
+    const __m512i halves = _mm512_cvtepu16_epi32(to_bf16(v)), lower = _mm512_set1_epi32(0xffff);
+    const __m512i both = _mm512_loadu_si512(line);
+    const __m512i mixed = position % 2 ? _mm512_or_si512(_mm512_and_si512(lower, both), _mm512_slli_epi32(halves, 16))
+                                       : _mm512_or_si512(_mm512_andnot_si512(lower, both), halves);
+    _mm512_storeu_si512(line, mixed);
+}
+
 inline void store_packed(Precision precision, const float* x, int32_t head_dim, uint8_t* to, int64_t depth,
                          int32_t position, bool key) {
+    const int step = precision == FP32 ? 1 : 2, bytes = 4 / step;
     for (int32_t d = 0; d < head_dim; d += LANES) {
-        alignas(64) float values[LANES];
         const int count = head_dim - d < LANES ? head_dim - d : LANES;
         const __m512 v = _mm512_maskz_loadu_ps(lanes(count), x + d);
+        if (!key) {
+            store_across(precision, v, position, to + packed_index(step, depth, d, position / step * step) * bytes);
+            continue;
+        }
+        uint8_t* at = to + packed_index(step, depth, position, d) * bytes;
         if (precision == FP32) {
-            _mm512_store_ps(values, v);
-            for (int j = 0; j < count; j++) {
-                const int64_t i = key ? packed_index(1, depth, position, d + j) : packed_index(1, depth, d + j, position);
-                reinterpret_cast<float*>(to)[i] = values[j];
-            }
+            store_down(x + d, count, reinterpret_cast<float*>(at));
         } else {
-            _mm256_store_si256(reinterpret_cast<__m256i*>(values), to_bf16(v));
-            for (int j = 0; j < count; j++) {
-                const int64_t i = key ? packed_index(2, depth, position, d + j) : packed_index(2, depth, d + j, position);
-                reinterpret_cast<uint16_t*>(to)[i] = reinterpret_cast<uint16_t*>(values)[j];
-            }
+            alignas(32) uint32_t pairs[LANES / 2];
+            _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), to_bf16(v));
+            store_down(pairs, (count + 1) / 2, reinterpret_cast<uint32_t*>(at));
         }
     }
 }
@@ -51,10 +66,14 @@ inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t d
         const int count = head_dim - d < LANES ? head_dim - d : LANES;
         const __mmask16 mask = number ? lanes(count) : 0;
         const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + d), factor));
-        alignas(16) uint8_t values[LANES];
-        _mm_store_si128(reinterpret_cast<__m128i*>(values), _mm512_cvtsepi32_epi8(q));
-        for (int j = 0; j < count; j++) {
-            to[key ? packed_index(1, depth, position, d + j) : packed_index(1, depth, d + j, position)] = values[j];
+        const __m128i bytes = _mm512_cvtsepi32_epi8(q);
+        uint8_t* at = to + (key ? packed_index(1, depth, position, d) : packed_index(1, depth, d, position));
+        if (key) {
+            alignas(16) uint8_t values[LANES];
+            _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
+            store_down(values, count, at);
+        } else {
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(at), bytes);
         }
     }
     return number ? most / 127.0f : NAN;

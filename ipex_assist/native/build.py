@@ -25,6 +25,7 @@ COMMON = (
     "adopt.cpp",
     "forward.cpp",
     "attention.cpp",
+    "between.cpp",
     "choose.cpp",
     "linears.cpp",
     "api.cpp",

@@ -78,6 +78,7 @@ void Forward::reserve(const int32_t* counts) {
     w_.row_sums.grow(size_t(padded * depth / 32 * 4));
     w_.scratch.grow(size_t(scratch_bytes() * pool_.threads()));
     inputs_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
+    reserve_between();
     if (k_.tiled && rows > FEW) {
         w_.row_tiles.grow(size_t(padded * depth));
         inputs_.tiles = w_.row_tiles.data();
@@ -103,7 +104,7 @@ int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
     const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
                            queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 4 + 2 * int64_t(sizeof(Partial) / 4));
-    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + 18 * 64, 4096);
+    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + own_bytes() + 18 * 64, 4096);
 }
 
 Forward::Scratch Forward::scratch(int thread) const {
@@ -132,6 +133,8 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.end = reinterpret_cast<int32_t*>(take(queries));
     s.partials = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
     s.merged = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
+    s.x = take_floats(FEW * width_);
+    s.rows = own_rows(at);
     return s;
 }
 
@@ -148,32 +151,31 @@ void Forward::pass(int thread) {
         const std::vector<int32_t>* some = narrows() && i + 1 == model_.layers.size() ? &wanted_ : nullptr;
         const int64_t rows = some ? int64_t(some->size()) : this->rows();
         prepare_rows(thread, layer.into_attention, nullptr, layer.qkv);
-        wait(thread);
-        linear(thread, layer.qkv, this->rows(), w_.qkv.as<float>(), qkv_width_);
+        linear(thread, inputs(thread), layer.qkv, this->rows(), w_.qkv.as<float>(), qkv_width_);
         if (spec_.qk_norm == ALL_HEADS) normalise_queries_and_keys(thread, layer);
         if (!rows) return append(thread, int32_t(i));
         attention(thread, int32_t(i), some);
-        linear(thread, layer.output, rows, w_.delta.as<float>(), width_);
+        linear(thread, inputs_, layer.output, rows, w_.delta.as<float>(), width_);
         prepare_rows(thread, layer.into_mlp, some, layer.up);
-        wait(thread);
         up_linear(thread, layer, rows);
-        quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, rows, nullptr, layer.down);
-        wait(thread);
-        linear(thread, layer.down, rows, w_.delta.as<float>(), width_);
+        linear(thread, activates_in_place(layer.down) ? down_inputs_ : inputs_, layer.down, rows, w_.delta.as<float>(), width_);
     }
     if (!wanted_.empty()) head(thread);
 }
 
 void Forward::embed_rows(int thread) {
-    const int64_t first = share(rows(), thread, pool_.threads()), end = share(rows(), thread + 1, pool_.threads());
-    float *x = w_.x.as<float>(), *delta = w_.delta.as<float>();
+    const bool all = repeats();
+    const int64_t first = all ? 0 : share(rows(), thread, pool_.threads());
+    const int64_t end = all ? rows() : share(rows(), thread + 1, pool_.threads());
+    float *x = all ? scratch(thread).x : w_.x.as<float>(), *delta = w_.delta.as<float>();
     if (spec_.projected_embedding) {
         for (int64_t r = first; r < end; r++) {
             model_.embed(tokens_[size_t(r)], delta + r * width_);
-            quantize(thread, delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in);
+            quantize(thread, delta + r * width_, spec_.embedding_size, 0, model_.project_in.depth, r, model_.project_in,
+                     inputs_);
         }
         wait(thread);
-        linear(thread, model_.project_in, rows(), x, width_);
+        linear(thread, inputs_, model_.project_in, rows(), x, width_);
     }
     for (int64_t r = first; r < end; r++) {
         if (!spec_.projected_embedding) model_.embed(tokens_[size_t(r)], x + r * width_);
@@ -188,28 +190,33 @@ void Forward::normalise(const Norm& norm, const float* x, float* out) const {
     k_.normalise(spec_.rms_norm, x, norm.weight, norm.bias, spec_.norm_eps, spec_.hidden_size, out);
 }
 
-void Forward::add_delta(const Join& join, float* x, float* delta) const {
-    if (join.behind) normalise(*join.behind, delta, delta);
-    if (spec_.residual_multiplier != 1) multiply(delta, spec_.residual_multiplier, spec_.hidden_size);
-    k_.add(x, delta, spec_.hidden_size);
+// `delta` stays as it is: other threads may read it, too. `changed` is a row for what becomes of it.
+void Forward::add_delta(const Join& join, float* x, const float* delta, float* changed) const {
+    if (join.behind) normalise(*join.behind, delta, changed);
+    else if (spec_.residual_multiplier != 1) std::copy(delta, delta + spec_.hidden_size, changed);
+    if (spec_.residual_multiplier != 1) multiply(changed, spec_.residual_multiplier, spec_.hidden_size);
+    k_.add(x, join.behind || spec_.residual_multiplier != 1 ? changed : delta, spec_.hidden_size);
     if (join.sum) normalise(*join.sum, x, x);
 }
 
 // A join, and then the form that `next` multiplies. Of all rows, or of those that `some` names, which `next` gets side by
-// side (as delta has them where the last layer narrows).
+// side (as delta has them where the last layer narrows). All threads are done with it where they do not repeat it.
 void Forward::prepare_rows(int thread, const Join& join, const std::vector<int32_t>* some, const Linear& next) {
-    const int64_t count = some ? int64_t(some->size()) : rows(), threads = pool_.threads();
-    const bool narrow = some && narrows();
-    float* scratch_row = scratch(thread).row;
-    for (int64_t i = share(count, thread, int(threads)); i < share(count, thread + 1, int(threads)); i++) {
+    const int64_t count = some ? int64_t(some->size()) : rows();
+    const bool narrow = some && narrows(), all = repeats();
+    const Scratch s = scratch(thread);
+    const int64_t first = all ? 0 : share(count, thread, pool_.threads());
+    const int64_t end = all ? count : share(count, thread + 1, pool_.threads());
+    for (int64_t i = first; i < end; i++) {
         const int64_t row = some ? (*some)[size_t(i)] : i;
-        float* x = w_.x.as<float>() + row * width_;
-        float* delta = w_.delta.as<float>() + (narrow ? i : row) * width_;
-        if (join.add && !join.late) add_delta(join, x, delta);
-        if (join.before) normalise(*join.before, x, scratch_row);
-        quantize(thread, join.before ? scratch_row : x, spec_.hidden_size, 0, next.depth, i, next);
-        if (join.late) add_delta(join, x, delta);
+        float* x = (all ? s.x : w_.x.as<float>()) + row * width_;
+        const float* delta = w_.delta.as<float>() + (narrow ? i : row) * width_;
+        if (join.add && !join.late) add_delta(join, x, delta, s.row);
+        if (join.before) normalise(*join.before, x, s.row);
+        quantize(thread, join.before ? s.row : x, spec_.hidden_size, 0, next.depth, i, next, all ? s.rows : inputs_);
+        if (join.late) add_delta(join, x, delta, s.row);
     }
+    if (!all) wait(thread);
 }
 
 // The norm over all heads together.
@@ -224,11 +231,10 @@ void Forward::normalise_queries_and_keys(int thread, const Layer& layer) {
 }
 
 void Forward::quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
-                       const Linear& next) {
-    Rows rows = inputs_;
-    rows.depth = next.depth;
+                       const Linear& next, Rows to) {
+    to.depth = next.depth;
     if (next.order) from = Model::arrange(next, from, width, first, last, scratch(thread).ordered);
-    k_.quantize(next.precision, next.group, from, width, first, last, row, rows);
+    k_.quantize(next.precision, next.group, from, width, first, last, row, to);
 }
 
 // Of `rows` rows, which are those that `some` names or lie side by side.
@@ -238,13 +244,13 @@ void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_
     for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
         const int64_t row = u / spans, first = u % spans * SPAN;
         const float* x = from + (some ? (*some)[size_t(row)] : row) * stride;
-        quantize(thread, x, width, first, std::min(first + SPAN, next.depth), row, next);
+        quantize(thread, x, width, first, std::min(first + SPAN, next.depth), row, next, inputs_);
     }
 }
 
-void Forward::linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride) {
+void Forward::linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride) {
     const uint64_t started = __rdtsc();
-    Rows in = inputs_;
+    Rows in = inputs;
     in.depth = linear.depth;
     const auto [first, last] = model_.slice(linear, thread, pool_.threads());
     if (first < last) k_.linear(linear, in, rows, first, last, out + first * LANES, stride);
@@ -252,9 +258,10 @@ void Forward::linear(int thread, const Linear& linear, int64_t rows, float* out,
     if (thread == 0) timing.linear += __rdtsc() - started;
 }
 
+// The linears of gate and up, what is activated of them, and its form for the down linear.
 void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
     const uint64_t started = __rdtsc();
-    Rows in = inputs_;
+    Rows in = inputs(thread);
     in.depth = layer.up.depth;
     float* temporary = scratch(thread).up;
     const int64_t parts = spec_.gated ? 2 : 1;
@@ -267,24 +274,28 @@ void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
                         w_.active.as<float>() + r * inner_ + b / parts * LANES);
         }
     }
+    const bool in_place = activates_in_place(layer.down);
+    if (in_place) quantize_active(thread, layer.up, layer.down);
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
+    if (in_place) return;
+    quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, rows, nullptr, layer.down);
+    wait(thread);
 }
 
 void Forward::head(int thread) {
     const Linear& next = spec_.projected_embedding ? model_.project_out : model_.head;
     const int64_t count = int64_t(wanted_.size());
     prepare_rows(thread, model_.into_head, &wanted_, next);
-    wait(thread);
     if (spec_.projected_embedding) {
-        linear(thread, model_.project_out, count, w_.delta.as<float>(), width_);
+        linear(thread, inputs_, model_.project_out, count, w_.delta.as<float>(), width_);
         for (int64_t r = share(count, thread, pool_.threads()); r < share(count, thread + 1, pool_.threads()); r++) {
             quantize(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
-                     model_.head);
+                     model_.head, inputs_);
         }
         wait(thread);
     }
-    linear(thread, head_, count, batch_.logits, batch_.stride);
+    linear(thread, inputs(thread), head_, count, batch_.logits, batch_.stride);
     if (spec_.logit_cap > 0) cap_logits(thread);
 }
 

@@ -56,6 +56,7 @@ struct Choices {
 // Buffers of passes; they grow with the largest one.
 struct Workspace {
     Memory x, delta, qkv, attended, active, partials, row_values, row_tiles, row_scales, row_sums, scratch, maxima;
+    Memory down_values, down_scales, down_sums;  // rows of the down linear, which are made while those of up are in use
 };
 
 // Cycles of thread 0, waiting for the others included.
@@ -87,6 +88,15 @@ private:
         uint8_t *query, *probabilities, *widened;
         int32_t *first, *end;
         Partial *partials, *merged;
+        float* x;   // of rows that every thread prepares itself, and …
+        Rows rows;  // … what the next linear gets of them
+    };
+    struct alignas(64) Counter {
+        std::atomic<int64_t> done{0};
+    };
+    // The columns of a row of attended values that are put into the output linear's form together, and how many such.
+    struct Units {
+        int64_t columns, each;
     };
 
     void place_rows();
@@ -102,17 +112,32 @@ private:
     void pass(int thread);
     void embed_rows(int thread);
     void prepare_rows(int thread, const Join& join, const std::vector<int32_t>* some, const Linear& next);
-    void add_delta(const Join& join, float* x, float* delta) const;
+    void add_delta(const Join& join, float* x, const float* delta, float* changed) const;
     void normalise(const Norm& norm, const float* x, float* out) const;
     void normalise_queries_and_keys(int thread, const Layer& layer);
     void cap_logits(int thread);
     void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
-                  const Linear& next);
+                  const Linear& next, Rows to);
     void quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                       const std::vector<int32_t>* some, const Linear& next);
-    void linear(int thread, const Linear& linear, int64_t rows, float* out, int64_t stride);
+    void linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride);
     void up_linear(int thread, const Layer& layer, int64_t rows);
     void head(int thread);
+
+    // between.cpp
+    void reserve_between();
+    bool repeats() const;
+    Rows own_rows(uint8_t* memory) const;
+    int64_t own_bytes() const;
+    Rows inputs(int thread) const { return repeats() ? scratch(thread).rows : inputs_; }
+    bool activates_in_place(const Linear& down) const { return few() && !down.order; }
+    void quantize_active(int thread, const Linear& up, const Linear& down);
+    Units attended_units(const Linear& next) const;
+    int64_t seen_blocks(size_t stretch, int32_t window) const;
+    bool combines_in_place(int32_t index) const;
+    void combine_unit(int thread, int32_t index, int64_t row, int64_t unit);
+    void finish_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t blocks);
+    bool last(size_t counter, int64_t done, int64_t total);
 
     // choose.cpp
     int32_t choice_columns() const;
@@ -126,7 +151,7 @@ private:
     void attention(int thread, int32_t index, const std::vector<int32_t>* some);
     void append(int thread, int32_t index);
     void append_rows(int thread, int32_t index, const Tile& piece, int32_t kv_head);
-    void attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end);
+    int64_t attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end);
     void attend_few(int thread, int32_t index);
     void combine_few(int thread, int32_t index);
     void combine_head(int32_t index, int64_t row, int32_t head);
@@ -150,7 +175,9 @@ private:
     Pool& pool_;
     Workspace& w_;
     Batch batch_;
-    Rows inputs_{};  // of the next linear
+    Rows inputs_{};       // of the next linear
+    Rows down_inputs_{};  // of a down linear whose rows are made where they are activated
+    std::vector<Counter> counters_;  // of what several threads have done of a span or of a head; 0 between two phases
     Linear head_;  // of the vocabulary that is wanted: its threads share these columns evenly
     const int64_t width_, qkv_width_, inner_, attended_width_;  // of a row in the buffers
     const int64_t partial_width_;                               // a head's values, then maximum and sum

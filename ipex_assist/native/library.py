@@ -9,7 +9,7 @@ import os
 import shlex
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_kernels_name": (ctypes.c_char_p, (_p,)),
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
+    "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
+    "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, _i64, ctypes.POINTER(ctypes.c_uint64))),
     "ia_model_new": (
         _p,
@@ -172,6 +174,20 @@ def last_error() -> str:
     return str(library().ia_last_error().decode())
 
 
+@dataclass(frozen=True)
+class PoolStatistics:
+    """What a pool's threads have done: runs, barriers of these, and waits and parks of all threads at the barriers."""
+
+    runs: int
+    barriers: int
+    waits: int
+    parks: int
+
+    def __sub__(self, earlier: PoolStatistics) -> PoolStatistics:
+        """What happened since `earlier`."""
+        return PoolStatistics(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
 class Pool:
     """The core's threads. Each is bound to its CPU; without `cpus` the kernel places them."""
 
@@ -183,6 +199,20 @@ class Pool:
         self.handle = self._library.ia_pool_new(threads, (_i32 * threads)(*cpus) if cpus is not None else None)
         if not self.handle:
             raise IpexAssistError(f"cannot start {threads} threads: {last_error()}")
+
+    def statistics(self) -> PoolStatistics:
+        """Return what the threads did since they were started; waits where a pass is running."""
+        values = (ctypes.c_uint64 * 4)()
+        if self._library.ia_pool_statistics(self.handle, values) < 0:
+            raise IpexAssistError(f"the native core failed: {last_error()}")
+        return PoolStatistics(*values)
+
+    def barrier_seconds(self, count: int = 10_000) -> float:
+        """Return the seconds that a barrier takes where all threads come at the same time, as the mean of `count`."""
+        measured = self._library.ia_barrier_seconds(self.handle, count)
+        if measured < 0:
+            raise IpexAssistError(f"the native core failed: {last_error()}")
+        return float(measured) / count
 
     def close(self) -> None:
         """End the pool's threads."""

@@ -11,7 +11,6 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int SPINS = 1 << 14;  // some hundred microseconds of pauses
 // Between two passes Python takes some hundred microseconds; after that a waiting thread gives its CPU back.
 constexpr std::chrono::microseconds IDLE_SPIN{2000};
 
@@ -55,11 +54,13 @@ private:
 }  // namespace
 
 Barrier::Barrier(int threads)
-    : threads_(threads), groups_((threads + GROUP - 1) / GROUP), counters_(size_t(groups_) + 1) {}
+    : threads_(threads), groups_((threads + GROUP - 1) / GROUP), counters_(size_t(groups_) + 1), waiters_(size_t(threads)) {}
 
 void Barrier::wait(int thread) {
+    Waiter& waiter = waiters_[size_t(thread)];
+    waiter.waits++;
     if (threads_ == 1) return;
-    const uint32_t generation = generation_.load(std::memory_order_relaxed);
+    const uint32_t generation = generation_.load(std::memory_order_acquire);
     const int group = thread / GROUP;
     const int members = group + 1 < groups_ ? GROUP : threads_ - group * GROUP;
     auto& mine = counters_[size_t(group)].arrived;
@@ -68,23 +69,49 @@ void Barrier::wait(int thread) {
         auto& root = counters_[size_t(groups_)].arrived;
         if (root.fetch_add(1, std::memory_order_acq_rel) + 1 == groups_) {
             root.store(0, std::memory_order_relaxed);
-            generation_.store(generation + 1, std::memory_order_release);
+            release(generation + 1);
             return;
         }
     }
-    for (int i = 0; generation_.load(std::memory_order_acquire) == generation; i++) {
+    const auto left = [&] {
+        // Abandoning makes a generation of its own, so that who sees neither may sleep.
         if (abandoned_.load(std::memory_order_acquire)) throw Abandoned();
-        if (i < SPINS) {
-            _mm_pause();
-        } else {
-            sched_yield();
-        }
-    }
+        return generation_.load(std::memory_order_acquire) != generation;
+    };
+    const auto sleep = [&] {
+        waiter.parks++;
+        park(generation);
+    };
+    waiter.patience.wait(left, sleep, SystemTime());
+}
+
+// Lets everybody go. In one order with `park`: either the sleeper is seen here, or it sees the new generation there.
+void Barrier::release(uint32_t generation) {
+    generation_.store(generation, std::memory_order_seq_cst);
+    if (parked_.load(std::memory_order_seq_cst) > 0) futex_wake(generation_, INT32_MAX);
+}
+
+void Barrier::park(uint32_t generation) {
+    parked_.fetch_add(1, std::memory_order_seq_cst);
+    futex_wait(generation_, generation);
+    parked_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Barrier::abandon() {
+    abandoned_.store(true, std::memory_order_release);
+    generation_.fetch_add(1, std::memory_order_seq_cst);
+    if (parked_.load(std::memory_order_seq_cst) > 0) futex_wake(generation_, INT32_MAX);
 }
 
 void Barrier::reset() {
     for (Counter& counter : counters_) counter.arrived.store(0, std::memory_order_relaxed);
+    parked_.store(0, std::memory_order_relaxed);
     abandoned_.store(false, std::memory_order_relaxed);
+}
+
+void Barrier::add_to(Statistics& sum) const {
+    sum.barriers += waiters_[0].waits;
+    for (const Waiter& waiter : waiters_) sum.waits += waiter.waits, sum.parks += waiter.parks;
 }
 
 Pool::Pool(int threads, const int32_t* cpus, bool several_nodes)
@@ -121,6 +148,14 @@ void Pool::end() {
     stop_ = false;
 }
 
+Statistics Pool::statistics() {
+    const std::lock_guard<Lock> lock(turn_);
+    Statistics sum;
+    sum.runs = runs_;
+    barrier_.add_to(sum);
+    return sum;
+}
+
 void Pool::run_any(Function function, void* context) {
     const std::lock_guard<Lock> lock(turn_);
     if (!workers_ || home_ != forks()) {
@@ -131,6 +166,7 @@ void Pool::run_any(Function function, void* context) {
         start();
     }
     const Binding binding(!cpus_.empty(), cpus_.empty() ? 0 : cpus_[0]);
+    runs_++;
     function_ = function;
     context_ = context;
     job_.fetch_add(1, std::memory_order_seq_cst);

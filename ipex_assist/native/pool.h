@@ -8,11 +8,17 @@
 #include <vector>
 
 #include "lock.h"
+#include "patience.h"
 
 namespace ipex_assist {
 
-// Spins first, because the threads of a pass arrive within microseconds of each other; then yields, for machines whose
-// CPUs are shared with others. Counted in groups, so that a hundred threads do not queue up at one cache line.
+// What happened at a pool's barrier; `waits` and `parks` of all threads together.
+struct Statistics {
+    uint64_t runs = 0, barriers = 0, waits = 0, parks = 0;
+};
+
+// Spins first, because the threads of a pass arrive within microseconds of each other; then parks, for machines whose
+// CPUs are shared with others (patience.h). Counted in groups, so that a hundred threads do not queue up at one cache line.
 class Barrier {
 public:
     // What `wait` throws where a thread will not come: see `abandon`.
@@ -21,17 +27,28 @@ public:
     explicit Barrier(int threads);
     void wait(int thread);
     // Nobody waits any longer, and nobody will until `reset`, which is called when no thread is in `wait`.
-    void abandon() { abandoned_.store(true, std::memory_order_release); }
+    void abandon();
     void reset();
+    // Of the time before; no thread is in `wait`.
+    void add_to(Statistics& sum) const;
 
 private:
     static constexpr int GROUP = 8;
     struct alignas(64) Counter {
         std::atomic<int> arrived{0};
     };
+    struct alignas(64) Waiter {
+        Patience patience;
+        uint64_t waits = 0, parks = 0;
+    };
+    void release(uint32_t generation);
+    void park(uint32_t generation);
+
     int threads_, groups_;
     std::vector<Counter> counters_;  // one for each group, and the root behind them
+    std::vector<Waiter> waiters_;    // of each thread
     alignas(64) std::atomic<uint32_t> generation_{0};
+    std::atomic<uint32_t> parked_{0};  // threads that sleep, or are about to
     std::atomic<bool> abandoned_{false};
 };
 
@@ -48,6 +65,8 @@ public:
     bool several_nodes() const { return several_nodes_; }
     // Within a run: until all threads are here. Throws where one of them has failed.
     void wait(int thread) { barrier_.wait(thread); }
+    // Of all runs so far; waits for its turn.
+    Statistics statistics();
 
     // f(thread) in every thread; returns when all have ended. Callers take turns. All threads compute alike, whatever
     // the caller's own floating-point control is. Where f throws, the others leave at their next `wait`, and the first
@@ -69,6 +88,7 @@ private:
     bool several_nodes_;
     std::vector<int32_t> cpus_;
     Lock turn_;
+    uint64_t runs_ = 0;
     Barrier barrier_, end_;  // within a run, and at its end, where all threads come whatever happened
     Function function_ = nullptr;
     void* context_ = nullptr;

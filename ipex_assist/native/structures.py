@@ -6,7 +6,7 @@ import ctypes
 
 from ipex_assist.models.spec import DecoderSpec
 
-ABI_VERSION = 4  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 5  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}

@@ -1,0 +1,156 @@
+"""Barriers of a pass of the native core: how many there are, what they cost here, and on paper with many threads.
+
+    ipex-launch -- python benchmarks/barriers.py [--models qwen2.5-0.5b] [--rows 1,5] [--threads 56] [--bandwidth 250]
+
+Counted: the core's own count of one pass, by rows and threads; a layer's is the difference between models of three
+layers and of two. Those for `--threads` are of a pool of so many threads, which this machine need not have CPUs for.
+Measured: with the threads of this machine, what a barrier takes where all come at once, and passes of the whole model
+(random weights, 256 cached positions), by turns.
+Modelled, and never measured: a barrier of `--threads` threads, and a pass that reads its weights and keys at
+`--bandwidth` GB/s and then waits at its barriers. Threads count in groups of eight and then at a root; each in turn
+needs the line that it counts in, which takes `--line-ns` from one core's cache to another's; the last lets all go by a
+line that everybody reads, `--spread-ns` after each other. That threads come at different times is in no figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import company
+import forward
+import measure
+import torch
+
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.native_loading import planned_pool
+from ipex_assist.native.library import Pool, instruction_set
+
+GROUP = 8  # threads that count at one line: Barrier::GROUP
+CONTEXT = company.CONTEXT
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine on paper: threads, GB/s of its memory, and nanoseconds of a cache line on its way."""
+
+    threads: int
+    bandwidth: float
+    line_ns: float
+    spread_ns: float
+
+    def barrier_us(self) -> float:
+        """Microseconds of a barrier where all threads come at once."""
+        groups = -(-self.threads // GROUP)
+        counting = min(GROUP, self.threads) + groups
+        return ((counting + 1) * self.line_ns + (self.threads - 1) * self.spread_ns) / 1000
+
+    def pass_ms(self, size: int, barriers: int) -> tuple[float, float]:
+        """Milliseconds of a pass that reads `size` bytes, and those of its barriers among them."""
+        waiting = barriers * self.barrier_us() / 1000
+        return size / self.bandwidth / 1e6 + waiting, waiting
+
+
+def barriers_of(model: NativeModel, rows: int) -> int:
+    """How many barriers the core counts in one pass."""
+    run, pool = company.passes(model, rows), model.packed.pool
+    before = pool.statistics()
+    run()
+    return (pool.statistics() - before).barriers
+
+
+def counted(name: str, precision: str, rows: int, pool: Pool) -> tuple[int, int]:
+    """Barriers of a layer, and of a pass of the whole model, with the threads of `pool`."""
+    layers = forward.CONFIGS[name][1]["num_hidden_layers"]
+    two, three = (
+        barriers_of(NativeModel(forward.load(name, precision, pool, num_hidden_layers=count, vocab_size=256)), rows)
+        for count in (2, 3)
+    )
+    return three - two, two + (layers - 2) * (three - two)
+
+
+def measured(
+    model: NativeModel, rows: Sequence[int], repeats: int, count: int
+) -> tuple[list[float], dict[int, list[float]]]:
+    """Microseconds of a barrier, of `count` of them, and milliseconds of a pass for each number of rows, by turns."""
+    pool = model.packed.pool
+    runs = {number: company.passes(model, number) for number in rows}
+    barriers: list[float] = []
+    passes: dict[int, list[float]] = {number: [] for number in rows}
+    for repeat in range(repeats + 1):
+        barrier = 1e6 * pool.barrier_seconds(count)
+        for number, run in runs.items():
+            started = time.perf_counter()
+            run()
+            if repeat:
+                passes[number].append(1000 * (time.perf_counter() - started))
+        if repeat:
+            barriers.append(barrier)
+    return barriers, passes
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="qwen2.5-0.5b,qwen2.5-1.5b")
+    parser.add_argument("--precisions", default="int4")
+    parser.add_argument("--rows", default="1,5")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--count", type=int, default=10_000, help="barriers that are timed together")
+    parser.add_argument("--threads", type=int, default=56, help="of the machine on paper")
+    parser.add_argument("--bandwidth", type=float, default=250, help="GB/s, of the machine on paper")
+    parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
+    parser.add_argument("--spread-ns", type=float, default=15, help="between two cores that read the same line")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    here, many = planned_pool(), Pool(args.threads)
+    torch.set_num_threads(1)
+    paper = Machine(args.threads, args.bandwidth, args.line_ns, args.spread_ns)
+    pair = Machine(here.threads, args.bandwidth, args.line_ns, args.spread_ns)
+    table: list[dict[str, str]] = []
+    results: list[dict[str, Any]] = []
+    wanted = [int(text) for text in args.rows.split(",")]
+    for name in args.models.split(","):
+        for precision in args.precisions.split(","):
+            model = NativeModel(forward.load(name, precision))
+            barriers, passes = measured(model, wanted, args.repeats, args.count)
+            size = forward.read_per_pass(model.packed, model.packed.spec, CONTEXT, model.kv_precision)
+            for rows in wanted:
+                of_layer, of_pass = counted(name, precision, rows, here)
+                of_layer_many, of_pass_many = counted(name, precision, rows, many)
+                each, ms = statistics.median(barriers), statistics.median(passes[rows])
+                whole, waiting = paper.pass_ms(size, of_pass_many)
+                table.append(
+                    {
+                        "model": name,
+                        "precision": precision,
+                        "rows": str(rows),
+                        f"{here.threads} threads: a layer": str(of_layer),
+                        "a pass": str(of_pass),
+                        "µs each, measured": f"{each:.2f}",
+                        "spread": f"{min(barriers):.2f} to {max(barriers):.2f}",
+                        "(modelled)": f"{pair.barrier_us():.2f}",
+                        "ms a pass, measured": f"{ms:.2f}",
+                        "% at barriers": f"{of_pass * each / ms / 10:.1f}",
+                        f"{args.threads} threads: a layer ": str(of_layer_many),
+                        "a pass ": str(of_pass_many),
+                        "µs each, modelled": f"{paper.barrier_us():.2f}",
+                        "ms a pass, modelled": f"{whole:.2f}",
+                        "% at barriers, modelled": f"{100 * waiting / whole:.0f}",
+                    }
+                )
+                print(table[-1], flush=True)
+                results.append({"model": name, "rows": rows, "barrier_us": barriers, "pass_ms": passes[rows]})
+    many.close()
+    measure.report(table, {"instruction_set": instruction_set(), "paper": vars(args), "results": results})
+
+
+if __name__ == "__main__":
+    main()
