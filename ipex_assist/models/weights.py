@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,11 +23,19 @@ def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mappi
 
 def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[int, ...]:
     """The shape that `part_of` a tensor has; the tensor's own where it cannot be cut into such parts."""
-    if shape and source.rows is not None:
-        return len(range(shape[0])[slice(*source.rows)]), *shape[1:]
-    if shape and source.interleaved is not None and shape[0] % (source.interleaved[1] * head_dim) == 0:
-        return shape[0] // source.interleaved[1], *shape[1:]
-    return shape
+    part = shape[::-1] if source.transposed and len(shape) == 2 else shape
+    if part and source.rows is not None:
+        part = len(range(part[0])[slice(*source.rows)]), *part[1:]
+    elif part and source.interleaved is not None:
+        first, last, parts = source.interleaved
+        if part[0] % (parts * head_dim):
+            return shape
+        part = part[0] // parts * (last - first), *part[1:]
+    if source.flat:
+        part = (math.prod(part),)
+    if source.pairs and (not part or part[0] % head_dim):
+        return shape
+    return part
 
 
 class NotFiniteError(IpexAssistError):
