@@ -70,10 +70,8 @@ def run_all(*commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target and another model of the same vocabulary."""
-    folder = tmp_path_factory.mktemp("pair")
-    target = checkpoint_files.save(checkpoint_files.tiny_model("llama"), folder / "target")
-    assistant = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
-    return str(target), str(assistant)
+    folder = checkpoint_files.save_pair(tmp_path_factory.mktemp("pair"))
+    return str(folder / "target"), str(folder / "assistant")
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def statistics_line(result: Result) -> str:
     if not result.assisted:
         parts.append("not assisted")
     elif draft.drafted == 0:
-        parts.append("nothing was drafted: it would not have paid")
+        parts.append("nothing was drafted")
     return ", ".join(parts)
 
 

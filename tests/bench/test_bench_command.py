@@ -27,10 +27,8 @@ SHORT = ["--prompt-tokens", "8,12", "--max-new-tokens", "6", "--repeats", "2", "
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags of a target and an assistant with a tokenizer."""
-    folder = tmp_path_factory.mktemp("bench")
-    target = checkpoint_files.save(checkpoint_files.tiny_model("llama"), folder / "target")
-    helper = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
-    return ["-m", str(target), "--assistant-model", str(helper)]
+    folder = checkpoint_files.save_pair(tmp_path_factory.mktemp("bench"))
+    return ["-m", str(folder / "target"), "--assistant-model", str(folder / "assistant")]
 
 
 @pytest.fixture

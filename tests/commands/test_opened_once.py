@@ -27,10 +27,7 @@ RUN = ["--executor", "torch", "--precision", "fp32", "--no-launch"]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target and an assistant."""
-    root = tmp_path_factory.mktemp("once")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama"), root / "target")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), root / "assistant")
-    return root
+    return checkpoint_files.save_pair(tmp_path_factory.mktemp("once"))
 
 
 @pytest.fixture

@@ -67,6 +67,10 @@ def test_statistics_of_an_assisted_run() -> None:
     line = statistics_line(result(assisted=True, draft=draft, speedup=1.857))
     assert "3 new tokens, 4.00 tokens/s (1.86x plain), first token after" in line
     assert "plain" not in statistics_line(result(assisted=True, draft=draft))  # no plain pass was timed
+    assert statistics_line(result(assisted=True, draft=DraftResult(rounds=2, drafted=0))).endswith(
+        "nothing was drafted"
+    )
+    assert "nothing was drafted" not in line + statistics_line(result())
     assert "acceptance rate 75% (6 of 8), 2.50 tokens per target pass" in line
     assert "not assisted" not in line
 

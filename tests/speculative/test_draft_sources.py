@@ -201,9 +201,7 @@ def words() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, an assistant of its vocabulary, and one of another."""
-    folder = tmp_path_factory.mktemp("sources")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama"), folder / "target")
-    checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=1), folder / "assistant")
+    folder = checkpoint_files.save_pair(tmp_path_factory.mktemp("sources"))
     checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=2), folder / "other", tokenizer=False)
     words().save_pretrained(folder / "other")
     return folder
