@@ -296,7 +296,7 @@ void test_denormals(const Kernels& k) {
     for (const Text& text : texts) CHECK(text == texts[0], "a caller's control changed the bits");
 }
 
-#ifndef __SANITIZE_THREAD__  // which ends a child that starts threads
+#ifdef FORKS_AMONG_THREADS
 
 // A child of fork() goes on with the parent's model, whatever the parent's threads were doing with it.
 void test_forks(const Kernels& k) {
@@ -338,7 +338,7 @@ void test_api(const Kernels& k) {
     test_versions();
     test_callers(k);
     test_denormals(k);
-#ifndef __SANITIZE_THREAD__
+#ifdef FORKS_AMONG_THREADS
     test_forks(k);
 #endif
     test_memory(k);

@@ -19,6 +19,15 @@ using namespace ipex_assist;
 
 inline long passed = 0, failed = 0;
 
+// What a program may do under its sanitizer: ThreadSanitizer ends a child of fork() that starts threads, and the locks of
+// AddressSanitizer's allocator stay held in a child where another thread of the parent was allocating.
+#ifndef __SANITIZE_THREAD__
+#define FORKS_ALONE
+#ifndef __SANITIZE_ADDRESS__
+#define FORKS_AMONG_THREADS
+#endif
+#endif
+
 // One comparison; what failed is printed with the format that follows.
 #define CHECK(condition, ...)                                                       \
     do {                                                                            \

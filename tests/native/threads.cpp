@@ -319,7 +319,7 @@ void test_float_control() {
     _mm_setcsr(usual);
 }
 
-#ifndef __SANITIZE_THREAD__  // which ends a child that starts threads
+#ifdef FORKS_ALONE
 
 // Runs f in a child of fork(), which must end well within some seconds.
 template <class F>
@@ -352,6 +352,10 @@ void test_forks() {
     in_child("deleted without a run", [&] { passed_on.reset(); });
     rounds(pool, 20);
 }
+
+#endif
+
+#ifdef FORKS_AMONG_THREADS
 
 // Another thread of the parent holds the pool, or waits for its turn, when the child is made.
 void test_forks_within_runs() {
@@ -391,7 +395,7 @@ void test_lock() {
     CHECK(sum == 12000, "%ld of 12000 turns", sum);
     CHECK(lock.lock(), "a lock that was left in good order is said to be left behind");
     lock.unlock();
-#ifndef __SANITIZE_THREAD__
+#ifdef FORKS_ALONE
     lock.lock();
     in_child("held by the parent", [&] {
         CHECK(!lock.lock(), "a lock whose holder is in the parent is said to be in good order");
@@ -432,8 +436,10 @@ void test_threads() {
     test_failures();
     test_float_control();
     test_lock();
-#ifndef __SANITIZE_THREAD__
+#ifdef FORKS_ALONE
     test_forks();
+#endif
+#ifdef FORKS_AMONG_THREADS
     test_forks_within_runs();
 #endif
     test_shares();
