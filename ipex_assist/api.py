@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import PreTrainedTokenizerBase
 
     from ipex_assist.executors.interface import Model
@@ -98,9 +101,10 @@ class _Request:
     tokenizer: PreTrainedTokenizerBase | None = None
 
     @property
-    def nothing_drafts(self) -> bool:
-        """Whether there is no assistant of any kind: the first passes' times teach nobody anything then."""
-        return self.assistant is None and self.name.model is None and not self.name.lookup
+    def quick(self) -> bool:
+        """Whether a first pass may be slower: where there is no assistant, its time teaches nobody anything."""
+        nothing_drafts = self.assistant is None and self.name.model is None and not self.name.lookup
+        return self.options.quick_start and self.executor == "native" and nothing_drafts
 
     def identity(self, universal: bool) -> Identity:
         """The names that results repeat."""
@@ -159,9 +163,10 @@ def _build(request: _Request) -> TextModel:
             f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
             "lookup, or go without by --no-assisted"
         )
-    tokenizer = request.tokenizer or load_tokenizer(checkpoint)
-    shared, assistant_tokenizer = _vocabulary(request, tokenizer)
-    target, assistant_model, loading = _models(request)
+    read_tokenizer = _reading(request)
+    shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
+    target, assistant_model, loading = _models(request, read_tokenizer)
+    tokenizer = read_tokenizer()
     draft_vocabulary = request.options.draft_vocabulary
     measure = functools.partial(calibration.calibrate, target, assistant_model, shared.limited(draft_vocabulary))
     drafting = Drafting(
@@ -183,7 +188,18 @@ def _build(request: _Request) -> TextModel:
     return model
 
 
-def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
+def _reading(request: _Request) -> Callable[[], PreTrainedTokenizerBase]:
+    """What gives the target's tokenizer. A quick start reads it in a thread, while the packed weights are checked."""
+    if request.quick and request.tokenizer is None:
+        aside = ThreadPoolExecutor(1)
+        reading = aside.submit(load_tokenizer, request.checkpoint)
+        aside.shutdown(wait=False)
+        return reading.result
+    tokenizer = request.tokenizer or load_tokenizer(request.checkpoint)
+    return lambda: tokenizer
+
+
+def _models(request: _Request, before_packing: Callable[[], object]) -> tuple[Model, Model | None, Loading]:
     """The target, the assistant where a model drafts, and how long loading each of them took."""
     options = request.options
     if options.kv_memory is not None and request.executor != "native":
@@ -200,7 +216,8 @@ def _models(request: _Request) -> tuple[Model, Model | None, Loading]:
         cache_packed=options.cache_packed,
         kv_memory=kv_memory,
         kv_precision=options.kv_precision,
-        quick=options.quick_start and request.nothing_drafts,
+        quick=request.quick,
+        before_packing=before_packing,
     )
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
@@ -253,14 +270,14 @@ def _by_transformers(request: _Request) -> TextModel:
 
 
 def _vocabulary(
-    request: _Request, tokenizer: PreTrainedTokenizerBase
+    request: _Request, read_tokenizer: Callable[[], PreTrainedTokenizerBase]
 ) -> tuple[SharedVocabulary, PreTrainedTokenizerBase | None]:
     """How far the vocabulary is shared; the assistant's tokenizer where it is another one, and that is allowed."""
     if request.assistant is None or request.shared is not None:
         return request.shared or SharedVocabulary(), None
     other = load_tokenizer(request.assistant)
     try:
-        return _compare(request.checkpoint, tokenizer, request.assistant, other), None
+        return _compare(request.checkpoint, read_tokenizer(), request.assistant, other), None
     except UsageError:
         if not request.options.universal:
             raise

@@ -12,6 +12,8 @@ from ipex_assist.models.weights import NotFiniteError
 from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors.kv_memory import KvMemory
 
@@ -29,6 +31,7 @@ def load_model(
     kv_memory: KvMemory | None = None,
     kv_precision: str | None = None,
     quick: bool = False,
+    before_packing: Callable[[], object] | None = None,
 ) -> Model:
     """Load and pack a checkpoint whose architecture is one of ours.
 
@@ -39,8 +42,9 @@ def load_model(
     own.
     kv_memory: what its keys and values may take, together with those of the models it works with. kv_precision: theirs,
     one of KV_PRECISIONS; None: that of attention. quick: be ready as soon as a first pass can run, though the passes
-    behind it take a little longer then. Raises IpexAssistError where the checkpoint is not whole, or holds
-    what is no number.
+    behind it take a little longer then. before_packing: called before weights are read and packed, which takes long;
+    what it raises ends the loading.
+    Raises IpexAssistError where the checkpoint is not whole, or holds what is no number.
     """
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
@@ -59,6 +63,7 @@ def load_model(
         kv_memory,
         kv_precision,
         quick,
+        before_packing,
     )
     try:
         return EXECUTORS[executor].load(request)

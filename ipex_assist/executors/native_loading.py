@@ -104,6 +104,8 @@ def load_native(request: LoadRequest) -> NativeModel:
     if kept is None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     if not from_cache:
+        if request.before_packing is not None:
+            request.before_packing()
         with one_torch_thread():
             _pack(request, model)
         release_free_memory()

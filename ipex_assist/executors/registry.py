@@ -33,6 +33,7 @@ class LoadRequest:
     kv_memory: KvMemory | None = None
     kv_precision: str | None = None
     quick: bool = False
+    before_packing: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)

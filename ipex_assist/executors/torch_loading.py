@@ -21,6 +21,8 @@ log = logging.getLogger("ipex_assist")
 def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchModel:
     """Pack a checkpoint's weights for `kernels`, and find the row counts that are exact with them."""
     started = time.perf_counter()
+    if request.before_packing is not None:
+        request.before_packing()
     spec, sources, table_of = request.spec, request.sources, request.table_of
     names, tensors = stream_tensors(request.checkpoint, sources, request.progress)
     weights = load_weights(spec, sources, names, tensors, kernels)

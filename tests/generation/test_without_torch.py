@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import checkpoint_files
 import pytest
 
 import ipex_assist
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors import native_loading
 from ipex_assist.executors.late_torch import keep_torch_to
 from ipex_assist.native.library import unavailable
 
@@ -64,6 +67,17 @@ def test_a_drawn_text_imports_torch_late(folder: Path, tmp_path: Path, monkeypat
     assert json.loads(line)["tokens"] == model.generate("Hello", **options).tokens
     assert json.loads(modules) == ["torch"]
     assert threads == "1"
+
+
+def test_a_quick_start_says_what_is_wrong_with_the_tokenizer_before_it_packs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model/tokenizer.json").write_text("{}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native_loading, "_pack", lambda request, model: pytest.fail("packed for nothing"))
+    with pytest.raises(IpexAssistError, match="the tokenizer cannot be loaded"):
+        ipex_assist.load(str(tmp_path / "model"), None, precision="int4", quick_start=True)
 
 
 def started(asked: list[list[str]], behind: str = "", **environment: str) -> list[str]:
