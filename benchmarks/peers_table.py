@@ -54,12 +54,18 @@ class Ratio:
 
 
 RATIOS = (
-    Ratio("int4 target and draft ÷ best peer", Case(OURS, "int4", "int4"), lambda case: case.peer != OURS, 2.5),
+    Ratio("int4 target and draft ÷ best peer", Case(OURS, "int4", "int4"), lambda case: case.peer != OURS, 3.0),
     Ratio(
         "bf16 target with int4 draft ÷ vLLM bf16 with draft",
         Case(OURS, "bf16", "int4"),
         lambda case: case.peer == "vllm" and case.draft is not None,
-        1.8,
+        3.0,
+    ),
+    Ratio(
+        "int8 target with int4 draft ÷ OpenVINO int8 with draft",
+        Case(OURS, "int8", "int4"),
+        lambda case: case.peer == "openvino" and case.precision == "int8" and case.draft is not None,
+        2.0,
     ),
     Ratio(
         "bf16 target with int4 draft ÷ transformers assisted",

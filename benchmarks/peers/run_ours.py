@@ -27,12 +27,14 @@ def model_of(settings: dict[str, Any]) -> Any:
 
 def load(settings: dict[str, Any]) -> turn.Generate:
     model = model_of(settings)
+    assisted = settings["assistant"] is not None
 
     def generate(new_tokens: int, clock: turn.Clock) -> None:
-        assisted = settings["assistant"] is not None
-        generation = model.stream(settings["prompt"], max_new_tokens=new_tokens, assisted=assisted, ignore_eos=True)
-        for chunk in generation:
+        engine = model.engine()  # a new one, which remembers no prompt
+        options = GenerationOptions.of(max_new_tokens=new_tokens, assisted=assisted, ignore_eos=True)
+        for chunk in engine.submit(settings["prompt"], options):
             clock.add(chunk.tokens)
+        engine.close()
 
     return generate
 

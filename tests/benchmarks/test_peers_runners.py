@@ -18,6 +18,8 @@ import peers_throughput as throughput
 import pytest
 from conftest import HAS_NATIVE
 
+from ipex_assist.executors.native import NativeModel
+
 pytestmark = pytest.mark.one_stack
 
 
@@ -225,6 +227,31 @@ def test_our_engine_serves_all_prompts(tmp_path: Path, monkeypatch: pytest.Monke
         assert 0 < load.passes < 24  # shared by both
         outputs.append(load.figures()["outputs"])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core is not built here")
+def test_each_of_our_turns_reads_the_prompt_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up has the same prompt: a first token from what the engine kept of it would cost nothing."""
+    ours, turn = runner("run_ours"), runner("turn")
+    monkeypatch.setattr(ours, "leave_cores_to_native", lambda: None)
+    passes: list[int] = []
+    choose = NativeModel.choose
+    monkeypatch.setattr(
+        NativeModel,
+        "choose",
+        lambda model, parts: passes.append(sum(len(each.tokens) for each in parts)) or choose(model, parts),
+    )
+    model = str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "tiny"))
+    settings = {"target": model, "assistant": None, "precision": "int8", "draft_precision": None}
+    generate = ours.load({**settings, "prompt": list(range(1, 41))})
+    rows = []
+    for _ in range(2):
+        clock = turn.Clock()
+        generate(8, clock)
+        rows.append(sum(passes))
+        assert len(clock.tokens) == 8
+        passes.clear()
+    assert rows == [47, 47]
 
 
 LLAMA_SETTINGS = {

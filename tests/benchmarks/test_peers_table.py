@@ -33,7 +33,9 @@ def test_a_ratio_is_of_medians_against_the_fastest_peer_with_the_spread_of_the_t
         ),
     )
     assert (found["value"], found["min"], found["max"]) == (2.5, 2.5, 4.0)
-    assert (found["rival"], found["met"]) == (openvino.name, True)
+    assert (found["rival"], found["met"]) == (openvino.name, False)
+    faster = outcomes_of({C: {1: 30.0}, openvino: {1: 10.0}})
+    assert table.ratio(table.RATIOS[0], faster)["met"]
     assert "2.50, 2.50 to 4.00 in the single turns" in table.ratio_line(found)
 
 
@@ -42,10 +44,10 @@ def test_the_asked_ratios_compare_what_they_name() -> None:
     vllm, transformers = known.Case("vllm", "bf16", "bf16"), known.Case("transformers", "bf16", "bf16")
     outcomes = outcomes_of({ours: {1: 18.0}, vllm: {1: 10.0}, vllm.plain: {1: 17.0}, transformers: {1: 6.0}})
     found = [table.ratio(each, outcomes) for each in table.RATIOS]
-    assert [each["rival"] for each in found] == [vllm.plain.name, vllm.name, transformers.name]
-    assert [each["value"] for each in found] == [None, 1.8, 3.0]
-    assert [each["asked"] for each in found] == [2.5, 1.8, 4.0]
-    assert "25 % short" in table.ratio_line(found[2])
+    assert [each["rival"] for each in found] == [vllm.plain.name, vllm.name, None, transformers.name]
+    assert [each["value"] for each in found] == [None, 1.8, None, 3.0]
+    assert [each["asked"] for each in found] == [3.0, 3.0, 2.0, 4.0]
+    assert "25 % short" in table.ratio_line(found[3])
     assert f"{known.OURS} int4, draft int4 has no figure" in table.ratio_line(found[0])
 
 
