@@ -158,7 +158,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True, metavar="FOLDER", help="a Hugging Face folder, which all can read")
     parser.add_argument("--assistant", required=True, metavar="FOLDER")
-    parser.add_argument("--peers", default=",".join(known.ENVIRONMENTS), help="default: %(default)s")
+    parser.add_argument("--peers", help=f"default: {','.join(known.ENVIRONMENTS)}")
     help_ = "only cases whose name contains one of these, such as 'bf16' or 'int8, draft' (default: all)"
     parser.add_argument("--cases", nargs="+", default=[""], metavar="TEXT", help=help_)
     parser.add_argument("--envs", type=Path, default=default_envs(), metavar="DIR", help="default: %(default)s")
@@ -169,6 +169,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--throughput", action="store_true", help="many prompts at once")
     help_ = f"prompts of --throughput (default {throughput.REQUESTS})"
     parser.add_argument("--requests", type=int, default=throughput.REQUESTS, help=help_)
+    help_ = "as on a processor without AVX-512: our core with IPEX_ASSIST_ISA, llama.cpp built for it (no other peer)"
+    parser.add_argument("--isa", choices=tuple(known.LLAMA_CPP_ISA), help=help_)
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one turn (default 1200)")
     parser.add_argument("--install-only", action="store_true", help="make environments and models, measure nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON there too")
@@ -178,9 +180,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least} is needed.")
     if not args.timeout > 0:
         raise UsageError(f"--timeout {args.timeout:g}: a positive number of seconds is needed.")
-    args.peers = list(dict.fromkeys(args.peers.split(",")))
-    if unknown := [each for each in args.peers if each not in known.ENVIRONMENTS]:
-        raise UsageError(f"--peers: {', '.join(unknown)} is none of {', '.join(known.ENVIRONMENTS)}.")
+    possible = [known.OURS, "llama.cpp"] if args.isa else list(known.ENVIRONMENTS)
+    args.peers = possible if args.peers is None else list(dict.fromkeys(args.peers.split(",")))
+    if unknown := [each for each in args.peers if each not in possible]:
+        raise UsageError(f"--peers: {', '.join(unknown)} is none of {', '.join(possible)}.")
     for flag in ("target", "assistant"):
         folder = Path(getattr(args, flag))
         if not (folder / "config.json").is_file():
@@ -220,7 +223,7 @@ def run(argv: Sequence[str] | None) -> int:
         prompt_tokens = len(settings["prompt"])
 
     def child_of(case: known.Case) -> known.Child:
-        return known.child_of(case, args.envs, (args.target, args.assistant), settings, cpus)
+        return known.child_of(case, args.envs, (args.target, args.assistant), settings, cpus, args.isa)
 
     def run_one(child: known.Child) -> dict[str, Any]:
         speed = memory_speed(cpus)
@@ -245,6 +248,7 @@ def run(argv: Sequence[str] | None) -> int:
         "target": args.target,
         "assistant": args.assistant,
         "prompt_tokens": prompt_tokens,
+        "isa": args.isa,
         **{key: settings[key] for key in ("new_tokens", "warm_up_tokens", "num_assistant_tokens")},
         "cpus": cpus,
         "cases": [outcome.as_dict() for outcome in outcomes.values()],

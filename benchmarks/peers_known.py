@@ -48,6 +48,9 @@ LLAMA_CPP_OPTIONS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_APP=OFF",
 )
+# What processors without AVX-512 have: our instruction sets, and what llama.cpp is built with for such a processor.
+AVX2 = tuple(f"-DGGML_{each}=ON" for each in ("AVX", "AVX2", "FMA", "F16C", "BMI2"))
+LLAMA_CPP_ISA = {"avx2": AVX2, "avx2_vnni": (*AVX2, "-DGGML_AVX_VNNI=ON")}
 # gcc's _tile_loadconfig names 8 of the 64 bytes that it reads, so that gcc 12 leaves out the others' values, and the
 # AMX kernels end with SIGILL or SIGSEGV; as volatile they stay.
 LLAMA_CPP_AMX = f"{LLAMA_CPP_TREE}/ggml/src/ggml-cpu/amx/mmq.cpp"
@@ -147,8 +150,26 @@ class Child:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[str, Any], cpus: Sequence[int]) -> Child:
-    """The command of one turn; settings with "prompts" are for many at once.
+def llama_cpp_for(isa: str, home: Path) -> Recipe:
+    """llama.cpp's programs for a processor with `isa`, from the sources that its environment at `home` has."""
+    cmake = str(home / "bin" / "cmake")
+    tree, options = LLAMA_CPP_TREE.format(folder=home), [each for each in LLAMA_CPP_OPTIONS if "NATIVE" not in each]
+    steps = (
+        (cmake, "-S", tree, "-B", "{folder}/build", *options, "-DGGML_NATIVE=OFF", *LLAMA_CPP_ISA[isa]),
+        (cmake, "--build", "{folder}/build", "--parallel", "{cpus}", "--target", *LLAMA_CPP_PROGRAMS),
+    )
+    return Recipe(f"llama.cpp-{isa}", steps)
+
+
+def child_of(
+    case: Case,
+    root: Path,
+    pair: tuple[str, str],
+    settings: Mapping[str, Any],
+    cpus: Sequence[int],
+    isa: str | None = None,
+) -> Child:
+    """The command of one turn; settings with "prompts" are for many at once, `isa` is one of LLAMA_CPP_ISA.
 
     Makes what it needs under `root`. Raises MakingFailed where that cannot be made.
     """
@@ -176,12 +197,14 @@ def child_of(case: Case, root: Path, pair: tuple[str, str], settings: Mapping[st
     if case.peer == OURS:
         # As its users start it; the launcher sets the threads itself.
         command, environ = [python, "-m", "ipex_assist.launch", "--", *command], {}
+        if isa:
+            environ["IPEX_ASSIST_ISA"] = isa
     elif case.peer == "vllm":
         assert home is not None
         environ |= vllm_environ(home, cpus)
     elif case.peer == "llama.cpp":
         assert home is not None
-        told |= {"programs": str(home / "build" / "bin")}
+        told |= {"programs": str((llama_cpp_for(isa, home).make(root) if isa else home) / "build" / "bin")}
         told |= {"versions": {"llama-cpp-python (source)": LLAMA_CPP_VERSION}}
     return Child((*command, json.dumps(told)), environ)
 

@@ -139,6 +139,7 @@ def folder(tmp_path: Path) -> str:
     ("flags", "message"),
     [
         (["--peers", "vllm,ollama"], "ollama is none of ipex-assist, openvino"),
+        (["--isa", "avx2", "--peers", "ipex-assist,vllm"], "vllm is none of ipex-assist, llama.cpp"),
         (["--repeats", "0"], "--repeats 0: at least 1"),
         (["--new-tokens", "1"], "--new-tokens 1: at least 8"),
         (["--num-assistant-tokens", "0"], "at least 1"),
@@ -157,6 +158,7 @@ def test_environments_live_in_the_cache_folder(folder: str, monkeypatch: pytest.
     args = peers.parse(["--target", folder, "--assistant", folder])
     assert args.envs == Path("/cache/ipex-assist/peers")
     assert args.peers == list(known.ENVIRONMENTS)
+    assert peers.parse(["--target", folder, "--assistant", folder, "--isa", "avx2"]).peers == [known.OURS, "llama.cpp"]
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +196,7 @@ def test_a_whole_run_with_peers_that_fail(
     assert any("no wheel for this machine" in line for line in lines)
     found = json.loads(lines[-1])
     assert found == json.loads(file.read_text())
-    assert [each["value"] for each in found["ratios"]] == [5.0, None, 5.0]
+    assert [each["value"] for each in found["ratios"]] == [5.0, None, 5.0, 5.0]
     assert found["machine"]["commit"]
     (cpus,) = {tuple(turn["cpus"]) for case in found["cases"] for turn in case["turns"]}
     assert list(cpus) == found["cpus"]

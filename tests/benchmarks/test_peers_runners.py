@@ -73,6 +73,25 @@ def test_a_child_is_told_its_models_threads_and_prompt(tmp_path: Path, monkeypat
     assert mixed["assistant"] != told[known.Case("openvino", "int4")]["target"]
 
 
+def test_for_another_instruction_set_ours_is_told_and_llama_cpp_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes.Recipe, "make", recipes.Recipe.folder)
+    children = [
+        known.child_of(known.Case(peer, precision), tmp_path, ("/t", "/a"), {"prompt": [1]}, [0], "avx2_vnni")
+        for peer, precision in ((known.OURS, "int4"), ("llama.cpp", "Q4_K_M"))
+    ]
+    assert children[0].environ["IPEX_ASSIST_ISA"] == "avx2_vnni"
+    programs = Path(json.loads(children[1].argv[-1])["programs"])
+    home = known.LLAMA_CPP.folder(tmp_path)
+    recipe = known.llama_cpp_for("avx2_vnni", home)
+    assert programs == recipe.folder(tmp_path) / "build/bin"
+    configure = recipe.steps[0]
+    assert configure[configure.index("-S") + 1].startswith(str(home))
+    assert {"-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_AVX_VNNI=ON"} <= set(configure)
+    assert "-DGGML_NATIVE=ON" not in configure
+
+
 def test_vllm_gets_the_libraries_that_it_asks_for_and_no_process_that_spins(tmp_path: Path) -> None:
     """Without Intel's OpenMP it is slower by its own words, and a spinning process takes the cores of its passes."""
     (tmp_path / "lib").mkdir()
