@@ -131,17 +131,7 @@ def test_values_that_cannot_be(case: str, models: Path, tmp_path: Path, capsys: 
     assert "Traceback" not in capsys.readouterr().err
 
 
-LONGROPE = {
-    "rope_type": "longrope",
-    "factor": 2.0,
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0] * 8,
-    "original_max_position_embeddings": 64,
-}
-# Of transformers 5 and of 4.
-LONGROPES = {"rope_parameters": LONGROPE | {"rope_theta": 10000.0}, "rope_scaling": LONGROPE}
 NOT_COMPUTED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "longrope": ("llama", LONGROPES, "rope type 'longrope' is not supported"),
     "activation": ("llama", {"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not supported"),
 }
 
