@@ -161,6 +161,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", help=f"default: {','.join(known.ENVIRONMENTS)}")
     help_ = "only cases whose name contains one of these, such as 'bf16' or 'int8, draft' (default: all)"
     parser.add_argument("--cases", nargs="+", default=[""], metavar="TEXT", help=help_)
+    parser.add_argument("--no-drafts", action="store_true", help="only cases without a draft")
     parser.add_argument("--envs", type=Path, default=default_envs(), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case (default 3)")
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -229,7 +230,12 @@ def run(argv: Sequence[str] | None) -> int:
         speed = memory_speed(cpus)
         return {**run_child(child, cpus, args.timeout, environ), "read_GB_per_s": speed}
 
-    cases = [case for case in all_cases if case.peer in args.peers and any(text in case.name for text in args.cases)]
+    cases = [
+        case
+        for case in all_cases
+        if case.peer in args.peers and any(text in case.name for text in args.cases)
+        if not (args.no_drafts and case.draft)
+    ]
     if not cases:
         names = ", ".join(case.name for case in all_cases)
         raise UsageError(f"--peers and --cases leave no case of these: {names}.")

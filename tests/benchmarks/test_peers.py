@@ -242,6 +242,9 @@ def test_cases_are_chosen_by_parts_of_their_names(
         ("ipex-assist", "bf16", None),
         ("ipex-assist", "bf16", "int4"),
     ]
+    assert peers.main([*flags, "--cases", "int8", "--no-drafts"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {case["draft"] for case in found["cases"]} == {None}
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core is not built here")
