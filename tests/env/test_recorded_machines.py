@@ -1,50 +1,30 @@
-"""The topology reader on recorded machines: runs when TOPOLOGIES names a folder or a .tar.gz of them.
-
-Each machine is a folder with `sys`, `proc` and `expected.json`. They are other people's recordings
-and are not kept here.
-"""
+"""The topology reader on recorded machines (see recorded_machines.py)."""
 
 from __future__ import annotations
 
 import json
-import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_machines import recorded_machines, wanted
 
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 from ipex_assist.env.report import main
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.placement import Request, place
 
-SOURCE = os.environ.get("TOPOLOGIES", "")
-
 pytestmark = [
     pytest.mark.one_stack,
-    pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no recorded machines"),
+    wanted,
 ]
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(SOURCE)
-    if source.is_dir() and not list(source.glob("*/expected.json")):
-        (source,) = source.glob("*.tar.gz")
-    if source.is_dir():
-        return source
-    folder = tmp_path_factory.mktemp("recorded")
-    with tarfile.open(source) as archive:
-        archive.extractall(folder, filter="data")
-    tops = [path for path in folder.iterdir() if path.is_dir()]
-    return folder if (tops[0] / "expected.json").exists() else tops[0]
-
-
-@pytest.fixture(scope="module")
-def machines(recorded: Path) -> list[tuple[Path, dict[str, Any]]]:
-    found = [(file.parent, json.loads(file.read_text())) for file in sorted(recorded.glob("*/expected.json"))]
-    assert found, f"no */expected.json below {recorded}"
+def machines(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, dict[str, Any]]]:
+    folders = recorded_machines(tmp_path_factory.mktemp("recorded")).values()
+    found = [(folder, json.loads((folder / "expected.json").read_text())) for folder in folders]
+    assert found, "no expected.json in what TOPOLOGIES names"
     return found
 
 

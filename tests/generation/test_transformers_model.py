@@ -183,7 +183,8 @@ def test_logits_that_are_no_numbers(assisted: bool, tmp_path: Path) -> None:
     with torch.no_grad():
         ours.target.transformer.wpe.weight[10] = torch.nan  # type: ignore[attr-defined]
     for options in ({}, {"do_sample": True}):
-        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* behind the 1\d tokens"):
+        # A pass over drafts meets it some tokens earlier.
+        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* behind the ([4-9]|1\d) tokens"):
             ours.generate([1, 2, 3], max_new_tokens=12, **options)
     assert ours.generate([1, 2, 3], max_new_tokens=4).tokens == before
 

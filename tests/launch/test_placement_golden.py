@@ -1,45 +1,35 @@
 """Placements on recorded machines against what a person chose, with the reason beside each, in tests/placements/.
 
-Runs when TOPOLOGIES names the machines, which are not kept here (see test_recorded_machines.py).
+Runs when TOPOLOGIES names the machines, which are not kept here (see recorded_machines.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_machines import recorded_machines, wanted
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.flags import build_parser, instance_request
 from ipex_assist.launch.instances import place_instances
 
-SOURCE = os.environ.get("TOPOLOGIES", "")
 GOLDEN = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parent / "placements").glob("*.json")}
 CASES = [(name, case) for name in sorted(GOLDEN) for case in GOLDEN[name]["cases"]]
 
 pytestmark = [
     pytest.mark.one_stack,
-    pytest.mark.skipif(not SOURCE, reason="TOPOLOGIES names no recorded machines"),
+    wanted,
 ]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of recorded machines by name."""
-    source = Path(SOURCE)
-    if source.is_dir() and not list(source.glob("*/expected.json")):
-        (source,) = source.glob("*.tar.gz")
-    if not source.is_dir():
-        folder = tmp_path_factory.mktemp("golden")
-        with tarfile.open(source) as archive:
-            archive.extractall(folder, filter="data")
-        source = folder
-    return {file.parent.name: file.parent for file in source.rglob("expected.json")}
+    return recorded_machines(tmp_path_factory.mktemp("golden"))
 
 
 def placed(root: Path, flags: str) -> dict[str, Any]:
