@@ -12,13 +12,23 @@
 namespace ipex_assist {
 namespace {
 
-// f(0), f(1), … f(COUNT - 1) with constants, so that arrays indexed by them become registers.
+// f(0), f(1), … f(COUNT - 1) with constants.
 template <class F, int... I>
 inline __attribute__((always_inline)) void for_each(const F& f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>()), ...);
 }
-#define FOR_EACH(i, COUNT, ...) \
+#define FOR_EACH_CONSTANT(i, COUNT, ...) \
     for_each([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; }, std::make_integer_sequence<int, COUNT>())
+
+// The same, so that arrays indexed by i become registers. Sanitizers take minutes for what is unrolled, and gain nothing.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FOR_EACH(i, COUNT, ...) \
+    for (int i = 0; i < (COUNT); i++) { \
+        __VA_ARGS__; \
+    }
+#else
+#define FOR_EACH FOR_EACH_CONSTANT
+#endif
 
 // Ends what the compiler knows of a value, in a register ("r": general, "v": vector). It would else keep sums of pointers
 // and offsets of its own, more than there are registers, and reorder sums of integers until those do not suffice either.
@@ -64,10 +74,9 @@ struct RowStrides {
         third += by * int64_t(sizeof(T));
         KEEP_IN("r", third);
     }
-    template <int ROW>
-    __attribute__((always_inline)) const T* at(std::integral_constant<int, ROW>) const {
-        const char* from = ROW < 3 ? first : third;
-        return reinterpret_cast<const T*>(from + (ROW == 6 ? three : stride * (ROW < 3 ? ROW : ROW - 3)));
+    __attribute__((always_inline)) const T* at(int row) const {
+        const char* from = row < 3 ? first : third;
+        return reinterpret_cast<const T*>(from + (row == 6 ? three : stride * (row < 3 ? row : row - 3)));
     }
 };
 

@@ -75,7 +75,7 @@ inline __attribute__((always_inline)) void square_dots(const uint8_t* rows, int6
         TILE_ZERO(1);
         TILE_ZERO(3);
     }
-    FOR_EACH(t, COLUMNS / 64, {
+    FOR_EACH_CONSTANT(t, COLUMNS / 64, {
         const uint8_t *from = rows + t * TILE_BYTES, *left = weights + t * TILE_BYTES;
         TILE_LOAD(4, from, 64);
         TILE_LOAD(6, left, 64);
@@ -109,7 +109,7 @@ inline void add_sums(const uint8_t* weights, const int32_t* sums, const float* r
     FOR_EACH(m, TILE, {
         __m512 total = _mm512_load_ps(totals + m * LANES);
         const __m512 row_scale = _mm512_set1_ps(row_scales[m]);
-        FOR_EACH(g, GROUPS, {
+        FOR_EACH_CONSTANT(g, GROUPS, {
             const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + (g * 4 * TILE + m) * LANES));
             total = add_sum(F(), sum, row_scale, scales[g], total);
         });
@@ -147,7 +147,7 @@ HOT_LOOP void amx_square(const SquareRows& in, const SquareWeights& w, Totals* t
             if (span > 0) add(span - 1, quarter);
         };
         if (GROUPS > 1 && NEW && span + 1 < in.spans) FOR_EACH(i, 2 * GROUPS, prepare(span + 1, i));
-        FOR_EACH(g, GROUPS, {
+        FOR_EACH_CONSTANT(g, GROUPS, {
             square_dots<F::COLUMNS, HALVES, g * (F::COLUMNS / 64)>(rows + g * F::COLUMNS * TILE, in.lower,
                                                                    weights + g * 2 * BYTES, between);
             store_sums<HALVES>(sums[span & 1][g]);

@@ -67,10 +67,6 @@ def compile_program(folder: Path, kind: str) -> Path:
         if "-DEMULATED_AMX" in flags:
             levels = build.INSTRUCTION_SETS
             patch.setitem(levels, "amx", (*levels["avx512_bf16"], "-DIPEX_ASSIST_EMULATE_AMX"))
-        if kind == "address":  # two halves for each vector take minutes to compile with all checks
-            more = {"avx2": "-fno-sanitize=undefined", "avx2_vnni": "-fno-sanitize=all"}
-            for name, flag in more.items():
-                patch.setitem(build.INSTRUCTION_SETS, name, (*build.INSTRUCTION_SETS[name], flag))
         if kind == "thread":  # runs avx2 alone; the others are there to be linked
             for name in set(build.INSTRUCTION_SETS) - {"avx2"}:
                 patch.setitem(build.INSTRUCTION_SETS, name, (*build.INSTRUCTION_SETS[name], "-O0"))
