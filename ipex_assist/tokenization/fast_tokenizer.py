@@ -33,6 +33,7 @@ class FastTokenizer:
     def _full(self) -> Any:
         full = self._make_full()
         full.chat_template = self.chat_template
+        self.backend_tokenizer = full.backend_tokenizer  # what is added to one, by add_tokens() say, the other has
         return full
 
     def __getattr__(self, name: str) -> Any:

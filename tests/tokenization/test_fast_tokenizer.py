@@ -77,6 +77,16 @@ def test_texts_and_ids(pair: tuple[Any, Any]) -> None:
             assert fast.decode(ids, skip_special_tokens=special) == full.decode(ids, skip_special_tokens=special)
 
 
+def test_a_token_that_is_added_is_known_to_both(folder: Path) -> None:
+    fast = _plain_tokenizer(folder)
+    assert isinstance(fast, FastTokenizer)
+    size = len(fast)
+    fast.add_tokens(["<padding>"])
+    assert len(fast) == size + 1
+    assert fast("x<padding>")["input_ids"][-1] == size
+    assert fast.decode([size]) == "<padding>"
+
+
 def test_what_it_does_not_know_is_asked_of_transformers(pair: tuple[Any, Any]) -> None:
     fast, full = pair
     assert fast(TEXTS[:2])["input_ids"] == full(TEXTS[:2])["input_ids"]
