@@ -19,13 +19,13 @@ NAMES = {
     "norm_eps": "layer_norm_epsilon",
     "activation": "activation_function",
 }
-_LINEARS = {
+LINEARS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attn.c_attn"),
     "o_proj": "attn.c_proj",
     "up_proj": "mlp.c_fc",
     "down_proj": "mlp.c_proj",
 }
-_OUTSIDE = {
+OUTSIDE = {
     "embed_tokens": "transformer.wte",
     "embed_positions": "transformer.wpe",
     "final_norm": "transformer.ln_f",
@@ -62,8 +62,8 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         spec,
         prefix="transformer.",
         layers="transformer.h.",
-        linears=_LINEARS,
+        linears=LINEARS,
         norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
-        outside=_OUTSIDE,
-        fields=merged(stacked_qkv(spec), {leaf: {"transposed": True} for leaf in _LINEARS}),
+        outside=OUTSIDE,
+        fields=merged(stacked_qkv(spec), {leaf: {"transposed": True} for leaf in LINEARS}),
     )

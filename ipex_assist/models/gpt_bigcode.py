@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipex_assist.models import gpt2
 from ipex_assist.models.common import activation, even_head_dim
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import interleaved_qkv, named, stacked_qkv
@@ -10,27 +11,7 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GPTBigCodeForCausalLM"
 EXAMPLES = ("bigcode/starcoder", "bigcode/tiny_starcoder_py")
-NAMES = {
-    "hidden_size": "n_embd",
-    "intermediate_size": "n_inner",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "norm_eps": "layer_norm_epsilon",
-    "activation": "activation_function",
-}
-_LINEARS = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attn.c_attn"),
-    "o_proj": "attn.c_proj",
-    "up_proj": "mlp.c_fc",
-    "down_proj": "mlp.c_proj",
-}
-_OUTSIDE = {
-    "embed_tokens": "transformer.wte",
-    "embed_positions": "transformer.wpe",
-    "final_norm": "transformer.ln_f",
-    "lm_head": "lm_head",
-}
+NAMES = gpt2.NAMES
 
 
 def spec(config: Config) -> DecoderSpec:
@@ -64,8 +45,8 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         spec,
         prefix="transformer.",
         layers="transformer.h.",
-        linears=_LINEARS,
+        linears=gpt2.LINEARS,
         norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
-        outside=_OUTSIDE,
+        outside=gpt2.OUTSIDE,
         fields=stacked_qkv(spec) if spec.num_key_value_heads == 1 else interleaved_qkv(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipex_assist.models import gpt2
 from ipex_assist.models.common import activation, even_head_dim, llama_like, refuse
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import named
@@ -10,15 +11,7 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GPTJForCausalLM"
 EXAMPLES = ("EleutherAI/gpt-j-6b",)
-NAMES = {
-    "hidden_size": "n_embd",
-    "intermediate_size": "n_inner",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "norm_eps": "layer_norm_epsilon",
-    "activation": "activation_function",
-}
+NAMES = gpt2.NAMES
 _LINEARS = {
     "q_proj": "attn.q_proj",
     "k_proj": "attn.k_proj",
