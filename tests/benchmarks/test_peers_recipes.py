@@ -12,6 +12,12 @@ import pytest
 pytestmark = pytest.mark.one_stack
 
 
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These folders hold a few bytes: how full the disk of the tests is does not matter."""
+    monkeypatch.setattr(recipes, "HEADROOM", 0)
+
+
 def count_and_write(marker: Path, then: str = "pass") -> tuple[str, ...]:
     """A step that counts its runs in `marker`, and puts a file into the folder."""
     code = f"import sys; open(r'{marker}', 'a').write('x'); open(sys.argv[1] + '/file', 'w').write('made'); {then}"
