@@ -82,19 +82,24 @@ class Drafts:
                 kept = max(len(part.turn.proposal.tokens), part.sure)
                 part.set_proposal(replace(part.proposal, tokens=part.proposal.tokens[:kept]))
 
-    def observe(self, part: Part, accepted: int, draft_s: float, target_s: float) -> None:
-        """Hear of one text's round."""
+    def observe(
+        self, part: Part, accepted: int, draft_s: float, target_s: float, experts: float | None = None
+    ) -> None:
+        """Hear of one text's round. experts: distinct ones that the pass read, a layer."""
         if part.turn is not None:
             part.turn.proposal, part.turn.accepted = part.proposal, accepted
         elif part.request.draft is not None and part.remaining > 1:
             drafted, confidence = len(part.proposal.tokens), part.proposal.confidence
-            each = RoundResult(drafted, accepted, confidence, draft_s / self._texts, target_s / self._texts)
+            alone = experts if self._texts == 1 else None
+            each = RoundResult(drafted, accepted, confidence, draft_s / self._texts, target_s / self._texts, alone)
             part.request.schedule.observe(each)
 
-    def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float) -> None:
-        """Hear of the pass as a whole: its rows, those of prompts among them, and what drafting and it took."""
+    def observe_pass(
+        self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None
+    ) -> None:
+        """Hear of the pass as a whole: its rows, those of prompts among them, what drafting and it took, its experts."""
         if self._shared and self.joint is not None:
-            self.joint.observe(rows, read, seconds, draft_s)
+            self.joint.observe(rows, read, seconds, draft_s, experts)
 
     def plain_s(self, part: Part, tokens: int) -> float | None:
         """Seconds that plain decoding would take for each of so many tokens of a round; None where nobody measures."""

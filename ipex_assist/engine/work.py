@@ -16,7 +16,15 @@ from ipex_assist.engine.request import Request
 from ipex_assist.engine.room import Room
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import ANY_ROWS, Choice, ChoosesInOneCall, LogitsError, Model, Rows
+from ipex_assist.executors.interface import (
+    ANY_ROWS,
+    Choice,
+    ChoosesInOneCall,
+    LogitsError,
+    Model,
+    Rows,
+    experts_a_layer,
+)
 from ipex_assist.speculative.logprobs import of_rows
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.verify import choices, verify
@@ -197,6 +205,7 @@ class Work:
         started = self.clock()
         answers = self._answers(parts, rows)
         seconds = self.clock() - started
+        experts = experts_a_layer(self.target)
         count = sum(len(each.tokens) for each in rows)
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
@@ -209,8 +218,8 @@ class Work:
             wanted, place = answers[place : place + each.last], place + each.last
             listed = not part.request.lists_prompt or self._list_prompt(part.request, len(each.tokens), wanted)
             if listed and goes_on:
-                self._go_on(part, wanted[-1 - len(part.proposal.tokens) :], seconds, draft_s)
-        self.drafts.observe_pass(count, read, seconds, draft_s)
+                self._go_on(part, wanted[-1 - len(part.proposal.tokens) :], seconds, draft_s, experts)
+        self.drafts.observe_pass(count, read, seconds, draft_s, experts)
 
     def _answers(self, parts: list[Part], rows: list[Rows]) -> Answers:
         """Run the pass: what is likeliest behind each row, where no text's choice needs more, else the rows' logits."""
@@ -237,7 +246,9 @@ class Work:
         request.prompt_choices += found
         return True
 
-    def _go_on(self, part: Part, answers: Answers, seconds: float, draft_s: float) -> None:
+    def _go_on(
+        self, part: Part, answers: Answers, seconds: float, draft_s: float, experts: float | None
+    ) -> None:
         """Choose the tokens by which a text goes on, and tell its owner."""
         request, proposal, started = part.request, part.proposal, self.clock()
         try:
@@ -268,7 +279,7 @@ class Work:
             self.room.keep(request, whole=True)
         else:
             target_s, drafted = seconds + choose_s, len(proposal.tokens)
-            self.drafts.observe(part, accepted, draft_s, target_s)
+            self.drafts.observe(part, accepted, draft_s, target_s, experts)
             took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(part, len(new)), choose_s
             request.put(Round(new, drafted, accepted, *took, listed))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):

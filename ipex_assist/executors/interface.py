@@ -191,3 +191,19 @@ class ChoosesInOneCall(Protocol):
         top: how many of the likeliest come with it. A token of -1 stands for a row that holds NaN or infinity.
         """
         ...
+
+
+@runtime_checkable
+class ReadsExperts(Protocol):
+    """A model that counts which of its experts a pass reads."""
+
+    @property
+    def experts_read(self) -> int:
+        """Distinct experts that the last pass read, of all layers together; 0 of a model without."""
+        ...
+
+
+def experts_a_layer(model: Model) -> float | None:
+    """Distinct experts that the last pass read, the mean of all layers; None where there are none, or nobody counts."""
+    read = model.experts_read if isinstance(model, ReadsExperts) else 0
+    return read / model.spec.num_hidden_layers if read else None

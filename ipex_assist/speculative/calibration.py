@@ -7,8 +7,16 @@ import time
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 
-from ipex_assist.executors.interface import ChoosesInOneCall, DraftsInOneCall, Model, Rows, Sequence
+from ipex_assist.executors.interface import (
+    ChoosesInOneCall,
+    DraftsInOneCall,
+    Model,
+    Rows,
+    Sequence,
+    experts_a_layer,
+)
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.expert_costs import ExpertCosts
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
 TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 1.0, 0.25, 0.06
@@ -19,6 +27,7 @@ DRAFT_ROWS = (1, 2, 16, 8, 4)
 # Of passes that several texts share; each is timed where the pass before it lets it be expected within the seconds.
 # Kernels take rows in tiles of 16: one row more may cost half as much again.
 WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (17, 32, 33, 48, 64), 0.5, 2
+ALIKE_ROWS, ALIKE_TURNS = 5, 3  # of passes that read few experts, by which the cost of one is told
 READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
 READ_SECONDS = 0.25  # … where it should take no longer than this
 FIRST_SIZES, FIRST_TURNS = 3, 3  # so many sizes have so many turns before the others begin
@@ -40,18 +49,28 @@ def calibrate(
     Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
     slower, never faster. Sequences of other texts are not touched.
     """
-    verify = _widened(target, time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock), clock)
+    read: dict[int, float] = {}
+    few = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock, read)
+    verify = _widened(target, few, clock, read)
+    experts = _expert_costs(target, verify, read, clock)
     if assistant is None:
-        return Costs(verify)
+        return Costs(verify, experts=experts)
     rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock)
-    return Costs(verify, _time_step(assistant, draft_vocabulary, clock), rows, _time_reading(assistant, rows, clock))
+    step, reading = _time_step(assistant, draft_vocabulary, clock), _time_reading(assistant, rows, clock)
+    return Costs(verify, step, rows, reading, experts)
 
 
-def time_passes(model: Model, sizes: abc.Sequence[int], seconds: float, clock: Clock) -> tuple[float, ...]:
+def time_passes(
+    model: Model,
+    sizes: abc.Sequence[int],
+    seconds: float,
+    clock: Clock,
+    read: dict[int, float] | None = None,
+) -> tuple[float, ...]:
     """Return the seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
 
     The first of `sizes` have all their turns before the others have one: of a few sizes it is better to know the time
-    undisturbed than of many to know it as it happened to be.
+    undisturbed than of many to know it as it happened to be. read: gets the distinct experts a layer of each size.
     """
     largest = max(1, min(max(sizes), model.spec.context_length - _BEFORE))
     fastest: dict[int, float] = {}
@@ -61,11 +80,42 @@ def time_passes(model: Model, sizes: abc.Sequence[int], seconds: float, clock: C
         if number >= 2 and clock() - started >= seconds:
             break
         fastest[size] = min(fastest.get(size, float("inf")), _time_pass(model, sequence, size, clock))
+        _note_experts(model, size, read)
     known = sorted(fastest)
     return tuple(interpolate(known, rising([fastest[size] for size in known]), range(1, known[-1] + 1)))
 
 
-def _widened(model: Model, verify: tuple[float, ...], clock: Clock) -> tuple[float, ...]:
+def _note_experts(model: Model, size: int, read: dict[int, float] | None) -> None:
+    experts = experts_a_layer(model) if read is not None else None
+    if read is not None and experts is not None:
+        read[size] = experts
+
+
+def _expert_costs(
+    model: Model, verify: tuple[float, ...], read: dict[int, float], clock: Clock
+) -> ExpertCosts | None:
+    """Return what experts cost; None of a model without.
+
+    Told by passes of as many rows of which all have one token: neighbours that are alike read few experts.
+    """
+    size = min(ALIKE_ROWS, len(verify))
+    if size not in read or len(read) < 2 or model.spec.experts is None:
+        return None
+    mixture = model.spec.experts
+    sequence = _started(model, size + _BEFORE)
+    alike = min(_time_pass(model, sequence, size, clock, alike=True) for _ in range(ALIKE_TURNS))
+    fewer = read[size] - (experts_a_layer(model) or read[size])
+    if fewer < mixture.per_token:  # they differ all the same: rows and experts grow together
+        alike, fewer = verify[0], read[size] - read[min(read)]
+    known = sorted(read)
+    each = tuple(interpolate(known, [read[count] for count in known], range(1, len(verify) + 1)))
+    seconds = max(0.0, verify[size - 1] - alike) / fewer if fewer > 0 else 0.0
+    return ExpertCosts(mixture.count, mixture.per_token, each, seconds)
+
+
+def _widened(
+    model: Model, verify: tuple[float, ...], clock: Clock, read: dict[int, float] | None = None
+) -> tuple[float, ...]:
     """Return the seconds of passes with more rows as well, as far as there is time to measure them."""
     known = {len(verify): verify[-1]}
     for size in WIDE_ROWS:
@@ -76,6 +126,7 @@ def _widened(model: Model, verify: tuple[float, ...], clock: Clock) -> tuple[flo
             break
         sequence = _started(model, size + _BEFORE)
         known[size] = min(_time_pass(model, sequence, size, clock) for _ in range(WIDE_TURNS))
+        _note_experts(model, size, read)
     sizes = sorted(known)
     wider = interpolate(sizes, rising([known[size] for size in sizes]), range(len(verify) + 1, sizes[-1] + 1))
     return (*verify, *(max(verify[-1], seconds) for seconds in wider))
@@ -111,9 +162,9 @@ def _tokens(model: Model, count: int) -> list[int]:
     return [(7 * i + 3) % model.spec.vocab_size for i in range(count)]
 
 
-def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock) -> float:
+def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock, *, alike: bool = False) -> float:
     before = sequence.length
-    tokens = _tokens(model, rows)
+    tokens = _tokens(model, 1) * rows if alike else _tokens(model, rows)
     started = clock()
     _read(model, sequence, tokens, rows)
     elapsed = clock() - started

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipex_assist.speculative.expert_costs import ExpertCosts
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -11,12 +13,14 @@ class Costs:
 
     verify: the target's pass over 1, 2, … rows, never falling. draft: one drafted token. rows: the draft's pass over
     1, 2, … 16 rows, by which it catches up; read: each token of a longer stretch. A source without a model has zeros.
+    experts: of a target that is a mixture of them.
     """
 
     verify: tuple[float, ...]
     draft: float = 0.0
     rows: tuple[float, ...] = ()
     read: float = 0.0
+    experts: ExpertCosts | None = None
 
     def reading(self, unread: int) -> float:
         """Return the seconds to read `unread` tokens, beyond the one row that a draft step reads anyway."""

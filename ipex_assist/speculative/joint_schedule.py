@@ -109,10 +109,13 @@ class JointSchedule:
         for turn, kept in zip(drafted, worth_verifying(chances, self._prices, self._rate), strict=True):
             turn.proposal = replace(turn.proposal, tokens=turn.proposal.tokens[:kept])
 
-    def observe(self, rows: int, read: int, seconds: float, draft_s: float) -> None:
+    def observe(
+        self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None
+    ) -> None:
         """Hear what came of the round, whose turns know what was accepted.
 
         rows: of the pass, `read` of them of prompts. seconds, draft_s: what the pass took, and the drafting before it.
+        experts: distinct ones that it read, a layer.
         """
         prices, drafted, accepted = self._prices, 0, 0
         for turn in self._turns:
@@ -121,7 +124,7 @@ class JointSchedule:
                 self._known(turn).observe(turn.proposal.confidence, count, turn.accepted)
             drafted, accepted = drafted + count, accepted + turn.accepted
         if not read:  # rows of prompts need no logits: such a pass tells little of others
-            self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s)
+            self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s, experts, rows - drafted)
         self._credit += FURTHER * prices.plain_s
         if not read:
             self._untold = self._untold + 1 if drafted else 0

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.speculative.calibration import describe
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.expert_costs import ExpertCosts
 from ipex_assist.speculative.live_costs import CostFindings
 
 log = logging.getLogger("ipex_assist")
@@ -110,12 +111,29 @@ class KeptCosts:
 def _costs(content: Any) -> Costs | None:
     try:
         verify, rows = tuple(map(float, content["verify"])), tuple(map(float, content["rows"]))
-        found = Costs(verify, float(content["draft"]), rows, float(content["read"]))
-    except (ValueError, KeyError, TypeError, OverflowError):
+        experts = _experts(content.get("experts"))
+        found = Costs(verify, float(content["draft"]), rows, float(content["read"]), experts)
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
     others = (found.draft, found.read, *rows)
     known = verify and all(0 < seconds < 1e4 for seconds in verify) and all(0 <= seconds < 1e4 for seconds in others)
     return found if known else None
+
+
+def _experts(content: Any) -> ExpertCosts | None:
+    if content is None:
+        return None
+    found = ExpertCosts(
+        int(content["count"]),
+        int(content["per_token"]),
+        tuple(map(float, content["read"])),
+        float(content["seconds"]),
+        float(content["spread"]),
+    )
+    known = 0 < found.per_token <= found.count and all(0 < read <= found.count for read in found.read) and found.read
+    if not known or not 0 <= found.seconds < 1e4 or not 0 <= found.spread < 1e4:
+        raise ValueError("experts")
+    return found
 
 
 def _number(content: Any, key: str, default: float) -> float:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipex_assist.speculative.acceptance import Array
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.expert_costs import Spread
 from ipex_assist.speculative.schedule import RoundResult
 
 # Variances of logarithms, so that 0.01 is an error of about 10 %. The machine's speed is unknown at first, and drifts
@@ -47,6 +49,8 @@ class LiveCosts:
     The speed is common to all passes: others on the machine and the length of the text change it. The errors, one for
     each number of rows and one for the draft, are calibration's, which has a second for some twenty passes: what
     disturbed one of them makes its number of rows look dear, and the passes of the text itself tell.
+
+    Of a mixture of experts, passes are compared by the experts they read, and priced by those they should.
     """
 
     def __init__(self, calibrated: Costs) -> None:
@@ -59,28 +63,50 @@ class LiveCosts:
         self._covariance[2:-1, 2:-1] += _SEVERAL
         self._errors_drift = _ERRORS_DRIFT * self._covariance[1:-1, 1:-1]
         self._seconds, self._passes = 0.0, 0
+        self._spread = Spread(calibrated.experts) if calibrated.experts else None
+        self._texts = 1
         self.costs = calibrated
         self.copying = Costs(calibrated.verify)  # for a source that costs nothing
+        if self._spread:
+            self._price()
 
     def observe(self, outcome: RoundResult, read: int) -> None:
         """Compare the seconds that a round took with those that were expected; `read` tokens were unread before."""
         expected = 0.0
         if outcome.drafted and read and self.calibrated.draft:
             expected = outcome.drafted * self.calibrated.draft + self.calibrated.reading(read)
-        self.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s)
+        self.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s, outcome.experts)
 
-    def observe_pass(self, rows: int, target_s: float, expected_draft_s: float, draft_s: float) -> None:
+    def observe_pass(
+        self,
+        rows: int,
+        target_s: float,
+        expected_draft_s: float,
+        draft_s: float,
+        experts: float | None = None,
+        texts: int = 1,
+    ) -> None:
         """Compare a pass of `rows` rows, and the drafting before it, with what was expected.
 
-        expected_draft_s: by the calibrated costs; 0 where no model drafted.
+        expected_draft_s: by the calibrated costs; 0 where no model drafted. experts: distinct ones that it read, a
+        layer. texts: of how many it was.
         """
         self._seconds += draft_s + target_s
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
         self._covariance[1:-1, 1:-1] += self._errors_drift
-        self._compare(min(rows, len(self._verify)), target_s, self.calibrated.verifying(rows))
+        self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, texts))
         self._compare(-1, draft_s, expected_draft_s)
         self._price()
+
+    def _expected(self, rows: int, experts: float | None, texts: int) -> float:
+        """Return what calibration says of a pass over so many rows that read so many experts."""
+        seconds, costs = self.calibrated.verifying(rows), self.calibrated.experts
+        if costs is None or self._spread is None or experts is None:
+            return seconds
+        self._texts = texts
+        self._spread.observe(rows, texts, experts)
+        return max(self.calibrated.verifying(1) / 2, seconds + costs.beyond_calibration(rows, experts))
 
     def _compare(self, kind: int, seconds: float, expected: float) -> None:
         if seconds <= 0 or expected <= 0:
@@ -99,25 +125,37 @@ class LiveCosts:
         error = float(self._state[1])
         plain = float(self._state[0]) + error
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
-        corrected = self._priced(min(plain, 0.0) - error)
+        corrected = self._priced(self._verify, min(plain, 0.0) - error)
+        if self._spread and corrected.experts:
+            corrected = replace(corrected, experts=replace(corrected.experts, spread=self._spread.value))
         return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
     def _price(self) -> None:
-        self.costs = self._priced(float(self._state[0]))
+        self.costs = self._priced(self._passes_of(self._texts), float(self._state[0]))
         self.copying = Costs(self.costs.verify)
 
     def costs_from(self, rows: int) -> Costs:
         """Return the costs for passes of `rows` rows and more; what is believed of fewer does not touch them."""
         factors = np.exp(self._state[0] + self._state[1:-1])
-        verify = self._verify * factors
+        verify = self._passes_of(rows) * factors
         first = min(rows, len(verify)) - 1
         verify[:first] = verify[first]
         return replace(self.costs, verify=tuple(np.maximum.accumulate(verify).tolist()))
 
-    def _priced(self, speed: float) -> Costs:
-        """Calibration's costs without its errors, on a machine of this speed (a logarithm; 0: as it was then)."""
+    def _passes_of(self, texts: int) -> Array:
+        """Return calibrated seconds of passes over 1, 2, … rows with the experts that rows of so many texts read."""
+        costs = self.calibrated.experts
+        if costs is None or self._spread is None:
+            return self._verify
+        rows = range(1, len(self._verify) + 1)
+        more = [costs.beyond_calibration(count, self._spread.distinct(count, texts)) for count in rows]
+        return np.maximum(self._verify[0], self._verify + more)
+
+    def _priced(self, calibrated: Array, speed: float) -> Costs:
+        """Calibrated seconds without calibration's errors, on a machine of this speed (a logarithm; 0: as it was then)."""
         factors = np.exp(speed + self._state[1:])
         # A pass of more rows is never cheaper, whatever a disturbed measurement says.
-        verify = tuple(np.maximum.accumulate(self._verify * factors[:-1]).tolist())
+        verify = tuple(np.maximum.accumulate(calibrated * factors[:-1]).tolist())
         draft, old = float(factors[-1]), self.calibrated
-        return Costs(verify, old.draft * draft, tuple(row * draft for row in old.rows), old.read * draft)
+        rows = tuple(row * draft for row in old.rows)
+        return Costs(verify, old.draft * draft, rows, old.read * draft, old.experts)

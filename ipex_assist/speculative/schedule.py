@@ -31,13 +31,17 @@ class RoundState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What came of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models."""
+    """What came of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models.
+
+    experts: distinct ones that the target's pass read, a layer; None where that is not known.
+    """
 
     drafted: int
     accepted: int
     confidence: Sequence[float] = ()
     draft_s: float = 0.0
     target_s: float = 0.0
+    experts: float | None = None
 
 
 class Schedule(Protocol):
