@@ -4,7 +4,12 @@
 
 Every layer has several copies of its weights, together over 1 GB, used in turn, so that each call reads them from
 memory. GB/s counts the weights as they are packed, with their scales. Contenders take turns; figures are medians.
-Shapes are input × output columns.
+Shapes are input × output columns. Precisions are bf16, int8 and int4, the latter in groups of 64 inputs or, as int4/128,
+of others.
+
+"in cache" is what instructions alone take: of a layer of as many inputs and so few columns that its weights stay in the
+cores' second-level caches, less one of fewer still, which takes the same call; by column, times the columns. No kernel
+can be faster than the longer of that and reading; "% of limit" is that longer one ÷ what the layer took.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ WORKING_SET = 1 << 30
 # Passes over more rows than this are long, and spread little.
 FEW = 64
 REPEATS_OF_MANY = 2
+CACHED_BYTES, CACHED_CALLS = 400_000, 60  # of a layer in a core's cache, and how often it is called at least
 
 Run = Callable[[torch.Tensor], Any]
 
@@ -39,8 +45,8 @@ def random_weight(columns: int, width: int) -> torch.Tensor:
     return (torch.randint(-128, 128, (columns, width), dtype=torch.int16) / 4000).bfloat16()
 
 
-def native(width: int, columns: int, precision: str) -> tuple[Run, int, int]:
-    """A call that runs all copies once, how many there are, and bytes of one."""
+def native(width: int, columns: int, precision: str, copies: int | None = None) -> tuple[Run, int, int]:
+    """A call that runs all copies once, how many there are (WORKING_SET's where None), and bytes of one."""
     spec = DecoderSpec(
         model_type="llama",
         vocab_size=16,
@@ -55,8 +61,9 @@ def native(width: int, columns: int, precision: str) -> tuple[Run, int, int]:
         gated=False,
     )
     up = packed_bytes(width, columns, precision)
-    copies = -(-WORKING_SET // up)
-    model = PackedModel(_with_layers(spec, copies), precision, planned_pool())
+    copies = copies or -(-WORKING_SET // up)
+    name, group = split(precision)
+    model = PackedModel(_with_layers(spec, copies), name, planned_pool(), group)
     model.allocate()
     weight = random_weight(columns, width)
     for copy in range(copies):
@@ -70,14 +77,40 @@ def _with_layers(spec: DecoderSpec, layers: int) -> DecoderSpec:
     return replace(spec, num_hidden_layers=layers)
 
 
+def split(precision: str) -> tuple[str, int]:
+    """Return the precision's name and the inputs of an int4 group."""
+    name, _, group = precision.partition("/")
+    return name, int(group or INT4_GROUP)
+
+
+def in_cache(width: int, columns: int, precision: str, all_rows: list[int], threads: int) -> dict[int, float]:
+    """Return the seconds that a layer of so many columns would take by its instructions alone, by rows."""
+    most = max(2, CACHED_BYTES * threads // packed_bytes(width, 16, precision)) // threads * threads * 16
+    least = 16 * threads
+    large, small = native(width, most, precision, 1)[0], native(width, least, precision, 1)[0]
+    found = {}
+    for rows in all_rows:
+        x = torch.randn(rows, width)
+        seconds: dict[Run, list[float]] = {large: [], small: []}
+        for _ in range(CACHED_CALLS if rows <= FEW else 5):
+            for run, samples in seconds.items():
+                samples.append(timed(run, x, 1))
+        each = [measure.summary(samples)["median"] for samples in seconds.values()]
+        found[rows] = max(0.0, each[0] - each[1]) * columns / (most - least)
+    return found
+
+
 def packed_bytes(width: int, columns: int, precision: str) -> int:
     """Return the bytes of one matrix in our layout."""
-    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}[precision]
+    precision, group = split(precision)
+    each = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / group}[precision]
     return int(width * columns * each) + (columns * 4 if precision == "int8" else 0)
 
 
 def rival(name: str, width: int, columns: int, precision: str) -> tuple[Run, int, int] | None:
     """torch's or IPEX's kernel for the precision, likewise; None where there is none."""
+    if "/" in precision:
+        return None
     size = packed_bytes(width, columns, precision)
     copies = -(-WORKING_SET // size)
     makers = {
@@ -185,10 +218,13 @@ def main() -> None:
                             if repeat:
                                 samples.setdefault((name, rows), []).append(seconds)
                 bandwidth = measure.summary(bandwidths)["median"]
+                cached = in_cache(width, columns, precision, all_rows, pool.threads)
                 for (name, rows), seconds_of in sorted(samples.items()):
                     figures = measure.summary([1000 * s for s in seconds_of])
                     one = measure.summary([1000 * s for s in samples[name, all_rows[0]]])["median"]
                     speed = contenders[name][2] / figures["median"] / 1e6
+                    ours = 1000 * cached[rows] if name == "native" else None
+                    limit = None if ours is None else max(ours, contenders[name][2] / bandwidth / 1e6)
                     results.append(
                         {
                             "shape": shape,
@@ -198,6 +234,7 @@ def main() -> None:
                             "ms": figures,
                             "GB_per_s": speed,
                             "read_GB_per_s": bandwidth,
+                            "in_cache_ms": ours,
                         }
                     )
                     table.append(
@@ -210,6 +247,8 @@ def main() -> None:
                             "spread": f"{figures['min']:.3f} to {figures['max']:.3f}",
                             "GB/s": f"{speed:.1f}",
                             "% of read": f"{100 * speed / bandwidth:.0f}",
+                            "in cache, ms": "" if ours is None else f"{ours:.3f}",
+                            "% of limit": "" if limit is None else f"{100 * limit / figures['median']:.0f}",
                             "÷ first rows": f"{figures['median'] / one:.2f}",
                             "GMAC/s": f"{rows * width * columns / figures['median'] / 1e6:.0f}",
                         }

@@ -208,6 +208,7 @@ template <class F, class MORE = F>
 inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                              int64_t stride) {
     if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
+    if (count <= 6) return amx_integer_strip<F, 6, 2>(w, in, count, first, last, out, stride);  // 5: what drafts of 4 take
     if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
     amx_integer_strip<MORE, 16, 2>(w, in, count, first, last, out, stride);
 }
