@@ -116,6 +116,11 @@ class Model(Protocol):
         ...
 
     @property
+    def experts_read(self) -> int:
+        """Distinct experts that the last pass read, of all layers together; 0 where there are none, or nobody counts."""
+        return 0
+
+    @property
     def blocks(self) -> BlockPool | None:
         """The pool that sequences take blocks of; None where each has memory of its own."""
         return None
@@ -193,17 +198,7 @@ class ChoosesInOneCall(Protocol):
         ...
 
 
-@runtime_checkable
-class ReadsExperts(Protocol):
-    """A model that counts which of its experts a pass reads."""
-
-    @property
-    def experts_read(self) -> int:
-        """Distinct experts that the last pass read, of all layers together; 0 of a model without."""
-        ...
-
-
 def experts_a_layer(model: Model) -> float | None:
     """Distinct experts that the last pass read, the mean of all layers; None where there are none, or nobody counts."""
-    read = model.experts_read if isinstance(model, ReadsExperts) else 0
+    read = model.experts_read
     return read / model.spec.num_hidden_layers if read else None

@@ -71,6 +71,11 @@ class NativeModel(Model):
         self._width = -(-self.spec.vocab_size // 16) * 16
 
     @property
+    def experts_read(self) -> int:
+        """Distinct experts that the last call's passes read, of all layers together; shared ones do not count."""
+        return self.packed.experts_read if self.spec.experts else 0
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of a block of its keys and values."""
         return self.packed.block_bytes(self.kv_precision)
