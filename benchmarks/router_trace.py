@@ -40,6 +40,7 @@ PLACES = 10_000  # numbers of a text's places, by which noise is drawn
 TEMPERATURES = (0.2, 0.6)  # of texts in turn: the draft is right often, and seldom
 # Of a plain pass of Qwen3-30B-A3B in int4, 1.7 GB: what its 8 experts a layer are; what a pass of Qwen3-0.6B reads, and
 # two smaller drafts.
+ORDERS = 20  # in which the texts come, for the contenders that learn from one text to the next
 EXPERTS_SHARE, DRAFT_SHARES = 0.6, (0.2, 0.1, 0.03)
 
 
@@ -246,23 +247,33 @@ def contenders(recorded: dict[str, Any], share: float) -> dict[str, Any]:
 
 
 def replay(recorded: dict[str, Any], share: float) -> dict[str, Any]:
-    """Return tokens per pass-second of each contender, text by text; what a text taught is known to the next."""
+    """Return tokens per pass-second of each contender, and what it drafted, the mean of several orders of the texts."""
     found = {}
     for name, (make, costs) in contenders(recorded, share).items():
-        known, speeds, drafted, accepted = Acceptance(), [], 0, 0
-        for text in recorded["texts"]:
-            known = known.for_next_text()
-            schedule = make(costs, known)
-            all_rounds = list(rounds(schedule, text, share))
-            speeds.append((TOKENS - 1) / sum(seconds for _, _, seconds in all_rounds))
-            drafted += sum(each for each, _, _ in all_rounds)
-            accepted += sum(each for _, each, _ in all_rounds)
-            if isinstance(schedule, Adaptive):
-                costs = schedule.findings().costs
-        total = len(speeds) / sum(1 / speed for speed in speeds)
-        found[name] = {"speed": total, "texts": [round(each, 4) for each in speeds]}
-        found[name] |= {"drafted": drafted, "accepted": accepted}
+        orders = ORDERS if costs else 1  # fixed lengths learn nothing
+        each = [one_order(make, costs, recorded["texts"], share, order) for order in range(orders)]
+        seconds, drafted, accepted = (statistics.mean(values) for values in zip(*each, strict=True))
+        tokens = len(recorded["texts"]) * (TOKENS - 1)
+        speeds = [tokens / values[0] for values in each]
+        found[name] = {"speed": tokens / seconds, "drafted": round(drafted), "accepted": round(accepted)}
+        found[name] |= {"orders": measure.summary(speeds)}
     return found
+
+
+def one_order(
+    make: Any, costs: Costs | None, texts: list[dict[str, Any]], share: float, order: int
+) -> tuple[float, int, int]:
+    """Return seconds, drafted and accepted tokens of all texts in one order; what a text taught is known to the next."""
+    texts = random.Random(order).sample(texts, len(texts))
+    known, taken, drafted, accepted = Acceptance(), 0.0, 0, 0
+    for text in texts:
+        known = known.for_next_text()
+        schedule = make(costs, known)
+        for one, right, seconds in rounds(schedule, text, share):
+            taken, drafted, accepted = taken + seconds, drafted + one, accepted + right
+        if isinstance(schedule, Adaptive):
+            costs = schedule.findings().costs
+    return taken, drafted, accepted
 
 
 def row(share: float, found: dict[str, Any]) -> dict[str, Any]:

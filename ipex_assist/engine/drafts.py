@@ -82,9 +82,7 @@ class Drafts:
                 kept = max(len(part.turn.proposal.tokens), part.sure)
                 part.set_proposal(replace(part.proposal, tokens=part.proposal.tokens[:kept]))
 
-    def observe(
-        self, part: Part, accepted: int, draft_s: float, target_s: float, experts: float | None = None
-    ) -> None:
+    def observe(self, part: Part, accepted: int, draft_s: float, target_s: float, experts: float | None = None) -> None:
         """Hear of one text's round. experts: distinct ones that the pass read, a layer."""
         if part.turn is not None:
             part.turn.proposal, part.turn.accepted = part.proposal, accepted
@@ -94,9 +92,7 @@ class Drafts:
             each = RoundResult(drafted, accepted, confidence, draft_s / self._texts, target_s / self._texts, alone)
             part.request.schedule.observe(each)
 
-    def observe_pass(
-        self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None
-    ) -> None:
+    def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
         """Hear of the pass as a whole: its rows, those of prompts among them, what drafting and it took, its experts."""
         if self._shared and self.joint is not None:
             self.joint.observe(rows, read, seconds, draft_s, experts)

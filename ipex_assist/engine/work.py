@@ -246,9 +246,7 @@ class Work:
         request.prompt_choices += found
         return True
 
-    def _go_on(
-        self, part: Part, answers: Answers, seconds: float, draft_s: float, experts: float | None
-    ) -> None:
+    def _go_on(self, part: Part, answers: Answers, seconds: float, draft_s: float, experts: float | None) -> None:
         """Choose the tokens by which a text goes on, and tell its owner."""
         request, proposal, started = part.request, part.proposal, self.clock()
         try:

@@ -91,9 +91,7 @@ def _note_experts(model: Model, size: int, read: dict[int, float] | None) -> Non
         read[size] = experts
 
 
-def _expert_costs(
-    model: Model, verify: tuple[float, ...], read: dict[int, float], clock: Clock
-) -> ExpertCosts | None:
+def _expert_costs(model: Model, verify: tuple[float, ...], read: dict[int, float], clock: Clock) -> ExpertCosts | None:
     """Return what experts cost; None of a model without.
 
     Told by passes of as many rows of which all have one token: neighbours that are alike read few experts.

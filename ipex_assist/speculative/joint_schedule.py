@@ -109,9 +109,7 @@ class JointSchedule:
         for turn, kept in zip(drafted, worth_verifying(chances, self._prices, self._rate), strict=True):
             turn.proposal = replace(turn.proposal, tokens=turn.proposal.tokens[:kept])
 
-    def observe(
-        self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None
-    ) -> None:
+    def observe(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
         """Hear what came of the round, whose turns know what was accepted.
 
         rows: of the pass, `read` of them of prompts. seconds, draft_s: what the pass took, and the drafting before it.

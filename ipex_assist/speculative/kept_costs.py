@@ -129,9 +129,10 @@ def _experts(content: Any) -> ExpertCosts | None:
         tuple(map(float, content["read"])),
         float(content["seconds"]),
         float(content["spread"]),
+        float(content["growth"]),
     )
     known = 0 < found.per_token <= found.count and all(0 < read <= found.count for read in found.read) and found.read
-    if not known or not 0 <= found.seconds < 1e4 or not 0 <= found.spread < 1e4:
+    if not known or not 0 <= found.seconds < 1e4 or not 0 < found.spread < 10 or not 0 < found.growth < 10:
         raise ValueError("experts")
     return found
 

@@ -127,7 +127,8 @@ class LiveCosts:
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
         corrected = self._priced(self._verify, min(plain, 0.0) - error)
         if self._spread and corrected.experts:
-            corrected = replace(corrected, experts=replace(corrected.experts, spread=self._spread.value))
+            learnt = replace(corrected.experts, spread=self._spread.spread, growth=self._spread.growth)
+            corrected = replace(corrected, experts=learnt)
         return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
     def _price(self) -> None:
