@@ -76,6 +76,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.6, 1.7, 2.0],
     "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0],
 }
+_MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -120,6 +121,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": _like_llama("glm", head_dim=16),
     "glm4": _like_llama("glm4", head_dim=16, partial_rotary_factor=0.75),
     "exaone4": _like_llama("exaone4", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "mixtral": _like_llama("mixtral", num_local_experts=4),
+    "mixtral-window": _like_llama("mixtral", num_local_experts=4, num_experts_per_tok=3, sliding_window=8),
+    "qwen2-moe": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80),
+    "qwen3-moe": _like_llama("qwen3_moe", **_MOE, num_experts=8, head_dim=32, norm_topk_prob=True),
+    "qwen3-moe-window": _like_llama("qwen3_moe", **_MOE, num_experts=8, attention_bias=True, use_sliding_window=True)
+    | {"sliding_window": 8},
+    "olmoe": _like_llama("olmoe", num_experts=9),
+    "olmoe-biases": _like_llama(
+        "olmoe", num_experts=17, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True
+    ),
+    "granitemoe": _like_llama("granitemoe", num_local_experts=5, embedding_multiplier=12.0, logits_scaling=8.0)
+    | {"attention_multiplier": 0.1, "residual_multiplier": 0.22, "tie_word_embeddings": True},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

@@ -23,6 +23,10 @@ def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mappi
 
 def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[int, ...]:
     """The shape that `part_of` a tensor has; the tensor's own where it cannot be cut into such parts."""
+    if source.expert is not None:
+        if len(shape) < 2 or source.expert >= shape[0]:
+            return shape
+        shape = shape[1:]
     part = shape[::-1] if source.transposed and len(shape) == 2 else shape
     if part and source.rows is not None:
         part = len(range(part[0])[slice(*source.rows)]), *part[1:]
@@ -81,12 +85,15 @@ NORMS = ("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "ml
 
 def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
-    shape = _shapes(spec)[name.split(".")[-2]]
+    *_, place, leaf, _kind = ("", *name.split("."))
+    shape = _shapes(spec, spec.intermediate_size)[leaf]
+    if place == "shared" and spec.experts is not None:
+        shape = _shapes(spec, spec.experts.shared_size)[leaf]
     return shape[:1] if name.endswith(".bias") else shape
 
 
-def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def _shapes(spec: DecoderSpec, inner: int) -> dict[str, tuple[int, ...]]:
+    hidden = spec.hidden_size
     embedding = spec.embedding_size or hidden
     head, norm = (spec.head_dim,), (hidden,)
     return {
@@ -105,6 +112,19 @@ def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
+        "router": (spec.experts.count if spec.experts else 0, hidden),
+        "shared_gate": (1, hidden),
+    }
+
+
+def stored_form(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, Source]:
+    """The sources with `otherwise` in the place of those of which a checkpoint of these names has none."""
+    present = set(names)
+    return {
+        ours: source
+        if source.otherwise is None or not present.isdisjoint((source.name, *source.alternatives))
+        else source.otherwise
+        for ours, source in sources.items()
     }
 
 
@@ -130,6 +150,8 @@ def resolve(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, li
 
 def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
     """One of our weights out of the checkpoint's tensor that holds it. RuntimeError where it cannot be cut so."""
+    if source.expert is not None:
+        tensor = tensor[source.expert]
     if source.transposed and tensor.dim() == 2:
         tensor = tensor.t()
     tensor = rows_of(tensor, source, head_dim)
@@ -167,6 +189,7 @@ class Source:
     """
 
     name: str
+    expert: int | None = None  # of a tensor that holds all experts' (count, …)
     transposed: bool = False  # stored (in, out), as GPT-2's linears are
     rows: tuple[int, int] | None = None
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
@@ -176,3 +199,4 @@ class Source:
     plus: float = 0.0
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()
+    otherwise: Source | None = None  # where a checkpoint without these names has it
