@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist.checkpoints import gguf_config, gguf_file, gguf_gpt
+from ipex_assist.checkpoints import gguf_config, gguf_file
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import find
+from ipex_assist.models.weights import stored_form
 
 if TYPE_CHECKING:
     import torch
@@ -47,21 +48,15 @@ class GgufCheckpoint(Checkpoint):
         return sorted({tensor.path for tensor in self._tensors.values()})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            name: tensor.shape[::-1] if gguf_gpt.transposed(name, self.config) else tensor.shape
-            for name, tensor in self._tensors.items()
-        }
+        return {name: gguf_config.hf_shape(name, tensor.shape, self.config) for name, tensor in self._tensors.items()}
 
     def check_weights(self) -> None:
         """Beside what any checkpoint's are checked for: none is left over, as a bias that nothing adds would be."""
         super().check_weights()
         architecture = find(self.architecture)
         assert architecture is not None
-        known = {
-            name
-            for source in architecture.weights(self.decoder_spec()).values()
-            for name in (source.name, *source.alternatives)
-        }
+        sources = stored_form(architecture.weights(self.decoder_spec()), self._tensors)
+        known = {name for source in sources.values() for name in (source.name, *source.alternatives)}
         over = [name for name in self._tensors if name not in known]
         if over:
             raise IpexAssistError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints import gguf_families, gguf_gpt
+from ipex_assist.checkpoints import gguf_experts, gguf_families, gguf_gpt
 from ipex_assist.checkpoints.gguf_file import GgufHeader, GgufTensor, read_tensors, rounded, rows_of
 from ipex_assist.env.errors import IpexAssistError
 
@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", _GPT_BIGCODE),
     **gguf_families.ARCHITECTURES,
     **gguf_gpt.ARCHITECTURES,
+    **gguf_experts.ARCHITECTURES,
 }
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
@@ -65,7 +66,7 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     Raises:
         IpexAssistError: an architecture, a rope scaling or a required key this reader does not know.
     """
-    arch = str(header.get("general.architecture"))
+    arch = _family(header)
     if arch not in ARCHITECTURES:
         raise IpexAssistError(
             f"{header.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}. "
@@ -89,6 +90,8 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     if arch in gguf_gpt.CONFIGS:
         return config | gguf_gpt.CONFIGS[arch](header, sizes)
     config |= sizes
+    if arch in gguf_experts.CONFIGS:
+        return config | gguf_experts.config_of(header, arch, config)
     return config | (gguf_families.CONFIGS[arch](header, config) if arch in gguf_families.CONFIGS else {})
 
 
@@ -122,8 +125,9 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
     if key is None:
         raise IpexAssistError(f"{header.path}: the installed gguf package does not know {arch}: pip install -U gguf")
     name_map = get_tensor_name_map(key, layers)
-    names = ARCHITECTURES[arch][2]
-    modules = {
+    family = _family(header)
+    names = ARCHITECTURES[family][2]
+    modules = gguf_experts.modules(header, family) | {
         # The package knows BLOOM's as its first files have them.
         name_map.get_name(module) or name_map.get_name(module.removeprefix("transformer.")): module
         for name in (names(header) if callable(names) else names)
@@ -139,19 +143,20 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
             unknown.append(name)
     if unknown:
         raise IpexAssistError(
-            f"{header.path}: {len(unknown)} tensors do not belong to a dense {arch} model, the first is {unknown[0]}. "
+            f"{header.path}: {len(unknown)} tensors do not belong to a {family} model, the first is {unknown[0]}. "
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
     return result
 
 
 def separate(header: GgufHeader) -> None:
-    """Take query, key and value of a layer apart where Hugging Face has them so.
+    """Take experts apart, and query, key and value of a layer where Hugging Face has them so.
 
-    They are one in files of `convert_hf_to_gguf.py --fuse-qkv`, of ChatGLM and of the first converters of Phi-2.
+    The latter are one in files of `convert_hf_to_gguf.py --fuse-qkv`, of ChatGLM and of the first converters of Phi-2.
     """
-    arch = header.get("general.architecture")
-    names = ARCHITECTURES[arch][2] if arch in ARCHITECTURES else ()
+    gguf_experts.separate(header)
+    family = _family(header)
+    names = ARCHITECTURES[family][2] if family in ARCHITECTURES else ()
     if callable(names) or not any(name.endswith("self_attn.q_proj") for name in names):
         return
     for name, tensor in [*header.tensors.items()]:
@@ -178,10 +183,18 @@ def _head_rows(header: GgufHeader) -> tuple[int, int]:
     return heads * head_dim, header.get("{arch}.attention.head_count_kv", heads) * head_dim
 
 
+def hf_shape(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that `as_hugging_face` gives a tensor of this one."""
+    if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
+        return (1, *shape)  # the converter takes away what is 1
+    return shape[::-1] if gguf_gpt.transposed(name, config) else shape
+
+
 def as_hugging_face(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """A tensor as Hugging Face's checkpoint has it."""
     tensor = gguf_gpt.restored(name, undo_permutation(name, tensor, config), config)
-    return gguf_families.undo_norms(name, tensor, config)
+    tensor = gguf_families.undo_norms(name, tensor, config)
+    return tensor.reshape(hf_shape(name, tuple(tensor.shape), config)) if tensor.dim() == 1 else tensor
 
 
 def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
@@ -195,6 +208,12 @@ def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) ->
     heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
     rows = tensor.shape[0]
     return tensor.reshape(heads, rows // heads // 2, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def _family(header: GgufHeader) -> str:
+    """The file's architecture; "mixtral" where that says "llama", as it does for Mixtral."""
+    arch = str(header.get("general.architecture"))
+    return "mixtral" if arch == "llama" and header.get("{arch}.expert_count") else arch
 
 
 def _embedding_shape(header: GgufHeader) -> tuple[int, int]:

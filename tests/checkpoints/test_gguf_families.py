@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from checkpoint_files import finish, permute
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
+from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.rope import RotaryTable
@@ -56,13 +58,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-one-norm": ("falcon", {}),
     "bloom": ("bloom", {}),
     "mpt": ("mpt", {}),
+    "mixtral": ("llama", {}),
+    "qwen2-moe": ("qwen2moe", {}),
+    "qwen3-moe": ("qwen3moe", {}),
+    "olmoe": ("olmoe", {}),
+    "granitemoe": ("granitemoe", {}),
 }
 TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
 
 def write(folder: Path, model: Any, arch: str, fused: bool = False, extra: dict[str, Any] | None = None) -> Path:
     """What conversion/ of llama.cpp writes for this model, in F32. fused: with --fuse-qkv, and in Q8_0."""
-    spec, config = open_checkpoint(str(folder)).decoder_spec(), model.config
+    checkpoint, config = open_checkpoint(str(folder)), model.config
+    spec = checkpoint.decoder_spec()
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(spec.max_position_embeddings)
@@ -78,12 +86,15 @@ def write(folder: Path, model: Any, arch: str, fused: bool = False, extra: dict[
         add_rope(writer, model, arch, spec)
     if spec.alibi and arch == "mpt":
         writer.add_max_alibi_bias(8.0)
+    if spec.experts is not None:
+        writer.add_expert_count(spec.experts.count)
+        writer.add_expert_used_count(spec.experts.per_token)
     if arch == "gptneox":
         writer.add_parallel_residual(spec.parallel)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if arch == "granite":
+    if arch.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -92,7 +103,7 @@ def write(folder: Path, model: Any, arch: str, fused: bool = False, extra: dict[
         writer.add_logit_scale(config.logit_scale)
     for key, value in (extra or {}).items():
         (writer.add_float32 if isinstance(value, float) else writer.add_tensor)(key, value)
-    add_tensors(writer, model, arch, spec.num_key_value_heads, fused)
+    add_tensors(writer, checkpoint, model, arch, fused)
     finish(writer)
     return path
 
@@ -122,19 +133,34 @@ def add_rope(writer: gguf.GGUFWriter, model: Any, arch: str, spec: DecoderSpec) 
             writer.add_array(f"{arch}.attention.sliding_window_pattern", pattern)
 
 
-def add_tensors(writer: gguf.GGUFWriter, model: Any, arch: str, kv_heads: int, fused: bool) -> None:
+def stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts' matrices of a layer as one tensor, and Granite's gate and up apart."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if "block_sparse_moe.input_linear" in name:
+            for leaf, part in zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True):
+                found[name.replace("input_linear", f"experts.{leaf}")] = list(part)
+        elif "block_sparse_moe.output_linear" in name:
+            found[name] = list(tensor)
+        else:
+            found.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(tensor)
+    together = ("experts.", "output_linear")
+    return {
+        name: torch.stack(each) if any(word in name for word in together) else each[0] for name, each in found.items()
+    }
+
+
+def add_tensors(writer: gguf.GGUFWriter, checkpoint: Checkpoint, model: Any, arch: str, fused: bool) -> None:
     """By the converter's names, norms and order of rows."""
-    config = model.config
+    config, kv_heads = model.config, checkpoint.decoder_spec().num_key_value_heads
     key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     name_map = gguf.get_tensor_name_map(key, config.num_hidden_layers)
     parts: dict[str, numpy.ndarray] = {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
+    for name, tensor in stacked_experts(dict(checkpoint.tensors())).items():
         values = tensor.float().numpy()
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        if arch in ("llama", "granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        if arch in ("llama", "granite", "granitemoe", "smollm3") and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = permute(values, heads)
         if arch in ("gptneox", "falcon", "bloom") and ".query_key_value." in name:
@@ -143,6 +169,8 @@ def add_tensors(writer: gguf.GGUFWriter, model: Any, arch: str, kv_heads: int, f
             values = values.T
         if arch == "bloom":
             name = name.removeprefix("transformer.")
+        if name.endswith("shared_expert_gate.weight"):
+            values = values.squeeze(0)
         stored = name_map.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, name
         if fused and any(f".attn_{part}." in stored for part in "qkv"):
@@ -163,6 +191,16 @@ def by_kind(values: numpy.ndarray, heads: int, groups: int | None) -> numpy.ndar
     return numpy.concatenate([qkv[:, part].reshape(-1, *rest) for part in (slice(-2), -2, -1)])
 
 
+def granite_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the names under which they are read one by one."""
+    found = {name: tensor for name, tensor in tensors.items() if "put_linear" not in name}
+    for name, tensor in stacked_experts(tensors).items():
+        leaf = {"w1": "gate_proj", "w3": "up_proj", "output_linear": "down_proj"}.get(name.split(".")[-2], "")
+        block = name.partition(".block_sparse_moe")[0]
+        found |= {f"{block}.block_sparse_moe.experts.{i}.{leaf}.weight": each for i, each in enumerate(tensor) if leaf}
+    return found
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -> None:
     """Every field of the spec, the angles, and every tensor."""
@@ -176,7 +214,7 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     tables = (RotaryTable(each) for each in (spec, expected) if expected.rope is not None)
     for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):  # none where nothing turns
         torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
-    stored = dict(original.tensors())
+    stored = dict(original.tensors()) if variant != "granitemoe" else granite_experts(dict(original.tensors()))
     for name, tensor in read.tensors():
         written = stored.pop(name if name in stored else "lm_head.weight")  # GPT-NeoX's head has two names
         torch.testing.assert_close(tensor.float(), written, atol=1e-6, rtol=0)
@@ -206,8 +244,11 @@ def test_what_nothing_reads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IpexAssistError, match=r"1 tensors are of no use .* first is model.layers.0.mlp.up_proj.bias"):
         open_checkpoint(str(write(tmp_path, model, "qwen2", extra=bias))).check_weights()
     scale = {"blk.0.ffn_up.scale": numpy.ones(1, dtype=numpy.float32)}
-    with pytest.raises(IpexAssistError, match=r"do not belong to a dense qwen2 model, the first is blk.0.ffn_up.scale"):
+    with pytest.raises(IpexAssistError, match=r"do not belong to a qwen2 model, the first is blk.0.ffn_up.scale"):
         open_checkpoint(str(write(tmp_path, model, "qwen2", extra=scale)))
+    model = tiny_models.save(tmp_path, "qwen3-moe")
+    with pytest.raises(IpexAssistError, match=r"expert_group_count is 4.0, a routing of experts that is not computed"):
+        open_checkpoint(str(write(tmp_path, model, "qwen3moe", extra={"qwen3moe.expert_group_count": 4.0})))
     model = tiny_models.save(tmp_path, "mpt")
     clipped = open_checkpoint(str(write(tmp_path, model, "mpt", extra={"mpt.attention.clamp_kqv": 8.0})))
     assert "clip_qkv" in str(clipped.why_not_ours())
