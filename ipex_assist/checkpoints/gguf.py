@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from ipex_assist.checkpoints import gguf_config, gguf_file
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.models import find
+from ipex_assist.models.weights import stored_form
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,7 @@ class GgufCheckpoint(Checkpoint):
             raise IpexAssistError(f"{path} is one file of a checkpoint. Pass its folder: {path.absolute().parent}")
         self.header = gguf_file.read_header(path)
         try:
+            gguf_config.separate(self.header)
             self.config = gguf_config.config_from(self.header)
             self.generation_config = gguf_config.generation_config_from(self.header)
             self._tensors = gguf_config.hf_tensors(self.header)
@@ -45,7 +48,21 @@ class GgufCheckpoint(Checkpoint):
         return sorted({tensor.path for tensor in self._tensors.values()})
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
+        return {name: gguf_config.hf_shape(name, tensor.shape, self.config) for name, tensor in self._tensors.items()}
+
+    def check_weights(self) -> None:
+        """Beside what any checkpoint's are checked for: none is left over, as a bias that nothing adds would be."""
+        super().check_weights()
+        architecture = find(self.architecture)
+        assert architecture is not None
+        sources = stored_form(architecture.weights(self.decoder_spec()), self._tensors)
+        known = {name for source in sources.values() for name in (source.name, *source.alternatives)}
+        over = [name for name in self._tensors if name not in known]
+        if over:
+            raise IpexAssistError(
+                f"{self.path}: {len(over)} tensors are of no use to the {self.config['model_type']} model that its "
+                f"metadata describe, the first is {over[0]}. Pass the model's Hugging Face id or folder instead."
+            )
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         wanted = list(self._tensors if names is None else names)

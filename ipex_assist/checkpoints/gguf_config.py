@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints import gguf_families
-from ipex_assist.checkpoints.gguf_file import GgufHeader, GgufTensor, read_tensors
+from ipex_assist.checkpoints import gguf_experts, gguf_families, gguf_gpt
+from ipex_assist.checkpoints.gguf_file import GgufHeader, GgufTensor, read_tensors, rounded, rows_of
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _QWEN3),
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode", _GPT_BIGCODE),
     **gguf_families.ARCHITECTURES,
+    **gguf_gpt.ARCHITECTURES,
+    **gguf_experts.ARCHITECTURES,
 }
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
@@ -64,7 +66,7 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     Raises:
         IpexAssistError: an architecture, a rope scaling or a required key this reader does not know.
     """
-    arch = str(header.get("general.architecture"))
+    arch = _family(header)
     if arch not in ARCHITECTURES:
         raise IpexAssistError(
             f"{header.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}. "
@@ -84,7 +86,12 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     }
     if arch == "starcoder":
         return config | _gpt_bigcode(header, hidden_size)
-    config |= _llama(header, hidden_size, arch)
+    sizes = _llama(header, hidden_size, arch)
+    if arch in gguf_gpt.CONFIGS:
+        return config | gguf_gpt.CONFIGS[arch](header, sizes)
+    config |= sizes
+    if arch in gguf_experts.CONFIGS:
+        return config | gguf_experts.config_of(header, arch, config)
     return config | (gguf_families.CONFIGS[arch](header, config) if arch in gguf_families.CONFIGS else {})
 
 
@@ -108,7 +115,7 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = header.get("general.architecture")
-    layers = _required(header, "block_count")
+    layers = header.required("block_count")
     if layers > len(header.tensors):  # every layer has several; a damaged count would take all memory below
         raise IpexAssistError(
             f"{header.path} is corrupt: {layers:,} layers by its metadata, but {len(header.tensors):,} tensors. "
@@ -118,30 +125,76 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
     if key is None:
         raise IpexAssistError(f"{header.path}: the installed gguf package does not know {arch}: pip install -U gguf")
     name_map = get_tensor_name_map(key, layers)
-    modules = {
-        name_map.get_name(module.format(bid=layer)): module.format(bid=layer)
-        for module in ARCHITECTURES[arch][2]
-        for layer in (range(layers) if "{bid}" in module else range(1))
+    family = _family(header)
+    names = ARCHITECTURES[family][2]
+    modules = gguf_experts.modules(header, family) | {
+        # The package knows BLOOM's as its first files have them.
+        name_map.get_name(module) or name_map.get_name(module.removeprefix("transformer.")): module
+        for name in (names(header) if callable(names) else names)
+        for module in (name.format(bid=layer) for layer in (range(layers) if "{bid}" in name else range(1)))
     }
     result: dict[str, GgufTensor] = {}
     unknown: list[str] = []
     for name, tensor in header.tensors.items():
         module, _, suffix = name.rpartition(".")
-        if module in modules:
+        if module in modules and suffix in ("weight", "bias"):
             result[f"{modules[module]}.{suffix}"] = tensor
         elif name not in _NOT_WEIGHTS and not name.endswith("attn_rot_embd.weight"):
             unknown.append(name)
     if unknown:
         raise IpexAssistError(
-            f"{header.path}: {len(unknown)} tensors do not belong to a dense {arch} model, the first is {unknown[0]}. "
+            f"{header.path}: {len(unknown)} tensors do not belong to a {family} model, the first is {unknown[0]}. "
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
     return result
 
 
+def separate(header: GgufHeader) -> None:
+    """Take experts apart, and query, key and value of a layer where Hugging Face has them so.
+
+    The latter are one in files of `convert_hf_to_gguf.py --fuse-qkv`, of ChatGLM and of the first converters of Phi-2.
+    """
+    gguf_experts.separate(header)
+    family = _family(header)
+    names = ARCHITECTURES[family][2] if family in ARCHITECTURES else ()
+    if callable(names) or not any(name.endswith("self_attn.q_proj") for name in names):
+        return
+    for name, tensor in [*header.tensors.items()]:
+        block, _, suffix = name.partition(".attn_qkv.")
+        if not suffix:
+            continue
+        query, key = _head_rows(header)
+        if tensor.shape[:1] != (query + 2 * key,):
+            raise IpexAssistError(
+                f"{header.path} is corrupt: {name} has shape {list(tensor.shape)}, but the metadata ask for "
+                f"{query + 2 * key:,} rows. Download or convert it again."
+            )
+        del header.tensors[name]
+        first = 0
+        for part, rows in (("q", query), ("k", key), ("v", key)):
+            header.tensors[f"{block}.attn_{part}.{suffix}"] = rows_of(name, tensor, first, first + rows)
+            first += rows
+
+
+def _head_rows(header: GgufHeader) -> tuple[int, int]:
+    """Rows of query, and of key or value."""
+    heads = header.required("attention.head_count")
+    head_dim = header.get("{arch}.attention.key_length") or _embedding_shape(header)[1] // heads
+    return heads * head_dim, header.get("{arch}.attention.head_count_kv", heads) * head_dim
+
+
+def hf_shape(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that `as_hugging_face` gives a tensor of this one."""
+    if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
+        return (1, *shape)  # the converter takes away what is 1
+    return shape[::-1] if gguf_gpt.transposed(name, config) else shape
+
+
 def as_hugging_face(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """A tensor as Hugging Face's checkpoint has it."""
-    return gguf_families.undo_norms(name, undo_permutation(name, tensor, config), config)
+    tensor = gguf_gpt.restored(name, undo_permutation(name, tensor, config), config)
+    tensor = gguf_families.undo_norms(name, tensor, config)
+    return tensor.reshape(hf_shape(name, tuple(tensor.shape), config)) if tensor.dim() == 1 else tensor
 
 
 def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
@@ -157,12 +210,10 @@ def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) ->
     return tensor.reshape(heads, rows // heads // 2, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def _required(header: GgufHeader, key: str) -> Any:
-    value = header.get(f"{{arch}}.{key}")
-    if value is None:
-        arch = header.get("general.architecture")
-        raise IpexAssistError(f"{header.path}: the metadata lacks {arch}.{key}. Convert the model again.")
-    return value
+def _family(header: GgufHeader) -> str:
+    """The file's architecture; "mixtral" where that says "llama", as it does for Mixtral."""
+    arch = str(header.get("general.architecture"))
+    return "mixtral" if arch == "llama" and header.get("{arch}.expert_count") else arch
 
 
 def _embedding_shape(header: GgufHeader) -> tuple[int, int]:
@@ -173,26 +224,26 @@ def _embedding_shape(header: GgufHeader) -> tuple[int, int]:
 
 
 def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
-    heads = _required(header, "attention.head_count")
+    heads = header.required("attention.head_count")
     key_value_heads = header.get("{arch}.attention.head_count_kv", heads)
     if isinstance(heads, list) or isinstance(key_value_heads, list):
         raise IpexAssistError(f"{header.path}: heads that differ by layer are not supported for GGUF files.")
     config = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": _required(header, "block_count"),
-        "intermediate_size": _required(header, "feed_forward_length"),
+        "num_hidden_layers": header.required("block_count"),
+        "intermediate_size": header.required("feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": key_value_heads,
         "head_dim": header.get("{arch}.attention.key_length") or hidden_size // heads,
-        "max_position_embeddings": _required(header, "context_length"),
-        "rope_theta": gguf_families.rounded(header.get("{arch}.rope.freq_base", 10000.0)),
+        "max_position_embeddings": header.required("context_length"),
+        "rope_theta": rounded(header.get("{arch}.rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(header),
         "hidden_act": "silu",
     }
-    if arch in gguf_families.LAYER_NORMS:
-        config["layer_norm_eps"] = gguf_families.rounded(_required(header, "attention.layer_norm_epsilon"))
+    if arch in gguf_families.LAYER_NORMS or arch in gguf_gpt.CONFIGS:
+        config["layer_norm_eps"] = rounded(header.required("attention.layer_norm_epsilon"))
     else:
-        config["rms_norm_eps"] = gguf_families.rounded(_required(header, "attention.layer_norm_rms_epsilon"))
+        config["rms_norm_eps"] = rounded(header.required("attention.layer_norm_rms_epsilon"))
     _check_heads(header, heads * config["head_dim"], key_value_heads * config["head_dim"])
     if arch == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
@@ -213,14 +264,14 @@ def _check_heads(header: GgufHeader, query_rows: int, key_rows: int) -> None:
 
 
 def _gpt_bigcode(header: GgufHeader, hidden_size: int) -> dict[str, Any]:
-    heads = _required(header, "attention.head_count")
+    heads = header.required("attention.head_count")
     return {
         "n_embd": hidden_size,
-        "n_layer": _required(header, "block_count"),
+        "n_layer": header.required("block_count"),
         "n_inner": header.get("{arch}.feed_forward_length", 4 * hidden_size),
         "n_head": heads,
-        "n_positions": _required(header, "context_length"),
-        "layer_norm_epsilon": gguf_families.rounded(_required(header, "attention.layer_norm_epsilon")),
+        "n_positions": header.required("context_length"),
+        "layer_norm_epsilon": rounded(header.required("attention.layer_norm_epsilon")),
         "multi_query": header.get("{arch}.attention.head_count_kv", 1) == 1 and heads > 1,
         "activation_function": "gelu_pytorch_tanh",
         "scale_attn_weights": True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors
+from ipex_assist.checkpoints.gguf_file import GgufHeader, read_tensors, rounded
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -16,27 +16,21 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 
-_OUTSIDE = ("model.embed_tokens", "model.norm", "lm_head")
-_ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-_BEFORE = ("input_layernorm", "post_attention_layernorm")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+BEFORE = ("input_layernorm", "post_attention_layernorm")
 _BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
 _AROUND = ("input_layernorm", "pre_feedforward_layernorm", *_BEHIND)
 ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
-def _modules(*layer: str) -> tuple[str, ...]:
-    return (*_OUTSIDE, *(f"model.layers.{{bid}}.{name}" for name in layer))
+def modules(*layer: str, norm: str = "model.norm") -> tuple[str, ...]:
+    return ("model.embed_tokens", norm, "lm_head", *(f"model.layers.{{bid}}.{name}" for name in layer))
 
 
 # Those whose rows of query and key the converter interleaves, as it does Llama's.
-PERMUTED = ("llama", "granite", "smollm3")
-
-
-def rounded(value: float) -> float:
-    """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
-    return float(f"{value:.7g}")
+PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
 
 
 def _gemma(header: GgufHeader, config: Config) -> Config:
@@ -167,27 +161,35 @@ def _glm4(header: GgufHeader, config: Config) -> Config:
     return _biases(header) | {"partial_rotary_factor": _rotary_share(header, config)}
 
 
+def _phi(header: GgufHeader, config: Config) -> Config:
+    return {"hidden_act": "gelu_new", "partial_rotary_factor": _rotary_share(header, config)}
+
+
 _GLM4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-_GLM4_LAYER = (*_ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *_GLM4_NORMS)
-_PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *_BEFORE)
-_STARCODER2_LAYER = (*_ATTENTION, "mlp.c_fc", "mlp.c_proj", *_BEFORE)
-_COHERE_LAYER = (*_ATTENTION, *_MLP, "input_layernorm")
+_GLM4_LAYER = (*ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *_GLM4_NORMS)
+_GLM_LAYER = (*ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *BEFORE)
+_PHI_LAYER = (*ATTENTION[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2", "input_layernorm")
+_PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *BEFORE)
+_STARCODER2_LAYER = (*ATTENTION, "mlp.c_fc", "mlp.c_proj", *BEFORE)
+_COHERE_LAYER = (*ATTENTION, *_MLP, "input_layernorm")
 
 # general.architecture -> (architectures[0], model_type, Hugging Face modules).
 ARCHITECTURES = {
-    "gemma": ("GemmaForCausalLM", "gemma", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2", _modules(*_ATTENTION, *_MLP, *_AROUND)),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _modules(*_ATTENTION, *_MLP, *_AROUND, *_HEAD_NORMS)),
-    "granite": ("GraniteForCausalLM", "granite", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
-    "olmo2": ("Olmo2ForCausalLM", "olmo2", _modules(*_ATTENTION, *_MLP, *_BEHIND, *_HEAD_NORMS)),
-    "smollm3": ("SmolLM3ForCausalLM", "smollm3", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
-    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", _modules(*_STARCODER2_LAYER)),
-    "stablelm": ("StableLmForCausalLM", "stablelm", _modules(*_ATTENTION, *_MLP, *_BEFORE)),
-    "phi3": ("Phi3ForCausalLM", "phi3", _modules(*_PHI3_LAYER)),
-    "exaone4": ("Exaone4ForCausalLM", "exaone4", _modules(*_ATTENTION, *_MLP, *_BEHIND, *_HEAD_NORMS)),
-    "command-r": ("CohereForCausalLM", "cohere", _modules(*_COHERE_LAYER, *_HEAD_NORMS)),
-    "cohere2": ("Cohere2ForCausalLM", "cohere2", _modules(*_COHERE_LAYER)),
-    "glm4": ("Glm4ForCausalLM", "glm4", _modules(*_GLM4_LAYER)),
+    "gemma": ("GemmaForCausalLM", "gemma", modules(*ATTENTION, *_MLP, *BEFORE)),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", modules(*ATTENTION, *_MLP, *_AROUND)),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", modules(*ATTENTION, *_MLP, *_AROUND, *HEAD_NORMS)),
+    "granite": ("GraniteForCausalLM", "granite", modules(*ATTENTION, *_MLP, *BEFORE)),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", modules(*ATTENTION, *_MLP, *_BEHIND, *HEAD_NORMS)),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3", modules(*ATTENTION, *_MLP, *BEFORE)),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", modules(*_STARCODER2_LAYER)),
+    "stablelm": ("StableLmForCausalLM", "stablelm", modules(*ATTENTION, *_MLP, *BEFORE)),
+    "phi3": ("Phi3ForCausalLM", "phi3", modules(*_PHI3_LAYER)),
+    "exaone4": ("Exaone4ForCausalLM", "exaone4", modules(*ATTENTION, *_MLP, *_BEHIND, *HEAD_NORMS)),
+    "command-r": ("CohereForCausalLM", "cohere", modules(*_COHERE_LAYER, *HEAD_NORMS)),
+    "cohere2": ("Cohere2ForCausalLM", "cohere2", modules(*_COHERE_LAYER)),
+    "glm4": ("Glm4ForCausalLM", "glm4", modules(*_GLM4_LAYER)),
+    "chatglm": ("GlmForCausalLM", "glm", modules(*_GLM_LAYER)),
+    "phi2": ("PhiForCausalLM", "phi", modules(*_PHI_LAYER, norm="model.final_layernorm")),
 }
 # What each family's config has beside, or in place of, Llama's keys.
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
@@ -204,8 +206,10 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "command-r": _cohere,
     "cohere2": _cohere2,
     "glm4": _glm4,
+    "chatglm": _glm4,
+    "phi2": _phi,
 }
-LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2")
+LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2", "phi2")
 
 
 def undo_norms(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:

@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,14 @@ class GgufHeader:
         """The metadata at `key`; "{arch}." at its start stands for the file's architecture."""
         return self.metadata.get(key.replace("{arch}", str(self.metadata.get("general.architecture"))), default)
 
+    def required(self, key: str) -> Any:
+        """The metadata at `key` of the architecture. Raises IpexAssistError where there is none."""
+        value = self.get(f"{{arch}}.{key}")
+        if value is None:
+            arch = self.get("general.architecture")
+            raise IpexAssistError(f"{self.path}: the metadata lacks {arch}.{key}. Convert the model again.")
+        return value
+
     def strings(self, key: str) -> list[str]:
         """The list of strings at `key`, or an empty list."""
         value = self.metadata.get(key)
@@ -142,6 +150,17 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
             f"{tensor.path} is corrupt: tensor {name} has {columns} columns, not a multiple of {block}."
         )
     return rows * columns // block * block_bytes
+
+
+def rows_of(name: str, tensor: GgufTensor, first: int, last: int) -> GgufTensor:
+    """Rows first … last of a tensor: of any type, row lies behind row (of a 3-D one, matrix behind matrix)."""
+    each = stored_bytes(name, tensor) // tensor.shape[0]
+    return replace(tensor, shape=(last - first, *tensor.shape[1:]), offset=tensor.offset + first * each)
+
+
+def rounded(value: float) -> float:
+    """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{value:.7g}")
 
 
 def read_tensors(

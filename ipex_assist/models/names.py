@@ -53,7 +53,8 @@ class ExpertNames:
             for leaf, name in self.linears.items():
                 tensor = place + self.together + (".down_proj" if leaf == "down_proj" else ".gate_up_proj")
                 more = {"otherwise": Source(tensor, expert, rows=rows[leaf])}
-                one = {"expert": expert, "alternatives": (tensor,)}
+                apart = Source(f"{place}{self.together}.{expert}.{leaf}.weight")  # as GGUF files are read
+                one = {"expert": expert, "alternatives": (tensor,), "otherwise": apart}
                 yield f"experts.{expert}.{leaf}", name.format(expert), more if "{}" in name else one
         if spec.experts.shared_size:
             for leaf, name in self.shared.items():

@@ -13,6 +13,7 @@ from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
     import tokenizers
+    from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type; 1 is normal, 6 a byte
@@ -21,7 +22,7 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD_START = r"[^\r\n\p{L}\p{N}]?"
-# Splitting rules as the models' tokenizer.json have them; None is the byte-level step's own (GPT-2's) rule.
+# Splitting rules as the models' tokenizer.json have them.
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD_START}\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORD_START}\p{{L}}+|\p{{N}}|{_TAIL}"
 _TEKKEN = (
@@ -32,18 +33,36 @@ _GPT4O = (
     rf"{_WORD_START}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_WORD_START}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_DIGITS = r"\p{N}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DIGIT, _THREE = r"\p{N}", "[0-9][0-9][0-9]"
+_PUNCTUATION = r"\p{P}$+<=>^~|"
+_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# tokenizer.ggml.pre -> rule; _DIGITS: digits apart, then GPT-2's rule.
-PRE_TOKENIZERS: dict[str, str | None] = (
-    dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "exaone4"), None)
-    | dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS)
-    | dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _QWEN2)
-    | dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _LLAMA3)
-    | {"tekken": _TEKKEN, "gpt-4o": _GPT4O}
+# tokenizer.ggml.pre -> rules, each of which splits what those before it left (LLAMA_VOCAB_PRE_TYPE_… of llama.cpp).
+PRE_TOKENIZERS: dict[str, tuple[str, ...]] = (
+    dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "mellum"), (_GPT2,))
+    | dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (_DIGIT, _GPT2)
+    )
+    | dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), (_QWEN2,))
+    | dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), (_LLAMA3,)
+    )
+    | dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_WORDS,))
+    | {
+        "default": (f"[{_PUNCTUATION}]+", _GPT2, r"\p{N}+", _THREE),
+        "falcon": (f"[{_PUNCTUATION}`]+", _GPT2, _THREE),
+        "viking": (_WORDS, _DIGIT),
+        "tekken": (_TEKKEN,),
+        "gpt-4o": (_GPT4O,),
+        "llama4": (_GPT4O,),
+    }
 )
 # These take a whole word from the vocabulary before they merge ("ignore_merges" in their tokenizer.json).
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken", "glm4")
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "glm4")
+
+# These begin a text with BOS where the file does not say.
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
 
 
 def tokenizer_from(header: GgufHeader) -> PreTrainedTokenizerFast:
@@ -80,7 +99,7 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
     tokenizer = builders[model](header, tokens, vocabulary)
     _add_special_tokens(tokenizer, tokens, kinds)
     special = _special_tokens(header, tokens)
-    default_bos = model == "llama" or header.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3")
+    default_bos = model == "llama" or header.get("tokenizer.ggml.pre") in _BEGINS
     if header.get("tokenizer.ggml.add_bos_token", default_bos) and "bos_token" in special:
         _prepend(tokenizer, special["bos_token"], vocabulary)
     template = header.get("tokenizer.chat_template")
@@ -90,7 +109,7 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
 
 
 def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     name = header.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
@@ -98,21 +117,24 @@ def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int
             f"{header.path}: pre-tokenizer {name!r} is not supported; supported are {', '.join(PRE_TOKENIZERS)}. "
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
-    rule = PRE_TOKENIZERS[name]
     merges: Any = [tuple(merge.split(" ", 1)) for merge in header.strings("tokenizer.ggml.merges")]
     for pair in merges:  # the tokenizers library aborts its thread on a merge that gives no token
         if len(pair) != 2 or "".join(pair) not in vocabulary:
             raise ValueError(f"merge {' '.join(pair)!r} gives no token")
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=name in _WHOLE_WORDS))
-    split = [pre_tokenizers.Split(Regex(rule), "isolated")] if rule else []
-    own_rule = rule in (None, _DIGITS)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_rule)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizer_of(name)
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def pre_tokenizer_of(name: str) -> pre_tokenizers.Sequence:
+    """How a text is split before tokens are merged, by one of PRE_TOKENIZERS."""
+    from tokenizers import Regex, pre_tokenizers
+
+    rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in PRE_TOKENIZERS[name]]
+    return pre_tokenizers.Sequence([*rules, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _sentencepiece(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:

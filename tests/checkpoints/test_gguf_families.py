@@ -1,7 +1,8 @@
-"""GGUF of Llama's relatives: written as llama.cpp's converter does, read back as the checkpoint they were made of."""
+"""GGUF of every family: written as llama.cpp's converter does, read back as the checkpoint they were made of."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ import pytest
 import tiny_models
 import torch
 from checkpoint_files import finish, permute
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
 
+from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.rope import RotaryTable
+from ipex_assist.models.spec import DecoderSpec
 
 pytestmark = pytest.mark.one_stack
 
@@ -41,12 +47,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-norms": ("command-r", {}),
     "cohere2": ("cohere2", {}),
     "glm4": ("glm4", {}),
+    "glm": ("chatglm", {}),
+    "phi": ("phi2", {"num_key_value_heads": 4}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-untied": ("gpt2", {"scale_attn_weights": True}),
+    "gpt-neox": ("gptneox", {}),
+    "gpt-neox-serial": ("gptneox", {"attention_bias": True}),
+    "falcon": ("falcon", {}),
+    "falcon-new": ("falcon", {"bias": False}),
+    "falcon-one-norm": ("falcon", {}),
+    "bloom": ("bloom", {}),
+    "mpt": ("mpt", {}),
+    "mixtral": ("llama", {}),
+    "qwen2-moe": ("qwen2moe", {}),
+    "qwen3-moe": ("qwen3moe", {}),
+    "olmoe": ("olmoe", {}),
+    "granitemoe": ("granitemoe", {}),
 }
+TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
 
-def write(folder: Path, model: Any, arch: str) -> Path:
-    """What conversion/ of llama.cpp writes for this model, in F32."""
-    spec, config = open_checkpoint(str(folder)).decoder_spec(), model.config
+def write(folder: Path, model: Any, arch: str, fused: bool = False, extra: dict[str, Any] | None = None) -> Path:
+    """What conversion/ of llama.cpp writes for this model, in F32. fused: with --fuse-qkv, and in Q8_0."""
+    checkpoint, config = open_checkpoint(str(folder)), model.config
+    spec = checkpoint.decoder_spec()
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(spec.max_position_embeddings)
@@ -58,6 +82,35 @@ def write(folder: Path, model: Any, arch: str) -> Path:
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
     (writer.add_layer_norm_rms_eps if spec.norm == "rms" else writer.add_layer_norm_eps)(spec.norm_eps)
+    if spec.rope is not None:
+        add_rope(writer, model, arch, spec)
+    if spec.alibi and arch == "mpt":
+        writer.add_max_alibi_bias(8.0)
+    if spec.experts is not None:
+        writer.add_expert_count(spec.experts.count)
+        writer.add_expert_used_count(spec.experts.per_token)
+    if arch == "gptneox":
+        writer.add_parallel_residual(spec.parallel)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch.startswith("granite"):
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if arch in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+    for key, value in (extra or {}).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_tensor)(key, value)
+    add_tensors(writer, checkpoint, model, arch, fused)
+    finish(writer)
+    return path
+
+
+def add_rope(writer: gguf.GGUFWriter, model: Any, arch: str, spec: DecoderSpec) -> None:
+    """Positions, and the windows that go with them."""
+    config = model.config
     assert spec.rope is not None
     writer.add_rope_freq_base(spec.rope.theta)
     writer.add_rope_dimension_count(spec.rotary_size)
@@ -78,38 +131,74 @@ def write(folder: Path, model: Any, arch: str) -> Path:
         if arch in ("gemma3", "exaone4", "cohere2"):
             pattern = [kind == "sliding_attention" for kind in config.layer_types]
             writer.add_array(f"{arch}.attention.sliding_window_pattern", pattern)
-    if arch == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if arch == "granite":
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
-    if arch in ("command-r", "cohere2"):
-        writer.add_logit_scale(config.logit_scale)
-    add_tensors(writer, model, arch)
-    finish(writer)
-    return path
 
 
-def add_tensors(writer: gguf.GGUFWriter, model: Any, arch: str) -> None:
+def stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts' matrices of a layer as one tensor, and Granite's gate and up apart."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if "block_sparse_moe.input_linear" in name:
+            for leaf, part in zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True):
+                found[name.replace("input_linear", f"experts.{leaf}")] = list(part)
+        elif "block_sparse_moe.output_linear" in name:
+            found[name] = list(tensor)
+        else:
+            found.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(tensor)
+    together = ("experts.", "output_linear")
+    return {
+        name: torch.stack(each) if any(word in name for word in together) else each[0] for name, each in found.items()
+    }
+
+
+def add_tensors(writer: gguf.GGUFWriter, checkpoint: Checkpoint, model: Any, arch: str, fused: bool) -> None:
     """By the converter's names, norms and order of rows."""
-    config = model.config
+    config, kv_heads = model.config, checkpoint.decoder_spec().num_key_value_heads
     key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     name_map = gguf.get_tensor_name_map(key, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
+    parts: dict[str, numpy.ndarray] = {}
+    for name, tensor in stacked_experts(dict(checkpoint.tensors())).items():
         values = tensor.float().numpy()
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        if arch in ("granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        if arch in ("llama", "granite", "granitemoe", "smollm3") and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = permute(values, heads)
+        if arch in ("gptneox", "falcon", "bloom") and ".query_key_value." in name:
+            values = by_kind(values, config.num_attention_heads, kv_heads if arch == "falcon" else None)
+        if arch == "gpt2" and name.endswith(TRANSPOSED):
+            values = values.T
+        if arch == "bloom":
+            name = name.removeprefix("transformer.")
+        if name.endswith("shared_expert_gate.weight"):
+            values = values.squeeze(0)
         stored = name_map.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, name
-        writer.add_tensor(stored, numpy.ascontiguousarray(values))
+        if fused and any(f".attn_{part}." in stored for part in "qkv"):
+            parts[stored] = values
+        else:
+            writer.add_tensor(stored, numpy.ascontiguousarray(values))
+    for stored in [name for name in parts if ".attn_q." in name]:
+        values = numpy.concatenate([parts[stored.replace(".attn_q.", f".attn_{part}.")] for part in "qkv"])
+        kind = Type.Q8_0 if values.ndim == 2 else Type.F32
+        writer.add_tensor(stored.replace(".attn_q.", ".attn_qkv."), quantize(values, kind), raw_dtype=kind)
+
+
+def by_kind(values: numpy.ndarray, heads: int, groups: int | None) -> numpy.ndarray:
+    """modify_tensors() of conversion/falcon.py: all queries, all keys, all values."""
+    groups = groups or heads
+    rest = values.shape[1:]
+    qkv = values.reshape(groups, heads // groups + 2, -1, *rest)
+    return numpy.concatenate([qkv[:, part].reshape(-1, *rest) for part in (slice(-2), -2, -1)])
+
+
+def granite_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the names under which they are read one by one."""
+    found = {name: tensor for name, tensor in tensors.items() if "put_linear" not in name}
+    for name, tensor in stacked_experts(tensors).items():
+        leaf = {"w1": "gate_proj", "w3": "up_proj", "output_linear": "down_proj"}.get(name.split(".")[-2], "")
+        block = name.partition(".block_sparse_moe")[0]
+        found |= {f"{block}.block_sparse_moe.experts.{i}.{leaf}.weight": each for i, each in enumerate(tensor) if leaf}
+    return found
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -122,11 +211,44 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     for field in fields(expected):
         if field.name not in ("rope", "second_rope"):
             assert getattr(spec, field.name) == pytest.approx(getattr(expected, field.name)), field.name
-    tables = (RotaryTable(each) for each in (spec, expected))
-    for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):
+    tables = (RotaryTable(each) for each in (spec, expected) if expected.rope is not None)
+    for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):  # none where nothing turns
         torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
-    stored = dict(original.tensors())
+    stored = dict(original.tensors()) if variant != "granitemoe" else granite_experts(dict(original.tensors()))
     for name, tensor in read.tensors():
-        torch.testing.assert_close(tensor.float(), stored.pop(name), atol=1e-6, rtol=0)
+        written = stored.pop(name if name in stored else "lm_head.weight")  # GPT-NeoX's head has two names
+        torch.testing.assert_close(tensor.float(), written, atol=1e-6, rtol=0)
+        assert tuple(tensor.shape) == read.shapes()[name]
     assert not stored
     read.check_weights()
+
+
+@pytest.mark.parametrize(("variant", "arch"), [("llama-biases", "llama"), ("glm", "chatglm")])
+def test_query_key_and_value_in_one_tensor(variant: str, arch: str, tmp_path: Path) -> None:
+    """Would catch parts cut at wrong rows of quantized blocks, and q and k left interleaved in them."""
+    model = tiny_models.save(tmp_path, variant)
+    read = open_checkpoint(str(write(tmp_path, model, arch, fused=True)))
+    read.check_weights()
+    stored = dict(open_checkpoint(str(tmp_path)).tensors())
+    assert read.names().count("model.layers.0.self_attn.v_proj.weight") == 1
+    for name, tensor in read.tensors():
+        near = 0.02 if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")) else 1e-6
+        torch.testing.assert_close(tensor.float(), stored.pop(name), atol=near, rtol=0)
+    assert not stored
+
+
+def test_what_nothing_reads_is_refused(tmp_path: Path) -> None:
+    """A bias that the family does not add, and a scale, change what a model says as any weight does."""
+    model = tiny_models.save(tmp_path, "qwen2")
+    bias = {"blk.0.ffn_up.bias": numpy.zeros(96, dtype=numpy.float32)}
+    with pytest.raises(IpexAssistError, match=r"1 tensors are of no use .* first is model.layers.0.mlp.up_proj.bias"):
+        open_checkpoint(str(write(tmp_path, model, "qwen2", extra=bias))).check_weights()
+    scale = {"blk.0.ffn_up.scale": numpy.ones(1, dtype=numpy.float32)}
+    with pytest.raises(IpexAssistError, match=r"do not belong to a qwen2 model, the first is blk.0.ffn_up.scale"):
+        open_checkpoint(str(write(tmp_path, model, "qwen2", extra=scale)))
+    model = tiny_models.save(tmp_path, "qwen3-moe")
+    with pytest.raises(IpexAssistError, match=r"expert_group_count is 4.0, a routing of experts that is not computed"):
+        open_checkpoint(str(write(tmp_path, model, "qwen3moe", extra={"qwen3moe.expert_group_count": 4.0})))
+    model = tiny_models.save(tmp_path, "mpt")
+    clipped = open_checkpoint(str(write(tmp_path, model, "mpt", extra={"mpt.attention.clamp_kqv": 8.0})))
+    assert "clip_qkv" in str(clipped.why_not_ours())

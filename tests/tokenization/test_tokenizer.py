@@ -240,7 +240,26 @@ SPLITS = {
         "camelCase HTTPServer": ["camel", "Case", " HTTPServer"],
     },
 }
-SPLITS |= {"starcoder": SPLITS["smollm"], "refact": SPLITS["smollm"], "default": SPLITS["gpt-2"]}
+SPLITS |= {"starcoder": SPLITS["smollm"], "refact": SPLITS["smollm"], "mpt": SPLITS["gpt-2"]}
+# Several rules in turn, as llama.cpp's unicode_regex_split() has split these.
+_SIGNS = "x$=1 `y`, (z)"
+SPLITS |= {
+    "default": {
+        _NUMBERS: ["ab", " ", "123", "45", "x"],
+        _ENGLISH: ["I", "'", "LL", " don", "'", "t"],
+        _SIGNS: ["x", "$=", "1", " `", "y", "`", ",", " ", "(", "z", ")"],
+    },
+    "falcon": {
+        _NUMBERS: ["ab", " ", "123", "45", "x"],
+        _LINES: ["a", ".", "\n\n ", " b"],
+        _SIGNS: ["x", "$=", "1", " ", "`", "y", "`,", " ", "(", "z", ")"],
+    },
+    "bloom": {
+        _NUMBERS: ["ab", " 12345x"],
+        _LINES: ["a", ".\n\n ", " b"],
+        _SIGNS: ["x$=1", " `y`", ", (", "z", ")"],
+    },
+}
 
 
 @pytest.mark.parametrize("pre", SPLITS)
@@ -293,7 +312,7 @@ def test_user_defined_tokens_are_whole_but_text(tmp_path):
 
 def test_unknown_kinds_are_refused(tmp_path):
     """Guessing a splitting rule gives output that is subtly worse, which nobody would trace back to it."""
-    with pytest.raises(IpexAssistError, match=r"pre-tokenizer 'nobodys' is not supported; supported are default"):
+    with pytest.raises(IpexAssistError, match=r"pre-tokenizer 'nobodys' is not supported; supported are gpt-2"):
         _gguf_tokenizer(tmp_path / "v.gguf", pre="nobodys")
     path = checkpoint_files.write_vocabulary(tmp_path / "w.gguf", ["a"], [1], merges=[])
     path.write_bytes(path.read_bytes().replace(b"gpt2", b"bert"))
