@@ -97,6 +97,7 @@ def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "lm_head": (spec.vocab_size, embedding),
         **dict.fromkeys(NORMS, norm),
         "q_norm": head if spec.qk_norm == "head" else (spec.query_size,),
+        "sinks": (spec.num_attention_heads,),
         "k_norm": head if spec.qk_norm == "head" else (spec.key_value_size,),
         "q_proj": (spec.query_size, hidden),
         "k_proj": (spec.key_value_size, hidden),

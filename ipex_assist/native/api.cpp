@@ -105,7 +105,7 @@ void count(Timing& sum, const Timing& part) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 5;
+    return 6;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }

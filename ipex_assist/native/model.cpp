@@ -74,6 +74,7 @@ void Model::lay_out() {
             layer.q_norm = make_vector(vector_size(Q_NORM));
             layer.k_norm = make_vector(vector_size(K_NORM));
         }
+        if (spec.attention_sinks) layer.sinks = make_vector(spec.heads);
         layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
         if (behind) layer.attention_out_norm = make_norm();
         if (spec.norm_place != BEHIND && !spec.shared_norm) layer.mlp_norm = make_norm();
@@ -165,6 +166,7 @@ const float* Model::vector(Slot slot, int32_t index, bool bias) const {
         case MLP_OUT_NORM: return bias ? layer.mlp_out_norm.bias : layer.mlp_out_norm.weight;
         case Q_NORM: return bias ? nullptr : layer.q_norm;
         case K_NORM: return bias ? nullptr : layer.k_norm;
+        case SINKS: return bias ? nullptr : layer.sinks;
         default: return nullptr;
     }
 }

@@ -6,11 +6,11 @@ import ctypes
 
 from ipex_assist.models.spec import DecoderSpec
 
-ABI_VERSION = 5  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 6  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
-ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
@@ -30,6 +30,7 @@ SLOTS = {
             "mlp_out_norm",
             "q_norm",
             "k_norm",
+            "sinks",
             "q_proj",
             "k_proj",
             "v_proj",
@@ -46,7 +47,7 @@ _INTEGERS = (
     "embedding_size rms_norm norm_weight norm_bias norm_place final_norm activation gated qkv_bias output_bias "
     "mlp_bias qk_norm tied_head projected_embedding"
 )
-_LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias rotary_dim rotary_tables"
+_LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias attention_sinks rotary_dim rotary_tables"
 _FACTORS = "embedding_multiplier residual_multiplier attention_cap logit_cap"
 
 
@@ -163,6 +164,7 @@ def native_spec(
         shared_norm=spec.shared_norm,
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
+        attention_sinks=spec.attention_sinks,
         rotary_dim=spec.rotary_size,
         rotary_tables=len(spec.ropes),
         embedding_multiplier=spec.embedding_multiplier,
