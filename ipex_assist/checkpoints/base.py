@@ -108,6 +108,10 @@ class Checkpoint(ABC):
         Tied weights are yielded as they are stored, absent or twice.
         """
 
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """`tensors` for who loads them: what holds all experts of a layer may be a `Mxfp4Stack` instead of a tensor."""
+        return self.tensors(names)
+
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """`architectures[0]` of a config.json, or "" where it names none."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.folder import FolderCheckpoint
+from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def quantized(stored: FolderCheckpoint) -> Checkpoint:
     """The checkpoint itself, or, where it says that it is quantized, its view as one of plain weights."""
     declared = quantization_of(stored.config)
+    if declared is not None and declared.get("quant_method") == "mxfp4":
+        return Mxfp4Checkpoint(stored)
     if declared is None:
         # AutoGPTQ and AutoAWQ once said so in files of their own.
         for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
