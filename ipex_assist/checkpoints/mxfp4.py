@@ -99,8 +99,8 @@ class Mxfp4Checkpoint(Checkpoint):
 
     def _unsupported(self, what: str) -> IpexAssistError:
         return IpexAssistError(
-            f"{self.source}: its MXFP4 cannot be read: {what[:300]}. We read stacks of experts in blocks of 32 columns, "
-            "as openai/gpt-oss-20b has them. Take such a checkpoint, or one in bf16"
+            f"{self.source}: its MXFP4 cannot be read: {what[:300]}. We read stacks of experts in blocks of 32 columns, as "
+            "openai/gpt-oss-20b has them. Take such a checkpoint, or one in bf16"
         )
 
     def weight_files(self) -> list[Path]:

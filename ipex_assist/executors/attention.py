@@ -45,8 +45,8 @@ def attend_rows(
 
     keys, values: (kv_heads, length, head_dim). The queries that share a key/value head are stacked into one block, so
     that each key is read once for all of them; mask (1, 1 or kv_heads, rows · queries per head, length) is stacked
-    alike. cap: scores x become cap · tanh(x / cap) before the mask. sinks: (heads,), a logit of each query head that takes
-    part in the sum of its softmax; the mask is not None then, and neither is it with a cap.
+    alike. cap: scores x become cap · tanh(x / cap) before the mask. sinks: (heads,), a logit of each query head that
+    takes part in the sum of its softmax. The mask is not None where there are sinks or a cap.
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.spec import ACTIVATIONS, RANGES, ROPE_RANGES, Activation, DecoderSpec, Rope, RopeKind
+from ipex_assist.models.spec import ACTIVATIONS, RANGES, ROPE_RANGES, Activation, DecoderSpec, Experts, Rope, RopeKind
 
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -138,6 +138,13 @@ def even_head_dim(config: Config) -> int:
     if heads < 1 or hidden_size % heads:
         raise ConfigError(config.stored_name("num_attention_heads"), heads, f"a divisor of the width, {hidden_size:,}")
     return hidden_size // heads
+
+
+def experts(config: Config, **fields: Any) -> Experts:
+    """The experts of a config, which calls their number num_experts or num_local_experts, depending on who wrote it."""
+    names = [name for name in ("num_experts", "num_local_experts") if config.values.get(name) is not None]
+    count = Config(config.values).integer(names[0]) if names else config.integer("num_experts")
+    return Experts(count=count, per_token=config.integer("num_experts_per_tok"), **fields)
 
 
 def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:

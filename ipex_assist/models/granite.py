@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipex_assist.models.common import llama_like, positive
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import named
@@ -15,17 +17,22 @@ NAMES = {"norm_eps": "rms_norm_eps", "attention_scale": "attention_multiplier", 
 
 def spec(config: Config) -> DecoderSpec:
     """`logits_scaling` divides, the others multiply."""
+    return granite_like("granite", config, mlp_bias=config.flag("mlp_bias", False))
+
+
+def granite_like(model_type: str, config: Config, **differences: Any) -> DecoderSpec:
+    """The spec of a model that is Granite but for `differences`."""
     bias = config.flag("attention_bias", False)
     return llama_like(
-        "granite",
+        model_type,
         config,
         qkv_bias=bias,
         output_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False),
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         attention_scale=config.number("attention_scale", 1.0),
         logit_multiplier=1 / positive(config, "logit_multiplier", 1.0),
+        **differences,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipex_assist.models.spec import DecoderSpec
@@ -22,6 +23,35 @@ LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_
 LLAMA_OUTSIDE = {"embed_tokens": "model.embed_tokens", "final_norm": "model.norm", "lm_head": "lm_head"}
 HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What a checkpoint calls a layer's router and experts, and by default Qwen's names of them.
+
+    In a linear's name {} stands for an expert's number; without it all experts' lie in one tensor, (experts, …).
+    """
+
+    router: str = "mlp.gate"
+    linears: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.experts.{{}}.{leaf}" for leaf in MLP})
+    shared: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.shared_expert.{leaf}" for leaf in MLP})
+    shared_gate: str = "mlp.shared_expert_gate"
+
+    def leaves(self, spec: DecoderSpec) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Our name of each within a layer, the checkpoint's, and what fields its Source has besides."""
+        assert spec.experts is not None
+        yield "router", self.router, {}
+        for expert in range(spec.experts.count):
+            for leaf, name in self.linears.items():
+                yield f"experts.{expert}.{leaf}", name.format(expert), {} if "{}" in name else {"expert": expert}
+        if spec.experts.shared_size:
+            for leaf, name in self.shared.items():
+                yield f"shared.{leaf}", name, {}
+            if spec.experts.shared_gate:
+                yield "shared_gate", self.shared_gate, {}
+
+
 Fields = Mapping[str, Mapping[str, Any]]
 
 
@@ -34,27 +64,30 @@ def named(
     norms: Mapping[str, str] = LLAMA_NORMS,
     outside: Mapping[str, str] = LLAMA_OUTSIDE,
     fields: Fields | None = None,
+    experts: ExpertNames | None = None,
 ) -> dict[str, Source]:
     """Where a checkpoint keeps every weight of a spec, by what it calls our linears and norms.
 
     prefix: what checkpoints saved from the bare model lack. fields: of `Source`, by our name of a linear or norm.
+    experts: their names, where the spec has any.
     """
     fields = fields or {}
     norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
     biased = {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj"), spec.qkv_bias),
         "o_proj": spec.output_bias,
-        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), spec.mlp_bias),
+        **dict.fromkeys(MLP, spec.mlp_bias),
         "lm_head": spec.head_bias,
+        "router": spec.experts is not None and spec.experts.router_bias,
     }
     sources: dict[str, Source] = {}
 
-    def add(ours: str, theirs: str, leaf: str) -> None:
+    def add(ours: str, theirs: str, leaf: str, **more: Any) -> None:
         norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
         for part in norm_parts if norm else [".weight", ".bias"] if biased.get(leaf) else [".weight"]:
             name = theirs + part
             sources[ours + part] = Source(
-                name, alternatives=(name.removeprefix(prefix),) if prefix else (), **fields.get(leaf, {})
+                name, alternatives=(name.removeprefix(prefix),) if prefix else (), **fields.get(leaf, {}), **more
             )
 
     for leaf, name in outside.items():
@@ -62,10 +95,13 @@ def named(
             add(leaf, name, leaf)
     absent = {*(() if spec.gated else ("gate_proj",)), *(("mlp_norm",) if spec.shared_norm else ())}
     absent |= set(HEAD_NORMS) if spec.qk_norm is None else set()
+    absent |= set() if spec.experts is None else set(MLP)
     for layer in range(spec.num_hidden_layers):
         for leaf, name in {**norms, **linears}.items():
             if leaf not in absent:
                 add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf)
+        for leaf, name, more in experts.leaves(spec) if experts is not None else ():
+            add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf.rpartition(".")[2], **more)
     return sources
 
 

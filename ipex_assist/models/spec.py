@@ -15,7 +15,8 @@ What families do differently is a field each, and a step that a model does not h
   that of halves with the rows of query and key in another order (`Source.pairs`).
 - **Attention** sees everything or a window, layer by layer; its scores may have a soft cap, and so may logits. Each
   query head may have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss).
-- **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together.
+- **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together; or a row
+  passes through some of many such, its `Experts`.
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 """
@@ -72,6 +73,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "logit_multiplier": (1e-6, 1e6),
     "attention_cap": (1e-3, 1e6),
     "logit_cap": (1e-3, 1e6),
+}
+# Of Experts, by the config's names.
+EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "num_experts": ("count", (1, 1 << 10)),
+    "num_experts_per_tok": ("per_token", (1, 1 << 8)),
+    "shared_expert_intermediate_size": ("shared_size", (0, 1 << 22)),
 }
 # The same for rotary positions, and what each rule cannot do without.
 ROPE_RANGES: dict[str, tuple[float, float]] = {
@@ -131,6 +138,30 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The MLPs of each layer, gated and of the spec's `intermediate_size`; a router chooses some of them for a row.
+
+    The router's logits of a row, (count,), are computed in fp32. The `per_token` experts of the largest are the row's
+    (the lowest of equals), weighted by their softmax over all experts, or over the chosen ones where `normalised`: then
+    a row's weights sum to 1. A shared expert is every row's, weighted by 1, or by a sigmoid of its own logit.
+    Raises ConfigError for a value out of EXPERT_RANGES, and for more experts a token than there are.
+    """
+
+    count: int
+    per_token: int
+    normalised: bool = True
+    router_bias: bool = False
+    shared_size: int = 0  # intermediate_size of the shared expert, 0 where there is none
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (ours, ends) in EXPERT_RANGES.items():
+            _check_range(name, getattr(self, ours), ends)
+        if self.per_token > self.count:
+            raise ConfigError("num_experts_per_tok", self.per_token, f"{self.count} at most, the number of experts")
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """One decoder-only transformer. Sizes are counts of elements; names are Hugging Face's.
 
@@ -158,6 +189,7 @@ class DecoderSpec:
     shared_norm: bool = False  # of these, by one norm
     activation: Activation = "silu"
     gated: bool = True
+    experts: Experts | None = None  # in every layer, in the place of its MLP
     # One of the three: rotary positions, ALiBi's slopes of the heads, or a learned table read at position + offset.
     rope: Rope | None = None
     alibi: tuple[float, ...] = ()
@@ -193,6 +225,8 @@ class DecoderSpec:
         heads = self.num_attention_heads
         if heads % self.num_key_value_heads:
             raise ConfigError("num_key_value_heads", self.num_key_value_heads, f"a divisor of the {heads} heads")
+        if self.experts is not None and (self.parallel or not self.gated):
+            raise ConfigError("num_experts", self.experts.count, "none in a model whose MLPs are plain or parallel")
         self._check_positions()
         for each in (self.sliding_windows, self.rotations):
             if len(each) not in (0, self.num_hidden_layers):

@@ -23,6 +23,10 @@ def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mappi
 
 def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[int, ...]:
     """The shape that `part_of` a tensor has; the tensor's own where it cannot be cut into such parts."""
+    if source.expert is not None:
+        if len(shape) < 2 or source.expert >= shape[0]:
+            return shape
+        shape = shape[1:]
     part = shape[::-1] if source.transposed and len(shape) == 2 else shape
     if part and source.rows is not None:
         part = len(range(part[0])[slice(*source.rows)]), *part[1:]
@@ -81,12 +85,15 @@ NORMS = ("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "ml
 
 def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
-    shape = _shapes(spec)[name.split(".")[-2]]
+    *_, place, leaf, _kind = ("", *name.split("."))
+    shape = _shapes(spec, spec.intermediate_size)[leaf]
+    if place == "shared" and spec.experts is not None:
+        shape = _shapes(spec, spec.experts.shared_size)[leaf]
     return shape[:1] if name.endswith(".bias") else shape
 
 
-def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def _shapes(spec: DecoderSpec, inner: int) -> dict[str, tuple[int, ...]]:
+    hidden = spec.hidden_size
     embedding = spec.embedding_size or hidden
     head, norm = (spec.head_dim,), (hidden,)
     return {
@@ -106,6 +113,8 @@ def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
+        "router": (spec.experts.count if spec.experts else 0, hidden),
+        "shared_gate": (1, hidden),
     }
 
 
@@ -131,6 +140,8 @@ def resolve(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, li
 
 def part_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor:
     """One of our weights out of the checkpoint's tensor that holds it. RuntimeError where it cannot be cut so."""
+    if source.expert is not None:
+        tensor = tensor[source.expert]
     if source.transposed and tensor.dim() == 2:
         tensor = tensor.t()
     tensor = rows_of(tensor, source, head_dim)
@@ -168,8 +179,9 @@ class Source:
     """
 
     name: str
+    expert: int | None = None  # of a tensor that holds all experts' (count, …)
     transposed: bool = False  # stored (in, out), as GPT-2's linears are
-    rows: tuple[int, int] | None = None
+    rows: tuple[int, int] | tuple[int, None, int] | None = None  # as a slice has them: first, end, step
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
     interleaved: tuple[int, int, int] | None = None
     flat: bool = False  # a matrix that is a vector here
