@@ -99,7 +99,7 @@ class Mxfp4Checkpoint(Checkpoint):
 
     def _unsupported(self, what: str) -> IpexAssistError:
         return IpexAssistError(
-            f"{self.source}: its MXFP4 cannot be read: {what[:300]}. We read stacks of experts in blocks of 32 columns, as "
+            f"{self.source}: its MXFP4 cannot be read: {what[:300]}. We read stacks of experts, in blocks of 32, as "
             "openai/gpt-oss-20b has them. Take such a checkpoint, or one in bf16"
         )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ipex_assist.models.common import experts, layer_kinds, llama_like, refuse, rope, windows
 from ipex_assist.models.config import Config, NotComputed
-from ipex_assist.models.names import ExpertNames, named
+from ipex_assist.models.names import ExpertNames, Fields, named
 from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -16,9 +16,9 @@ NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "num_local_experts"}
 _BOTH, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 _NAMES = ExpertNames("mlp.router", {"gate_proj": _BOTH, "up_proj": _BOTH, "down_proj": _DOWN})
 # Experts' matrices are stored (in, out), with gate and up by turns. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
-_FIELDS = {
-    "gate_proj": {"transposed": True, "rows": (0, None, 2)},
-    "up_proj": {"transposed": True, "rows": (1, None, 2)},
+_FIELDS: Fields = {
+    "gate_proj": {"transposed": True, "every": (0, 2)},
+    "up_proj": {"transposed": True, "every": (1, 2)},
     "down_proj": {"transposed": True},
 }
 
