@@ -86,6 +86,7 @@ _GPT_OSS = {
         **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     },
 }
+_MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
     "phi3-window": _like_llama("phi3", sliding_window=8, rope_scaling=_LONGROPE)
@@ -132,6 +133,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt-oss": _like_llama("gpt_oss", **_GPT_OSS),
     "gpt-oss-no-biases": _like_llama("gpt_oss", **_GPT_OSS, attention_bias=False) | {"sliding_window": 128},
     "exaone4": _like_llama("exaone4", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "mixtral": _like_llama("mixtral", num_local_experts=4),
+    "mixtral-window": _like_llama("mixtral", num_local_experts=4, num_experts_per_tok=3, sliding_window=8),
+    "qwen2-moe": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80),
+    "qwen3-moe": _like_llama("qwen3_moe", **_MOE, num_experts=8, head_dim=32, norm_topk_prob=True),
+    "qwen3-moe-window": _like_llama("qwen3_moe", **_MOE, num_experts=8, attention_bias=True, use_sliding_window=True)
+    | {"sliding_window": 8},
+    "olmoe": _like_llama("olmoe", num_experts=5),
+    "olmoe-biases": _like_llama("olmoe", num_experts=17, norm_topk_prob=True, attention_bias=True),
+    "granitemoe": _like_llama("granitemoe", num_local_experts=5, embedding_multiplier=12.0, logits_scaling=8.0)
+    | {"attention_multiplier": 0.1, "residual_multiplier": 0.22, "tie_word_embeddings": True},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
 }
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.attention import alibi_mask, attend_prompt, attend_rows, causal_mask
+from ipex_assist.executors.experts import ExpertLayer, run_experts
 from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check_length, check_rows
-from ipex_assist.executors.kernels import Kernels, norm_heads
+from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
 from ipex_assist.executors.rotate import TorchRotary, rotate
@@ -237,11 +238,17 @@ class TorchModel(Model):
         return layer.o_proj(attend(query, keys, values, at.mask, spec.scale, spec.attention_cap, layer.sinks))
 
     def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
-        h = layer.up(x)
+        if isinstance(layer.mlp, ExpertLayer):
+            assert self.spec.experts is not None
+            return run_experts(self.spec.experts, layer.mlp, x, self._up_down)
+        return self._up_down(x, *layer.mlp)
+
+    def _up_down(self, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
+        h = up(x)
         if self.spec.gated:
-            gate, up = h.chunk(2, -1)
-            return layer.down(self.activate_gated(gate, up))
-        return layer.down(self.activation(h))
+            gate, h = h.chunk(2, -1)
+            return down(self.activate_gated(gate, h))
+        return down(self.activation(h))
 
     def activate_gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """What a gated MLP makes of its gate and up."""

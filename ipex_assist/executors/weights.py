@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ipex_assist.executors.kernels import Kernels, Linear
+from ipex_assist.executors.experts import ExpertLayer, Mlp
+from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, Experts
 from ipex_assist.models.weights import check_numbers, check_shape, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
@@ -21,8 +22,7 @@ class Layer:
 
     qkv: Linear
     o_proj: Linear
-    up: Linear
-    down: Linear
+    mlp: Mlp | ExpertLayer
     attention_norm: Norm
     attention_out_norm: Norm
     mlp_norm: Norm
@@ -48,6 +48,7 @@ class Weights:
 
 # Which of our weights are packed as one linear, stacked in this order.
 _FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "up": ("gate_proj", "up_proj")}
+_FP32 = ("router", "shared_gate")
 _TABLES = ("embed_tokens", "embed_positions")
 
 
@@ -106,7 +107,8 @@ class _Packer:
             weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
             bias = torch.cat(vectors) if vectors else None
             del matrices, ordered
-            self.linears[key] = self.kernels.linear(weight, bias)
+            kernels = TorchKernels(torch.float32) if group in _FP32 else self.kernels
+            self.linears[key] = kernels.linear(weight, bias)
 
     def _parts(self, prefix: str, group: str, leaf: str) -> Iterator[str]:
         for name in _FUSED.get(group, (leaf,)):
@@ -132,8 +134,7 @@ class _Packer:
         return Layer(
             qkv=self.linears[prefix + "qkv"],
             o_proj=self.linears[prefix + "o"],
-            up=self.linears[prefix + "up"],
-            down=self.linears[prefix + "down"],
+            mlp=self._mlp(prefix) if self.spec.experts is None else self._experts(prefix, self.spec.experts),
             attention_norm=self._norm(prefix + "attention_norm"),
             attention_out_norm=self._norm(prefix + "attention_out_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),
@@ -141,6 +142,17 @@ class _Packer:
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
             sinks=self.tensors.get(prefix + "sinks.weight"),
+        )
+
+    def _mlp(self, prefix: str) -> Mlp:
+        return self.linears[prefix + "up"], self.linears[prefix + "down"]
+
+    def _experts(self, prefix: str, experts: Experts) -> ExpertLayer:
+        return ExpertLayer(
+            router=self.linears[prefix + "router"],
+            experts=[self._mlp(f"{prefix}experts.{number}.") for number in range(experts.count)],
+            shared=self._mlp(prefix + "shared.") if experts.shared_size else None,
+            shared_gate=self.linears.get(prefix + "shared_gate"),
         )
 
     def _norm(self, name: str) -> Norm:
