@@ -44,8 +44,8 @@ void check_heads(const Spec& s) {
 }
 
 void check_formats(const Spec& s) {
-    check_range("precision", s.precision, FP32, INT4);
-    check_range("outer_precision", s.outer_precision, FP32, INT4);
+    check_range("precision", s.precision, FP32, MXFP4);
+    check_range("outer_precision", s.outer_precision, FP32, MXFP4);
     check_range("activation", s.activation, SILU, s.gated ? CLAMPED_SWIGLU : GELU_TANH);
     check_range("norm_place", s.norm_place, BEFORE, AROUND);
     check_range("qk_norm", s.qk_norm, NO_NORM, ALL_HEADS);

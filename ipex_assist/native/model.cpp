@@ -35,7 +35,7 @@ const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
 Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision) {
     Linear linear{};
     linear.precision = precision;
-    linear.group = precision == INT4 ? spec.group : SPAN;
+    linear.group = precision == INT4 ? spec.group : precision == MXFP4 ? 32 : SPAN;
     linear.depth = padded_depth(precision, width);
     linear.blocks = columns_padded / LANES;
     if (bias) linear.bias = make_vector(columns_padded);

@@ -47,7 +47,7 @@ void test_quantize(const Kernels& k) {
             std::fill(x.begin(), x.begin() + width, 0.0f);                           // a row of zeros
             for (int64_t i = 0; i < width; i++) x[size_t(width + i)] *= 1e-30f;       // and one of next to nothing
             const Quantized q(k, linear, x.data(), 5, width);
-            if (f.precision == INT8 || f.precision == INT4) {
+            if (integers(f.precision)) {
                 check_integers(q, x.data(), 5, width, f.name);
             } else {
                 for (int64_t r = 0; r < 5; r++) {
