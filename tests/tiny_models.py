@@ -139,8 +139,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-moe": _like_llama("qwen3_moe", **_MOE, num_experts=8, head_dim=32, norm_topk_prob=True),
     "qwen3-moe-window": _like_llama("qwen3_moe", **_MOE, num_experts=8, attention_bias=True, use_sliding_window=True)
     | {"sliding_window": 8},
-    "olmoe": _like_llama("olmoe", num_experts=5),
-    "olmoe-biases": _like_llama("olmoe", num_experts=17, norm_topk_prob=True, attention_bias=True),
+    "olmoe": _like_llama("olmoe", num_experts=9),
+    "olmoe-biases": _like_llama(
+        "olmoe", num_experts=17, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True
+    ),
     "granitemoe": _like_llama("granitemoe", num_local_experts=5, embedding_multiplier=12.0, logits_scaling=8.0)
     | {"attention_multiplier": 0.1, "residual_multiplier": 0.22, "tie_word_embeddings": True},
     "exaone4-full": _like_llama("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),

@@ -82,6 +82,11 @@ class Checkpoint(ABC):
         return list(self.shapes())
 
     @property
+    def stored_precision(self) -> str | None:
+        """Where its linears are quantized already, the native core's precision that keeps them; else None."""
+        return None
+
+    @property
     def num_parameters(self) -> int:
         """Stored elements, from headers alone (for .bin: from file sizes and the config's dtype)."""
         return sum(math.prod(shape) for shape in self.shapes().values())

@@ -103,6 +103,10 @@ class Mxfp4Checkpoint(Checkpoint):
             "openai/gpt-oss-20b has them. Take such a checkpoint, or one in bf16"
         )
 
+    @property
+    def stored_precision(self) -> str | None:
+        return "mxfp4" if self.stacks else None
+
     def weight_files(self) -> list[Path]:
         return self._stored.weight_files()
 

@@ -128,6 +128,10 @@ class QuantizedCheckpoint(Checkpoint):
             "or the original one with --precision int4, or write one: ipex-assist quantize -m MODEL -o FOLDER"
         )
 
+    @property
+    def stored_precision(self) -> str | None:
+        return "int4" if self.modules else None
+
     def core_group(self) -> int:
         """The largest group of the native core that holds every matrix exactly. Raises IpexAssistError for none."""
         best = CORE_GROUPS[-1]

@@ -84,4 +84,29 @@ bool Model::settle(Pool& pool, int64_t bytes) {
     return settled_ >= end;
 }
 
+uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
+    constexpr int64_t CHUNK = 1 << 20;
+    constexpr uint64_t PRIME = 0x9e3779b185ebca87;
+    const int64_t chunks = (size + CHUNK - 1) / CHUNK;
+    std::vector<uint64_t> sums(static_cast<size_t>(chunks));
+    pool.run([&](int thread) {
+        for (int64_t c = share(chunks, thread, pool.threads()); c < share(chunks, thread + 1, pool.threads()); c++) {
+            const int64_t end = (c + 1) * CHUNK < size ? (c + 1) * CHUNK : size;
+            uint64_t lanes[4] = {1, 2, 3, 4};
+            for (int64_t i = c * CHUNK; i < end; i += 32) {
+                uint64_t words[4] = {};
+                std::memcpy(words, data + i, size_t(end - i < 32 ? end - i : 32));
+                for (int j = 0; j < 4; j++) {
+                    lanes[j] = (lanes[j] ^ words[j]) * PRIME;
+                    lanes[j] ^= lanes[j] >> 29;
+                }
+            }
+            for (const uint64_t lane : lanes) sums[size_t(c)] = (sums[size_t(c)] ^ lane) * PRIME;
+        }
+    });
+    uint64_t total = uint64_t(size);
+    for (const uint64_t sum : sums) total = ((total ^ sum) * PRIME) ^ (total >> 31);
+    return total;
+}
+
 }  // namespace ipex_assist

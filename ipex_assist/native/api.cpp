@@ -27,6 +27,7 @@ struct Buffers {
     Workspace workspace;
     Memory logits;  // of choosing and drafting
     Timing timing;
+    int64_t experts_read = 0;  // by the last call
 };
 
 struct Handle {
@@ -90,10 +91,11 @@ Batch with_logits(const Turn& turn, Batch batch) {
     return batch;
 }
 
-void count(Timing& sum, const Timing& part) {
-    sum.linear += part.linear;
-    sum.attention += part.attention;
-    sum.total += part.total;
+void count(Buffers& buffers, const Forward& done) {
+    buffers.timing.linear += done.timing.linear;
+    buffers.timing.attention += done.timing.attention;
+    buffers.timing.total += done.timing.total;
+    buffers.experts_read = done.experts_read;
 }
 
 }  // namespace
@@ -199,10 +201,10 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
 
 // 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
 // -1 failed.
-IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
+IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
-        return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), layer, bias != 0,
+        return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0,
                                                         SourceType(type), data, rows, columns)
                    ? 0
                    : 1;
@@ -210,20 +212,20 @@ IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, in
 }
 
 // Weights that are quantized already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
-IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t layer, const uint8_t* values,
+IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t index, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
     return guarded_numbers(2, [&] {
         Model& model = static_cast<Handle*>(handle)->model;
         Pool& threads = *static_cast<Pool*>(pool);
-        return model.pack_int4(threads, Slot(slot), layer, values, scales, zeros, columns, width) ? 0 : 1;
+        return model.pack_int4(threads, Slot(slot), index, values, scales, zeros, columns, width) ? 0 : 1;
     });
 }
 
 // The order of a linear's input columns, see Model::set_order. Likewise 0, 1 or -1.
-IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t layer, const int32_t* order,
+IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
                                            int64_t width) {
     return guarded(-1, [&] {
-        return static_cast<Handle*>(handle)->model.set_order(Slot(slot), layer, order, width) ? 0 : 1;
+        return static_cast<Handle*>(handle)->model.set_order(Slot(slot), index, order, width) ? 0 : 1;
     });
 }
 
@@ -253,7 +255,7 @@ IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch)
         const Turn turn(handle);
         Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, *batch);
         forward.run();
-        count(turn.buffers().timing, forward.timing);
+        count(turn.buffers(), forward);
         return 0;
     });
 }
@@ -267,7 +269,7 @@ IPEX_ASSIST_API int32_t ia_choose(void* handle, void* pool, const Batch* batch, 
         if (choices->top < 0 || choices->top > columns) refuse("the likeliest %d of %d tokens", choices->top, columns);
         Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own);
         forward.choose(*choices);
-        count(turn.buffers().timing, forward.timing);
+        count(turn.buffers(), forward);
         return 0;
     });
 }
@@ -282,7 +284,7 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
             if (drafts->counts[i] > drafts->stride) refuse("%d drafted tokens where there is room for %lld", drafts->counts[i], (long long)drafts->stride);
         }
         forward.draft(*drafts);
-        count(turn.buffers().timing, forward.timing);
+        count(turn.buffers(), forward);
         return 0;
     });
 }
@@ -317,6 +319,12 @@ IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle,
         }
         return best;
     });
+}
+
+// How many experts the passes of the last call read, those of all layers together, each once a pass; shared ones do not count.
+IPEX_ASSIST_API int64_t ia_experts_read(void* handle) {
+    const Turn turn(handle);
+    return turn.buffers().experts_read;
 }
 
 // Cycles of linears, of attention, and of all passes since the last call.

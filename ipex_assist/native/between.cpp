@@ -46,7 +46,8 @@ bool Forward::repeats() const {
 // Behind the other buffers of a thread: rows as they were, and in the form that a linear multiplies.
 int64_t Forward::own_bytes() const {
     const int64_t depth = round_up(width_, SPAN);
-    const int64_t each = std::max(value_bytes(spec_.precision, k_), value_bytes(spec_.outer_precision, k_));
+    int64_t each = std::max(value_bytes(spec_.precision, k_), value_bytes(spec_.outer_precision, k_));
+    if (spec_.experts) each = value_bytes(FP32, k_);  // the router's
     return FEW * width_ * 4 + PADDED * (depth * each + depth / SPAN * 4 + depth / 32 * 4) + 4 * 64;
 }
 

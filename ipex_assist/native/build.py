@@ -26,6 +26,7 @@ COMMON = (
     "forward.cpp",
     "attention.cpp",
     "between.cpp",
+    "experts.cpp",
     "choose.cpp",
     "linears.cpp",
     "api.cpp",

@@ -65,6 +65,15 @@ void check_formats(const Spec& s) {
     if (s.shared_norm && !s.parallel) refuse("attention and MLP share a norm in parallel layers only");
 }
 
+void check_experts(const Spec& s) {
+    check_range("experts of a layer", s.experts, 0, 1024);
+    check_range("experts of a token", s.experts_per_token, s.experts ? 1 : 0, s.experts);
+    check_range("the shared expert's intermediate_size", s.shared_size, 0, s.experts ? LARGEST : 0);
+    if (s.shared_gate && !s.shared_size) refuse("a gate of a shared expert that is not there");
+    check_range("precision of experts", s.expert_precision, FP32, MXFP4);
+    if (s.experts && (!s.gated || s.parallel)) refuse("experts are gated, and not parallel to attention");
+}
+
 }  // namespace
 
 const Spec& checked(const Spec& s, const int32_t* windows, const int32_t* tables, const float* slopes) {
@@ -77,6 +86,7 @@ const Spec& checked(const Spec& s, const int32_t* windows, const int32_t* tables
     check_range("position_offset", s.position_offset, 0, LARGEST);
     check_heads(s);
     check_formats(s);
+    check_experts(s);
     if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
         refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
     }

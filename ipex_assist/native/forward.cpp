@@ -80,6 +80,7 @@ void Forward::reserve(const int32_t* counts) {
     w_.scratch.grow(size_t(scratch_bytes() * pool_.threads()));
     inputs_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
     reserve_between();
+    reserve_experts();
     if (k_.tiled && rows > FEW) {
         w_.row_tiles.grow(size_t(padded * depth));
         inputs_.tiles = w_.row_tiles.data();
@@ -96,7 +97,7 @@ void Forward::reserve(const int32_t* counts) {
 }
 
 int64_t Forward::ordered_width() const {
-    return spec_.ordered ? round_up(std::max({width_, inner_, attended_width_}), SPAN) : 0;
+    return spec_.ordered ? round_up(std::max({width_, inner_, attended_width_, int64_t(spec_.shared_size)}), SPAN) : 0;
 }
 
 int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
@@ -157,7 +158,11 @@ void Forward::pass(int thread) {
         if (!rows) return append(thread, int32_t(i));
         attention(thread, int32_t(i), some);
         linear(thread, inputs_, layer.output, rows, w_.delta.as<float>(), width_);
-        prepare_rows(thread, layer.into_mlp, some, layer.up);
+        prepare_rows(thread, layer.into_mlp, some, spec_.experts ? layer.router : layer.up);
+        if (spec_.experts) {
+            run_experts(thread, layer, rows);
+            continue;
+        }
         up_linear(thread, layer, rows);
         linear(thread, activates_in_place(layer.down) ? down_inputs_ : inputs_, layer.down, rows, w_.delta.as<float>(), width_);
     }
@@ -264,17 +269,8 @@ void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
     const uint64_t started = __rdtsc();
     Rows in = inputs(thread);
     in.depth = layer.up.depth;
-    float* temporary = scratch(thread).up;
-    const int64_t parts = spec_.gated ? 2 : 1;
     const auto [first, last] = model_.slice(layer.up, thread, pool_.threads());
-    for (int64_t b = first; b < last; b += UP_BLOCKS) {
-        const int64_t end = std::min(b + UP_BLOCKS, last);
-        k_.linear(layer.up, in, rows, b, end, temporary, UP_BLOCKS * LANES);
-        for (int64_t r = 0; r < rows; r++) {
-            k_.activate(spec_.activation, spec_.gated, temporary + r * UP_BLOCKS * LANES, (end - b) / parts,
-                        w_.active.as<float>() + r * inner_ + b / parts * LANES);
-        }
-    }
+    activate_blocks(thread, layer.up, in, rows, first, last, w_.active.as<float>(), inner_);
     const bool in_place = activates_in_place(layer.down);
     if (in_place) quantize_active(thread, layer.up, layer.down);
     wait(thread);
@@ -282,6 +278,21 @@ void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
     if (in_place) return;
     quantize_all(thread, w_.active.as<float>(), inner_, spec_.intermediate_size, rows, nullptr, layer.down);
     wait(thread);
+}
+
+// Blocks first <= b < last of gate and up, activated, to their columns of `out`.
+void Forward::activate_blocks(int thread, const Linear& up, const Rows& in, int64_t rows, int64_t first, int64_t last,
+                              float* out, int64_t stride) {
+    float* temporary = scratch(thread).up;
+    const int64_t parts = spec_.gated ? 2 : 1;
+    for (int64_t b = first; b < last; b += UP_BLOCKS) {
+        const int64_t end = std::min(b + UP_BLOCKS, last);
+        k_.linear(up, in, rows, b, end, temporary, UP_BLOCKS * LANES);
+        for (int64_t r = 0; r < rows; r++) {
+            k_.activate(spec_.activation, spec_.gated, temporary + r * UP_BLOCKS * LANES, (end - b) / parts,
+                        out + r * stride + b / parts * LANES);
+        }
+    }
 }
 
 void Forward::head(int thread) {

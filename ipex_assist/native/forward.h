@@ -57,6 +57,18 @@ struct Choices {
 struct Workspace {
     Memory x, delta, qkv, attended, active, partials, row_values, row_tiles, row_scales, row_sums, scratch, maxima;
     Memory down_values, down_scales, down_sums;  // rows of the down linear, which are made while those of up are in use
+    Memory routed, slot_values, slot_scales, slot_sums, made;  // of experts: logits, their rows, and what they give
+};
+
+// Which experts the rows of a layer pass through; slots are rows of experts, see experts.cpp.
+struct Routes {
+    int64_t each = 0;             // experts of a row, the shared one included
+    std::vector<int32_t> chosen;  // (rows, each), ascending
+    std::vector<float> weights;   // (rows, each)
+    std::vector<int32_t> slots;   // (rows, each)
+    std::vector<int32_t> first;   // each expert's first slot, and how many there are
+    std::vector<int32_t> rows;    // of each slot
+    int32_t count(int32_t expert) const { return first[size_t(expert) + 1] - first[size_t(expert)]; }
 };
 
 // Cycles of thread 0, waiting for the others included.
@@ -78,6 +90,7 @@ public:
     void draft(const Drafts& drafts);
 
     Timing timing;
+    int64_t experts_read = 0;  // of all layers, each once a pass
 
 private:
     struct Tile {  // some rows of one stretch: [first, end)
@@ -122,6 +135,8 @@ private:
                       const std::vector<int32_t>* some, const Linear& next);
     void linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride);
     void up_linear(int thread, const Layer& layer, int64_t rows);
+    void activate_blocks(int thread, const Linear& up, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+                         int64_t stride);
     void head(int thread);
 
     // between.cpp
@@ -138,6 +153,26 @@ private:
     void combine_unit(int thread, int32_t index, int64_t row, int64_t unit);
     void finish_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t blocks);
     bool last(size_t counter, int64_t done, int64_t total);
+
+    // experts.cpp
+    static int64_t inner(const Layer& layer, int32_t expert);
+    void reserve_experts();
+    void route_row(const Layer& layer, int64_t row, std::vector<int32_t>& order);
+    void place_slots(int64_t rows);
+    void choose_experts(int thread, const Layer& layer, int64_t rows);
+    template <class Counted, class Cost, class F>
+    void share_experts(int thread, Counted&& units, Cost&& cost, F&& f) const;
+    Rows slot_rows(const Memory& values, const Memory& scales, const Memory& sums, int32_t expert, const Linear& next,
+                   int64_t usual) const;
+    Rows up_rows(const Layer& layer, int32_t expert) const;
+    Rows down_rows(const Layer& layer, int32_t expert) const;
+    float* active_rows(const Layer& layer, int32_t expert) const;
+    void fill_slots(int thread, const Layer& layer);
+    void up_experts(int thread, const Layer& layer);
+    void quantize_slots(int thread, const Layer& layer);
+    void down_experts(int thread, const Layer& layer);
+    void add_experts(int thread, int64_t rows);
+    void run_experts(int thread, const Layer& layer, int64_t rows);
 
     // choose.cpp
     int32_t choice_columns() const;
@@ -178,6 +213,7 @@ private:
     Batch batch_;
     Rows inputs_{};       // of the next linear
     Rows down_inputs_{};  // of a down linear whose rows are made where they are activated
+    Routes routes_;
     std::vector<Counter> counters_;  // of what several threads have done of a span or of a head; 0 between two phases
     Linear head_;  // of the vocabulary that is wanted: its threads share these columns evenly
     const int64_t width_, qkv_width_, inner_, attended_width_;  // of a row in the buffers

@@ -58,6 +58,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(Drafts))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
+    "ia_experts_read": (ctypes.c_int64, (_p,)),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),
 }
 

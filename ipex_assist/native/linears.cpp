@@ -13,6 +13,7 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
     if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
     const Spec& spec = model.spec;
+    if (spec.experts && which >= UP) refuse("linear %d is one of each expert's", which);
     const auto choose = [&](const Layer& layer) -> const Linear& {
         return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
     };

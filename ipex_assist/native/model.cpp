@@ -59,7 +59,6 @@ Norm Model::make_norm() {
 void Model::lay_out() {
     image_bytes_ = 0;
     base_ = reinterpret_cast<uintptr_t>(image_.data());
-    const int64_t intermediate = part_width(spec.intermediate_size);
     const int64_t attended = int64_t(spec.heads) * spec.head_dim;
     const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
     layers.assign(size_t(spec.layers), Layer{});
@@ -78,8 +77,7 @@ void Model::lay_out() {
         layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
         if (behind) layer.attention_out_norm = make_norm();
         if (spec.norm_place != BEHIND && !spec.shared_norm) layer.mlp_norm = make_norm();
-        layer.up = make_linear(intermediate * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, spec.precision);
-        layer.down = make_linear(part_width(spec.hidden_size), spec.intermediate_size, spec.mlp_bias, spec.precision);
+        lay_out_mlp(layer);
         if (behind) layer.mlp_out_norm = make_norm();
     }
     if (spec.final_norm) final_norm = make_norm();
@@ -96,9 +94,33 @@ void Model::lay_out() {
     }
     image_bytes_ = (image_bytes_ + 4095) / 4096 * 4096;
     linears_.clear();
-    for (const Layer& layer : layers) linears_.insert(linears_.end(), {&layer.qkv, &layer.output, &layer.up, &layer.down});
+    for (const Layer& layer : layers) {
+        linears_.insert(linears_.end(), {&layer.qkv, &layer.output});
+        if (!spec.experts) linears_.insert(linears_.end(), {&layer.up, &layer.down});
+        if (spec.experts) linears_.push_back(&layer.router);
+        for (const Mlp& expert : layer.experts) linears_.insert(linears_.end(), {&expert.up, &expert.down});
+    }
     if (spec.projected_embedding) linears_.insert(linears_.end(), {&project_in, &project_out});
     linears_.push_back(&head);
+}
+
+void Model::lay_out_mlp(Layer& layer) {
+    if (!spec.experts) {
+        const Mlp mlp = make_mlp(spec.intermediate_size);
+        layer.up = mlp.up, layer.down = mlp.down;
+        return;
+    }
+    layer.router = make_linear(part_width(spec.experts) + (spec.shared_gate ? LANES : 0), spec.hidden_size, spec.router_bias, FP32);
+    for (int32_t e = 0; e < spec.experts; e++) layer.experts.push_back(make_mlp(spec.intermediate_size));
+    if (spec.shared_size) layer.experts.push_back(make_mlp(spec.shared_size));
+}
+
+Mlp Model::make_mlp(int64_t size) {
+    Mlp mlp;
+    const Precision precision = spec.experts ? spec.expert_precision : spec.precision;
+    mlp.up = make_linear(part_width(size) * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, precision);
+    mlp.down = make_linear(part_width(spec.hidden_size), size, spec.mlp_bias, precision);
+    return mlp;
 }
 
 // What a row goes through between linears: see Join.
@@ -133,6 +155,7 @@ std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int t
 }
 
 Part Model::part(Slot slot, int32_t index) const {
+    if (slot >= GATE_PROJ) return mlp_part(slot, index);
     if (slot >= Q_PROJ && size_t(index) >= layers.size()) return {};
     const Layer* layer = slot >= Q_PROJ ? &layers[size_t(index)] : nullptr;
     const int64_t hidden = spec.hidden_size, attended = int64_t(spec.heads) * spec.head_dim;
@@ -146,9 +169,23 @@ Part Model::part(Slot slot, int32_t index) const {
         case K_PROJ: return {&layer->qkv, key_column() / LANES, 1, kv, hidden};
         case V_PROJ: return {&layer->qkv, value_column() / LANES, 1, kv, hidden};
         case O_PROJ: return {&layer->output, 0, 1, hidden, attended};
-        case GATE_PROJ: return {spec.gated ? &layer->up : nullptr, 0, 2, spec.intermediate_size, hidden};
-        case UP_PROJ: return {&layer->up, spec.gated ? 1 : 0, spec.gated ? 2 : 1, spec.intermediate_size, hidden};
-        case DOWN_PROJ: return {&layer->down, 0, 1, hidden, spec.intermediate_size};
+        default: return {};
+    }
+}
+
+Part Model::mlp_part(Slot slot, int32_t index) const {
+    if (index < 0 || index >= spec.layers * (1 + mlps())) return {};
+    const Layer& layer = layers[size_t(index % spec.layers)];
+    const int32_t expert = index / spec.layers - 1;
+    const int64_t hidden = spec.hidden_size, size = spec.experts && expert == spec.experts ? spec.shared_size : spec.intermediate_size;
+    const Linear &up = expert < 0 ? layer.up : layer.experts[size_t(expert)].up;
+    const Linear &down = expert < 0 ? layer.down : layer.experts[size_t(expert)].down;
+    switch (slot) {
+        case GATE_PROJ: return {spec.gated ? &up : nullptr, 0, 2, size, hidden};
+        case UP_PROJ: return {&up, spec.gated ? 1 : 0, spec.gated ? 2 : 1, size, hidden};
+        case DOWN_PROJ: return {&down, 0, 1, hidden, size};
+        case ROUTER: return {expert < 0 ? &layer.router : nullptr, 0, 1, spec.experts, hidden};
+        case SHARED_GATE: return {expert < 0 && spec.shared_gate ? &layer.router : nullptr, part_width(spec.experts) / LANES, 1, 1, hidden};
         default: return {};
     }
 }
@@ -171,14 +208,14 @@ const float* Model::vector(Slot slot, int32_t index, bool bias) const {
     }
 }
 
-bool Model::pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
+bool Model::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType type, const void* data, int64_t rows,
                  int64_t columns) {
     require_memory();
     if (type < SOURCE_F32 || type > SOURCE_BF16) refuse("there is no source type %d", type);
     if (!data || rows < 1 || columns < 1) refuse("a weight of %lld rows and %lld columns", (long long)rows, (long long)columns);
-    if (!exists(slot, layer, bias)) return false;
-    const Part where = part(slot, layer);
-    float* to = const_cast<float*>(vector(slot, layer, bias));
+    if (!exists(slot, index, bias)) return false;
+    const Part where = part(slot, index);
+    float* to = const_cast<float*>(vector(slot, index, bias));
     if (to || bias ? rows * columns != (to ? vector_size(slot) : where.columns)
                    : rows != where.columns || columns != where.width) {
         return false;
@@ -187,7 +224,7 @@ bool Model::pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType typ
     if (slot == EMBED_TOKENS && !shared_table() && !table_of_) numbers = pack_table(pool, type, data, rows, columns);
     if (where.linear) numbers &= pack_linear(pool, where, bias, type, data);
     if (!numbers) refuse_values(type, data, rows, columns);
-    arrived(slot, layer, bias);
+    arrived(slot, index, bias);
     return true;
 }
 
@@ -244,10 +281,10 @@ void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int6
 
 }  // namespace
 
-bool Model::pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,
+bool Model::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
                       const uint8_t* zeros, int64_t columns, int64_t width) {
     require_memory();
-    const Part where = part(slot, layer);
+    const Part where = part(slot, index);
     if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
     if (columns != where.columns || width != where.width) return false;
     const Linear& linear = *where.linear;
@@ -274,7 +311,7 @@ bool Model::pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* value
         }
     });
     if (!numbers) refuse_values(SOURCE_F32, scales, columns, groups);
-    if (slot != EMBED_TOKENS || table_of_) arrived(slot, layer, false);  // else the table itself is still to come
+    if (slot != EMBED_TOKENS || table_of_) arrived(slot, index, false);  // else the table itself is still to come
     return true;
 }
 
@@ -338,31 +375,6 @@ void Model::embed(int32_t token, float* out) const {
 
 const float* Model::position_row(int32_t position) const {
     return positions_ ? positions_ + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
-}
-
-uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
-    constexpr int64_t CHUNK = 1 << 20;
-    constexpr uint64_t PRIME = 0x9e3779b185ebca87;
-    const int64_t chunks = (size + CHUNK - 1) / CHUNK;
-    std::vector<uint64_t> sums(static_cast<size_t>(chunks));
-    pool.run([&](int thread) {
-        for (int64_t c = share(chunks, thread, pool.threads()); c < share(chunks, thread + 1, pool.threads()); c++) {
-            const int64_t end = (c + 1) * CHUNK < size ? (c + 1) * CHUNK : size;
-            uint64_t lanes[4] = {1, 2, 3, 4};
-            for (int64_t i = c * CHUNK; i < end; i += 32) {
-                uint64_t words[4] = {};
-                std::memcpy(words, data + i, size_t(end - i < 32 ? end - i : 32));
-                for (int j = 0; j < 4; j++) {
-                    lanes[j] = (lanes[j] ^ words[j]) * PRIME;
-                    lanes[j] ^= lanes[j] >> 29;
-                }
-            }
-            for (const uint64_t lane : lanes) sums[size_t(c)] = (sums[size_t(c)] ^ lane) * PRIME;
-        }
-    });
-    uint64_t total = uint64_t(size);
-    for (const uint64_t sum : sums) total = ((total ^ sum) * PRIME) ^ (total >> 31);
-    return total;
 }
 
 }  // namespace ipex_assist

@@ -42,11 +42,19 @@ struct Spec {
     int32_t rotary_dim, rotary_tables;  // of each head, so many values turn, by one of so many tables; 0 of learned positions
     float embedding_multiplier, residual_multiplier;
     float attention_cap, logit_cap;  // soft caps of scores and logits, 0: none
+    // Of each layer, in the place of its MLP: 0 where it has one. A row passes through so many of them; their weights sum to 1
+    // where they are normalised, else all experts' do.
+    int32_t experts, experts_per_token, experts_normalised, router_bias;
+    int32_t shared_size;  // intermediate_size of the expert that every row passes through, 0: none
+    int32_t shared_gate;  // whether a sigmoid weights it
+    Precision expert_precision;  // of the linears of all of them
 };
 
 enum Slot : int32_t {
     EMBED_TOKENS, EMBED_POSITIONS, PROJECT_IN, PROJECT_OUT, LM_HEAD, FINAL_NORM, EMBED_NORM,
-    ATTENTION_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, Q_NORM, K_NORM, SINKS, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ
+    ATTENTION_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, Q_NORM, K_NORM, SINKS, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ,
+    ROUTER, SHARED_GATE,
+    SLOTS
 };
 
 struct Norm {
@@ -64,9 +72,15 @@ struct Join {
     const Norm* before = nullptr;  // of what the second gets
 };
 
-// Its steps are into_attention, qkv, attention, output, into_mlp, up, down.
+struct Mlp {
+    Linear up, down;
+};
+
+// Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last two.
 struct Layer {
     Linear qkv, output, up, down;
+    Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
+    std::vector<Mlp> experts;  // the shared one is the last
     Join into_attention, into_mlp;
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is behind
     const float *q_norm = nullptr, *k_norm = nullptr;
@@ -113,17 +127,19 @@ public:
     // when the image is there: its own table's memory is given back.
     bool share_table(const Model& other);
 
+    // Where weights go is said by a slot and, of a layer's, an index: its number, or of its expert e (the shared one is the
+    // last) number + layers · (e + 1).
     // Packs a contiguous tensor of the checkpoint (rows, columns). False where no such weight of that shape exists. Throws
     // NotFinite where the tensor holds NaN or infinity.
-    bool pack(Pool& pool, Slot slot, int32_t layer, bool bias, SourceType type, const void* data, int64_t rows,
+    bool pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType type, const void* data, int64_t rows,
               int64_t columns);
     // Packs a matrix that is quantized already: values (columns, width) from 0 to 15, and for each group of input
     // columns a scale and a zero from 0 to 31 (columns, groups); the last group may be short. Exact for scales of up to
     // 19 significant bits, as those of fp16 and bf16. False where there is no such int4 weight; NotFinite as above.
-    bool pack_int4(Pool& pool, Slot slot, int32_t layer, const uint8_t* values, const float* scales,
+    bool pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
                    const uint8_t* zeros, int64_t columns, int64_t width);
     // The order of a linear's input columns (width), in which matrices are packed into it. False where it has none.
-    bool set_order(Slot slot, int32_t layer, const int32_t* order, int64_t width);
+    bool set_order(Slot slot, int32_t index, const int32_t* order, int64_t width);
     // Columns [first, last) of a row (width) in the order of `linear`: in `buffer`, or where they are if it has none.
     static const float* arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
                                 float* buffer);
@@ -165,14 +181,18 @@ private:
     const float* make_vector(int64_t size);
     Norm make_norm();
     void make_joins();
-    Part part(Slot slot, int32_t layer) const;
-    const float* vector(Slot slot, int32_t layer, bool bias) const;
+    void lay_out_mlp(Layer& layer);
+    Mlp make_mlp(int64_t size);
+    int32_t mlps() const { return spec.experts ? spec.experts + (spec.shared_size ? 1 : 0) : 0; }  // experts of a layer
+    Part part(Slot slot, int32_t index) const;
+    Part mlp_part(Slot slot, int32_t index) const;
+    const float* vector(Slot slot, int32_t index, bool bias) const;
     int64_t vector_size(Slot slot) const;
-    bool exists(Slot slot, int32_t layer, bool bias) const;
-    size_t flag(Slot slot, int32_t layer, bool bias) const;
+    bool exists(Slot slot, int32_t index, bool bias) const;
+    size_t flag(Slot slot, int32_t index, bool bias) const;
     void expect_weights();
     void expect_none() { missing_.clear(), missing_count_ = 0; }
-    void arrived(Slot slot, int32_t layer, bool bias);
+    void arrived(Slot slot, int32_t index, bool bias);
     void require_memory() const;
     [[noreturn]] void refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const;
     bool pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data);

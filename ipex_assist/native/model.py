@@ -10,7 +10,7 @@ from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import NotFiniteError
 from ipex_assist.native.library import Pool, last_error, library
 from ipex_assist.native.sizes import new_model
-from ipex_assist.native.structures import PRECISIONS, SLOTS, SOURCE_TYPES
+from ipex_assist.native.structures import PRECISIONS, SOURCE_TYPES, place_of
 from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ class PackedModel:
 
         Raises NotFiniteError where it holds NaN or infinity.
         """
-        *prefix, leaf, kind = name.split(".")
         if str(tensor.dtype).removeprefix("torch.") not in SOURCE_TYPES:
             tensor = tensor.float()
         tensor = tensor.contiguous()
@@ -106,9 +105,8 @@ class PackedModel:
         status = self.library.ia_model_pack(
             self.handle,
             self.pool.handle,
-            SLOTS[leaf],
-            int(prefix[1]) if prefix else 0,
-            kind == "bias",
+            *place_of(self.spec, name),
+            name.endswith(".bias"),
             SOURCE_TYPES[str(tensor.dtype).removeprefix("torch.")],
             tensor.data_ptr(),
             rows,
@@ -158,6 +156,11 @@ class PackedModel:
         values = (ctypes.c_uint64 * 3)()
         self.library.ia_timing(self.handle, values)
         return tuple(values)  # type: ignore[return-value]
+
+    @property
+    def experts_read(self) -> int:
+        """How many experts the last call's passes read, of all layers, each once a pass; shared ones do not count."""
+        return int(self.library.ia_experts_read(self.handle))
 
     def check(self, status: int) -> None:
         """Raise IpexAssistError where a call of the core failed."""

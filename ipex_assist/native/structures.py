@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, Experts
 
 ABI_VERSION = 6  # api.cpp: ia_abi. It changes with every function there and with the structures here.
-PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
+BESIDE_MXFP4 = "bf16"  # of all linears but the experts', as the checkpoints with such experts store them
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
@@ -38,6 +39,8 @@ SLOTS = {
             "gate_proj",
             "up_proj",
             "down_proj",
+            "router",
+            "shared_gate",
         )
     )
 }
@@ -48,6 +51,7 @@ _INTEGERS = (
     "mlp_bias qk_norm tied_head projected_embedding"
 )
 _LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias attention_sinks rotary_dim rotary_tables"
+_EXPERTS = "experts experts_per_token experts_normalised router_bias shared_size shared_gate expert_precision"
 _FACTORS = "embedding_multiplier residual_multiplier attention_cap logit_cap"
 
 
@@ -61,6 +65,7 @@ class Spec(ctypes.Structure):
         ("outer_precision", ctypes.c_int32),
         *((name, ctypes.c_int32) for name in _LATER_INTEGERS.split()),
         *((name, ctypes.c_float) for name in _FACTORS.split()),
+        *((name, ctypes.c_int32) for name in _EXPERTS.split()),
     ]
 
 
@@ -130,8 +135,9 @@ def native_spec(
     outer_precision: of the head and the embedding's projections, `precision` where None. ordered: linears have an order
     of input columns of their own.
     """
+    beside = BESIDE_MXFP4 if precision == "mxfp4" else precision
     return Spec(
-        precision=PRECISIONS[precision],
+        precision=PRECISIONS[beside],
         group=group,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -158,7 +164,7 @@ def native_spec(
         projected_embedding=spec.projected_embedding,
         norm_eps=spec.norm_eps,
         attention_scale=spec.scale,
-        outer_precision=PRECISIONS[outer_precision or precision],
+        outer_precision=PRECISIONS[outer_precision or beside],
         ordered=ordered,
         parallel=spec.parallel,
         shared_norm=spec.shared_norm,
@@ -171,4 +177,31 @@ def native_spec(
         residual_multiplier=spec.residual_multiplier,
         attention_cap=spec.attention_cap or 0.0,
         logit_cap=spec.logit_cap or 0.0,
+        **_experts(spec.experts, precision),
     )
+
+
+def _experts(experts: Experts | None, precision: str) -> dict[str, int]:
+    if experts is None:
+        return {}
+    return {
+        "experts": experts.count,
+        "experts_per_token": experts.per_token,
+        "experts_normalised": experts.normalised,
+        "router_bias": experts.router_bias,
+        "shared_size": experts.shared_size,
+        "shared_gate": experts.shared_gate,
+        "expert_precision": PRECISIONS[precision],
+    }
+
+
+def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
+    """Where the core has one of our weights: its slot, and the index of its layer or expert (`Model::pack`)."""
+    *prefix, leaf, _kind = name.split(".")
+    if not prefix:
+        return SLOTS[leaf], 0
+    layer, experts = int(prefix[1]), spec.experts
+    if len(prefix) == 2 or experts is None:
+        return SLOTS[leaf], layer
+    number = experts.count if prefix[2] == "shared" else int(prefix[3])
+    return SLOTS[leaf], layer + spec.num_hidden_layers * (number + 1)

@@ -10,11 +10,12 @@ namespace ipex_assist {
 
 bool Model::ready() const { return image_.data() && missing_count_ == 0 && (!table_of_ || table_of_->ready()); }
 
-bool Model::exists(Slot slot, int32_t layer, bool bias) const {
+bool Model::exists(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_TOKENS) return !bias;
+    if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
-    if (vector(slot, layer, bias)) return true;
-    const Part where = part(slot, layer);
+    if (vector(slot, index, bias)) return true;
+    const Part where = part(slot, index);
     return where.linear && where.linear->weights && (!bias || where.linear->bias);
 }
 
@@ -28,20 +29,21 @@ int64_t Model::vector_size(Slot slot) const {
     }
 }
 
-size_t Model::flag(Slot slot, int32_t layer, bool bias) const {
-    const size_t of_layer = slot >= ATTENTION_NORM ? size_t(layer) : 0;
-    return (of_layer * (DOWN_PROJ + 1) + size_t(slot)) * 2 + size_t(bias);
+size_t Model::flag(Slot slot, int32_t index, bool bias) const {
+    const size_t of_layer = slot >= ATTENTION_NORM ? size_t(index) : 0;
+    return (of_layer * SLOTS + size_t(slot)) * 2 + size_t(bias);
 }
 
 void Model::expect_weights() {
-    missing_.assign(layers.size() * (DOWN_PROJ + 1) * 2, false);
+    const int32_t places = spec.layers * (1 + mlps());
+    missing_.assign(size_t(places) * SLOTS * 2, false);
     missing_count_ = 0;
-    for (int32_t number = EMBED_TOKENS; number <= DOWN_PROJ; number++) {
+    for (int32_t number = EMBED_TOKENS; number < SLOTS; number++) {
         const Slot slot = Slot(number);
-        for (int32_t layer = 0; layer < (slot >= ATTENTION_NORM ? spec.layers : 1); layer++) {
+        for (int32_t index = 0; index < (slot >= ATTENTION_NORM ? places : 1); index++) {
             for (const bool bias : {false, true}) {
-                if (!exists(slot, layer, bias)) continue;
-                missing_[flag(slot, layer, bias)] = true;
+                if (!exists(slot, index, bias)) continue;
+                missing_[flag(slot, index, bias)] = true;
                 missing_count_++;
             }
         }
@@ -53,10 +55,10 @@ void Model::expect_weights() {
     }
 }
 
-void Model::arrived(Slot slot, int32_t layer, bool bias) {
-    const size_t index = flag(slot, layer, bias);
-    if (index >= missing_.size() || !missing_[index]) return;
-    missing_[index] = false;
+void Model::arrived(Slot slot, int32_t index, bool bias) {
+    const size_t which = flag(slot, index, bias);
+    if (which >= missing_.size() || !missing_[which]) return;
+    missing_[which] = false;
     missing_count_--;
 }
 
@@ -80,9 +82,9 @@ void Model::refuse_values(SourceType type, const void* data, int64_t rows, int64
     throw NotFinite("NaN or infinity");
 }
 
-bool Model::set_order(Slot slot, int32_t layer, const int32_t* order, int64_t width) {
+bool Model::set_order(Slot slot, int32_t index, const int32_t* order, int64_t width) {
     require_memory();
-    const Part where = part(slot, layer);
+    const Part where = part(slot, index);
     if (!where.linear || !where.linear->order || width != where.width) return false;
     std::vector<bool> seen(static_cast<size_t>(width));
     for (int64_t i = 0; i < width; i++) {
