@@ -13,8 +13,12 @@ from mxfp4_files import change_config, load_decoded, to_mxfp4
 from safetensors.torch import load_file, save_file
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.choose import stored_precision
+from ipex_assist.executors.native import NativeModel
 from ipex_assist.models.config import NotComputed
 
+native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core's own precisions")
 TOLERANCE = 1e-4
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]  # longer than a window
 
@@ -75,14 +79,43 @@ def test_experts_in_mxfp4(executor: str, tmp_path: Path) -> None:
     compare(model, tmp_path, executor)
 
 
-@pytest.mark.skipif(not HAS_NATIVE, reason="the native core's own precisions")
-@pytest.mark.parametrize(("precision", "error"), [("bf16", 0.03), ("int8", 0.06), ("int4", 0.5)])
+@native
+@pytest.mark.parametrize(("precision", "error"), [("bf16", 0.03), ("mxfp4", 0.05), ("int8", 0.06), ("int4", 0.5)])
 def test_mxfp4_in_other_precisions(precision: str, error: float, tmp_path: Path) -> None:
-    """It goes into each of them as any weight does."""
+    """It goes into each of them as any weight does; where it stays as it is, rows alone are rounded."""
     tiny_models.save(tmp_path, "gpt-oss")
     to_mxfp4(tmp_path)
     rows = [tiny_models.text(tmp_path, "native", each).forward(PROMPT, last=20) for each in ("fp32", precision)]
     assert float((rows[1] - rows[0]).norm() / rows[0].norm()) < error
+
+
+@native
+def test_mxfp4_stays_as_it_is(tmp_path: Path) -> None:
+    """Default and size: a checkpoint in MXFP4 and its decoded copy in bf16 have one packed image, to the bit."""
+    folders = tmp_path / "stored", tmp_path / "decoded"
+    for folder in folders:
+        tiny_models.save(folder, "gpt-oss")
+    model = tiny_models.save(folders[1], "gpt-oss")
+    load_decoded(model, to_mxfp4(folders[0]))
+    model.save_pretrained(folders[1])
+    checkpoint = open_checkpoint(str(folders[0]))
+    assert stored_precision(checkpoint, "native") == "mxfp4"
+    assert stored_precision(checkpoint, "torch") == "bf16"
+    models = [tiny_models.model(folder, "native", "mxfp4") for folder in folders]
+    images = [bytes(each.packed.image()) for each in models if isinstance(each, NativeModel)]
+    assert images[0] == images[1]
+    assert len(images) == 2
+    bf16 = tiny_models.model(folders[0], "native", "bf16")
+    assert isinstance(bf16, NativeModel)
+    assert len(images[0]) < 0.6 * bf16.packed.nbytes
+
+
+@native
+def test_mxfp4_is_of_experts(tmp_path: Path) -> None:
+    """A model without any would be rounded to a precision nobody measured."""
+    tiny_models.save(tmp_path, "llama")
+    with pytest.raises(UsageError, match="has no experts, and mxfp4 is theirs"):
+        tiny_models.model(tmp_path, "native", "mxfp4")
 
 
 @pytest.mark.parametrize(
