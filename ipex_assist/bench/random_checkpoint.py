@@ -57,7 +57,7 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
     shapes: dict[str, tuple[int, ...]] = {}
     for ours, source in sources.items():
         rows, *columns = weight_shape(spec, ours)
-        known = shapes.get(source.name, (0,))
+        known = shapes.get(source.name, (0,))[0 if source.expert is None else 1 :]
         known = known[::-1] if source.transposed else known
         if source.rows is not None:
             rows = max(source.rows[1], *known[:1])
@@ -67,7 +67,8 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
             first, last, parts = source.interleaved
             rows = rows * parts // (last - first)
         shape = (rows, *columns)
-        shapes[source.name] = shape[::-1] if source.transposed else shape
+        shape = shape[::-1] if source.transposed else shape
+        shapes[source.name] = shape if source.expert is None else (source.expert + 1, *shape)
     return shapes
 
 

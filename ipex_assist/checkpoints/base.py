@@ -14,7 +14,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import ARCHITECTURES, find
 from ipex_assist.models.config import ConfigError, NotComputed
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import check_stored
+from ipex_assist.models.weights import check_stored, stored_form
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ class Checkpoint(ABC):
         assert architecture is not None
         shapes = self.shapes()
         try:
-            check_stored(spec, architecture.weights(spec), shapes)
+            check_stored(spec, stored_form(architecture.weights(spec), shapes), shapes)
         except IpexAssistError as error:
             raise IpexAssistError(f"{self.source}: {error}") from error
 

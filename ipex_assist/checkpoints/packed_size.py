@@ -63,7 +63,7 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
         elements = math.prod(shape)
         embedding = any(word in name for word in ("embed_tokens", "token_embd", "wte"))
         table = embedding or any(word in name for word in ("embed_positions", "position_embd", "wpe"))
-        total += elements * (LINEAR_BYTES[precision] if len(shape) == 2 and not table else plain)
+        total += elements * (LINEAR_BYTES[precision] if len(shape) > 1 and not table else plain)
         total += elements * LINEAR_BYTES[precision] if embedding and tied_head else 0
     return math.ceil(total)
 

@@ -16,7 +16,7 @@ from ipex_assist.checkpoints.packed_size import packed_bytes
 from ipex_assist.checkpoints.writer import ShardWriter
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models import Architecture
-from ipex_assist.models.weights import check_numbers, resolve
+from ipex_assist.models.weights import check_numbers, resolve, stored_form
 from ipex_assist.quantization import gptq
 from ipex_assist.quantization.rtn import quantize, relative_error
 from ipex_assist.version import __version__
@@ -45,13 +45,18 @@ def write_rtn(
     Raises IpexAssistError where a matrix does not fit the format or holds what is no number, or the disk has no room.
     """
     spec = checkpoint.decoder_spec()
-    sources = architecture.weights(spec)
+    sources = stored_form(architecture.weights(spec), checkpoint.names())
     wanted = resolve(sources, checkpoint.names())
     linears = {name for name, ours in wanted.items() if all(map(_is_linear, ours))}
     canonical = {name: sources[ours[0]].name for name, ours in wanted.items()}
     if any(sources[ours[0]].transposed for ours in wanted.values()):
         raise IpexAssistError(
             f"{checkpoint.source}: its matrices are stored (in, out), for which GPTQ's format has no place. "
+            "--precision int4 quantizes such a model when it is loaded"
+        )
+    if any(source.expert is not None for source in sources.values()):
+        raise IpexAssistError(
+            f"{checkpoint.source}: all experts of a layer lie in one tensor, for which GPTQ's format has no place. "
             "--precision int4 quantizes such a model when it is loaded"
         )
     _check_shapes(checkpoint, linears)

@@ -8,7 +8,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.registry import EXECUTORS, LoadRequest
 from ipex_assist.models import find
-from ipex_assist.models.weights import NotFiniteError
+from ipex_assist.models.weights import NotFiniteError, stored_form
 from ipex_assist.quantization.precision import INT4_GROUP
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def load_model(
     if precision == "mxfp4" and spec.experts is None:
         raise UsageError(f"{checkpoint.source} has no experts, and mxfp4 is theirs: choose another --precision")
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
-    sources = architecture.weights(spec)
+    sources = stored_form(architecture.weights(spec), checkpoint.names())
     request = LoadRequest(
         checkpoint,
         spec,

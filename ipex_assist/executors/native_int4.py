@@ -21,10 +21,10 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.model_bytes import stored_outer_precision
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
+from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve, weight_shape
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
-from ipex_assist.native.structures import SLOTS
+from ipex_assist.native.structures import place_of
 from ipex_assist.quantization.int4_weight import Int4Weight
 
 log = logging.getLogger("ipex_assist")
@@ -94,6 +94,9 @@ def _pack(
         check_shape(model.spec, ours, tuple(part.shape))
         model.pack(ours, part if order is None else part[:, order])
         return not (ours.startswith("layers.") and ours.endswith("_proj.weight"))
+    if ours.endswith((".router.weight", ".shared_gate.weight")):  # the core has them in fp32
+        model.pack(ours, part_of(weight.dequantized(), source, dim))
+        return True
     # Quantizers store (out, in) whatever the float checkpoint does.
     stored = weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
     check_shape(model.spec, ours, stored.shape)
@@ -109,14 +112,12 @@ def _pack(
 
 
 def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:
-    layer, leaf = _place(ours)
     values, scales, zeros = (part.contiguous() for part in (weight.values, weight.scales, weight.zeros))
     columns, width = weight.shape
     status = model.library.ia_model_pack_int4(
         model.handle,
         model.pool.handle,
-        SLOTS[leaf],
-        layer,
+        *place_of(model.spec, ours),
         values.data_ptr(),
         scales.data_ptr(),
         zeros.data_ptr(),
@@ -127,35 +128,17 @@ def _pack_int4(model: PackedModel, ours: str, weight: Int4Weight) -> None:
 
 
 def _set_order(model: PackedModel, ours: str, order: torch.Tensor | None) -> None:
-    layer, leaf = _place(ours)
-    if leaf == "embed_tokens":
+    if ours == "embed_tokens.weight":
         if not model.spec.tied_head:
             return
-        leaf = "lm_head"
-    width = _width(model.spec, leaf)
+        ours = "lm_head.weight"
+    width = weight_shape(model.spec, ours)[1]
     order = (torch.arange(width) if order is None else order).to(torch.int32).contiguous()
     if order.shape != (width,):
         raise IpexAssistError(f"{ours} has an order (g_idx) of {tuple(order.shape)} for {width} columns")
-    status = model.library.ia_model_set_order(
-        model.handle, SLOTS[leaf], layer, ctypes.c_void_p(order.data_ptr()), width
-    )
+    slot, index = place_of(model.spec, ours)
+    status = model.library.ia_model_set_order(model.handle, slot, index, ctypes.c_void_p(order.data_ptr()), width)
     model.check_packed(status, ours, tuple(order.shape))
-
-
-def _width(spec: DecoderSpec, leaf: str) -> int:
-    embedding = spec.embedding_size or spec.hidden_size
-    return {
-        "o_proj": spec.query_size,
-        "down_proj": spec.intermediate_size,
-        "lm_head": embedding,
-        "project_in": embedding,
-    }.get(leaf, spec.hidden_size)
-
-
-def _place(ours: str) -> tuple[int, str]:
-    """The layer (0 outside of layers) and the last part of one of our weights' names."""
-    *prefix, leaf, _kind = ours.split(".")
-    return int(prefix[1]) if prefix else 0, leaf
 
 
 def _linear_of(ours: str) -> str:

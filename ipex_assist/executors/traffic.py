@@ -16,7 +16,10 @@ BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that every pass of a model reads: its weights once, and keys and values of each token before it."""
+    """Bytes that every pass of a model reads: its weights once, and keys and values of each token before it.
+
+    Of experts, those of one row: a pass of several reads up to as many times as many.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -30,8 +33,8 @@ def traffic_of(model: Model, precision: str) -> Traffic:
     kv = model.spec.kv_bytes_per_token(*kv_sizes(model.kv_precision))
     packed = getattr(model, "packed", None)  # the native core's
     if packed is None:
-        return Traffic(linear_bytes(model.spec, precision), kv)
-    return Traffic(packed.nbytes - table_bytes(model.spec, precision), kv)
+        return Traffic(linear_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv)
+    return Traffic(packed.nbytes - table_bytes(model.spec, precision) - idle_bytes(model.spec, precision), kv)
 
 
 def table_bytes(spec: DecoderSpec, precision: str) -> int:
@@ -47,9 +50,25 @@ def linear_bytes(spec: DecoderSpec, precision: str) -> int:
     """Return the packed bytes of all matrices of a model but its embedding tables."""
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
     layer = hidden * (2 * spec.query_size + 2 * spec.key_value_size)
-    layer += hidden * spec.intermediate_size * (3 if spec.gated else 2)
+    layer += _mlp_elements(spec)
     outside = spec.vocab_size * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
     return round((spec.num_hidden_layers * layer + outside) * LINEAR_BYTES[precision])
+
+
+def idle_bytes(spec: DecoderSpec, precision: str) -> int:
+    """Packed bytes of the experts that a row does not pass through."""
+    if spec.experts is None:
+        return 0
+    idle = spec.num_hidden_layers * (spec.experts.count - spec.experts.per_token)
+    return round(idle * 3 * spec.hidden_size * spec.intermediate_size * LINEAR_BYTES[precision])
+
+
+def _mlp_elements(spec: DecoderSpec) -> int:
+    """Of a layer's MLP, or of its router and all experts."""
+    if spec.experts is None:
+        return spec.hidden_size * spec.intermediate_size * (3 if spec.gated else 2)
+    sizes = spec.experts.count * spec.intermediate_size + spec.experts.shared_size
+    return spec.hidden_size * (3 * sizes + spec.experts.count)
 
 
 def machine_gb_per_s(model: Any) -> float | None:

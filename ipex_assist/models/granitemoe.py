@@ -14,7 +14,11 @@ EXAMPLES = ("ibm-granite/granite-3.1-3b-a800m-instruct", "ibm-granite/granite-3.
 NAMES = {**granite.NAMES, "num_experts": "num_local_experts"}
 _PLACE = "block_sparse_moe"
 _INPUT, _OUTPUT = f"{_PLACE}.input_linear", f"{_PLACE}.output_linear"
-_NAMES = ExpertNames(f"{_PLACE}.router.layer", {"gate_proj": _INPUT, "up_proj": _INPUT, "down_proj": _OUTPUT})
+_NAMES = ExpertNames(
+    (f"{_PLACE}.router.layer", f"{_PLACE}.router"),
+    {"gate_proj": _INPUT, "up_proj": _INPUT, "down_proj": _OUTPUT},
+    together=f"{_PLACE}.experts",
+)
 
 
 def spec(config: Config) -> DecoderSpec:

@@ -13,7 +13,9 @@ EXAMPLES = ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Ins
 NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "num_local_experts"}
 _PLACE = "block_sparse_moe"
 _LINEARS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-_NAMES = ExpertNames(f"{_PLACE}.gate", {leaf: f"{_PLACE}.experts.{{}}.{name}" for leaf, name in _LINEARS.items()})
+_NAMES = ExpertNames(
+    (f"{_PLACE}.gate", "mlp.gate"), {leaf: f"{_PLACE}.experts.{{}}.{name}" for leaf, name in _LINEARS.items()}
+)
 
 
 def spec(config: Config) -> DecoderSpec:

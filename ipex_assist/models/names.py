@@ -31,20 +31,30 @@ class ExpertNames:
     """What a checkpoint calls a layer's router and experts, and by default Qwen's names of them.
 
     In a linear's name {} stands for an expert's number; without it all experts' lie in one tensor, (experts, …).
+    together: where transformers 5 has them when it is asked for its own format, gate and up in one tensor.
     """
 
-    router: str = "mlp.gate"
+    router: tuple[str, ...] = ("mlp.gate",)
     linears: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.experts.{{}}.{leaf}" for leaf in MLP})
     shared: Mapping[str, str] = field(default_factory=lambda: {leaf: f"mlp.shared_expert.{leaf}" for leaf in MLP})
     shared_gate: str = "mlp.shared_expert_gate"
+    together: str = "mlp.experts"
 
-    def leaves(self, spec: DecoderSpec) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Our name of each within a layer, the checkpoint's, and what fields its Source has besides."""
+    def leaves(self, spec: DecoderSpec, place: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Our name of each within a layer, the checkpoint's, and what fields its Source has besides.
+
+        place: what the names of the layer's tensors begin with.
+        """
         assert spec.experts is not None
-        yield "router", self.router, {}
+        size = spec.intermediate_size
+        rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size), "down_proj": None}
+        yield "router", self.router[0], {"alternatives": tuple(f"{place}{name}.weight" for name in self.router[1:])}
         for expert in range(spec.experts.count):
             for leaf, name in self.linears.items():
-                yield f"experts.{expert}.{leaf}", name.format(expert), {} if "{}" in name else {"expert": expert}
+                tensor = place + self.together + (".down_proj" if leaf == "down_proj" else ".gate_up_proj")
+                more = {"otherwise": Source(tensor, expert, rows=rows[leaf])}
+                one = {"expert": expert, "alternatives": (tensor,)}
+                yield f"experts.{expert}.{leaf}", name.format(expert), more if "{}" in name else one
         if spec.experts.shared_size:
             for leaf, name in self.shared.items():
                 yield f"shared.{leaf}", name, {}
@@ -86,9 +96,9 @@ def named(
         norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
         for part in norm_parts if norm else [".weight", ".bias"] if biased.get(leaf) else [".weight"]:
             name = theirs + part
-            sources[ours + part] = Source(
-                name, alternatives=(name.removeprefix(prefix),) if prefix else (), **fields.get(leaf, {}), **more
-            )
+            others = (name.removeprefix(prefix),) if prefix else ()
+            found = {"alternatives": others, **fields.get(leaf, {}), **more}
+            sources[ours + part] = Source(name, **found)
 
     for leaf, name in outside.items():
         if not (leaf == "lm_head" and spec.tied_head) and not (leaf == "final_norm" and not spec.final_norm):
@@ -100,7 +110,7 @@ def named(
         for leaf, name in {**norms, **linears}.items():
             if leaf not in absent:
                 add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf)
-        for leaf, name, more in experts.leaves(spec) if experts is not None else ():
+        for leaf, name, more in experts.leaves(spec, f"{layers}{layer}.") if experts is not None else ():
             add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf.rpartition(".")[2], **more)
     return sources
 

@@ -121,6 +121,17 @@ def _shapes(spec: DecoderSpec, inner: int) -> dict[str, tuple[int, ...]]:
     }
 
 
+def stored_form(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, Source]:
+    """The sources with `otherwise` in the place of those of which a checkpoint of these names has none."""
+    present = set(names)
+    return {
+        ours: source
+        if source.otherwise is None or not present.isdisjoint((source.name, *source.alternatives))
+        else source.otherwise
+        for ours, source in sources.items()
+    }
+
+
 def resolve(sources: Mapping[str, Source], names: Iterable[str]) -> dict[str, list[str]]:
     """Our weight names by the checkpoint tensor that holds them; IpexAssistError names what is missing."""
     present = set(names)
@@ -196,3 +207,4 @@ class Source:
     plus: float = 0.0
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()
+    otherwise: Source | None = None  # where a checkpoint without these names has it

@@ -76,6 +76,18 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) 
     own = _FEW_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)  # of rows that each thread prepares itself
     scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (3 * head + 2 * _BLOCK + 32) + own
     partials = -(-context // _BLOCK) * spec.num_attention_heads * _FEW_ROWS * head
+    slots = _slot_floats(spec, width)
     logits = 2 * wanted * (spec.vocab_size + 16)
     rotation = 2 * spec.rotary_size * len(spec.ropes) * max(context, _ROTATION_ROWS)
-    return int(4 * (rows + threads * scratch + partials + logits + rotation))
+    return int(4 * (rows + slots + threads * scratch + partials + logits + rotation))
+
+
+def _slot_floats(spec: DecoderSpec, width: int) -> float:
+    """Of the buffers of experts' rows (experts.cpp), where a layer has experts."""
+    if spec.experts is None:
+        return 0
+    chosen, inner = PASS_ROWS * spec.experts.per_token, spec.intermediate_size + 128
+    shared, shared_inner = (PASS_ROWS, spec.experts.shared_size + 128) if spec.experts.shared_size else (0, 0)
+    padding = 1.1 * _PADDED_ROWS * (width + 128 + inner + shared_inner)
+    slots = (chosen + shared) * 2.1 * (width + 128) + 2.1 * (chosen * inner + shared * shared_inner)
+    return slots + padding + PASS_ROWS * (spec.experts.count + 48)

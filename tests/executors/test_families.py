@@ -23,20 +23,8 @@ pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 # One of each kind of layer; the other families differ from these by names alone.
 VARIANTS = [
     *("phi3-longrope", "granite", "olmo2", "smollm3", "gpt-neox", "gpt2", "starcoder2", "stablelm-parallel", "phi"),
-    *(
-        "gpt-oss",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "falcon-new",
-        "gptj",
-        "bloom",
-        "mpt",
-        "cohere-norms",
-        "cohere2",
-        "glm4",
-        "exaone4",
-    ),
+    *("gemma", "gemma2", "gemma3", "falcon-new", "gptj", "bloom", "mpt", "cohere-norms", "cohere2", "glm4", "exaone4"),
+    *("mixtral", "qwen2-moe", "qwen3-moe", "granitemoe", "gpt-oss"),
 ]
 LARGEST_ERROR = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.1, "int4": 0.7}
 PROMPT = tokens(30, 1)

@@ -16,7 +16,7 @@ from native_models import PRECISIONS, pool, tokens
 from ipex_assist.executors import native
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.spec import DecoderSpec, Experts, Rope
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native import build, library
 from ipex_assist.native.library import ISA_VARIABLE, Pool, instruction_set, unavailable
@@ -70,12 +70,26 @@ def pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> DecoderSpec:
+def some_experts(draw: st.DrawFn) -> Experts:
+    """Few or many, all of them or one, with what is shared."""
+    count, shared = draw(st.sampled_from([1, 3, 5, 16, 33])), draw(st.sampled_from([0, 0, 20, 150]))
+    return Experts(
+        count=count,
+        per_token=draw(st.integers(1, min(count, 4))),
+        normalised=draw(st.booleans()),
+        router_bias=draw(st.booleans()),
+        shared_size=shared,
+        shared_gate=shared > 0 and draw(st.booleans()),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn, experts: bool = False) -> DecoderSpec:
     """Whatever a family may ask for: heads that share keys, odd sizes, windows, biases, norms, learned positions."""
     layers, rotary, norm = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.sampled_from(["rms", "layer"]))
     kv_heads = draw(st.integers(1, 3))
     heads, alibi, tied = kv_heads * draw(st.sampled_from([1, 2, 3, 8])), draw(st.booleans()), draw(st.booleans())
-    parallel = draw(st.booleans())
+    parallel = not experts and draw(st.booleans())
     place = "before" if parallel else draw(st.sampled_from(["before", "sum", "behind", "around"]))
     hidden = draw(st.sampled_from([16, 40, 77, 200, 1100]))  # the sums of floats go by chunks of 1024
     seen = st.one_of(st.none(), st.sampled_from([1, 7, 100, 256, 300]))
@@ -98,7 +112,8 @@ def specs(draw: st.DrawFn) -> DecoderSpec:
         norm_affine=draw(st.booleans()),
         final_norm=draw(st.booleans()),
         activation=draw(st.sampled_from(["silu", "relu", "gelu", "gelu_tanh"])),  # type: ignore[arg-type]
-        gated=draw(st.booleans()),
+        gated=experts or draw(st.booleans()),
+        experts=draw(some_experts()) if experts else None,
         rope=Rope() if rotary else None,
         second_rope=Rope(100.0) if rotary else None,
         rotary_dim=draw(st.sampled_from([None, 2])),
@@ -139,8 +154,22 @@ def weight_names(spec: DecoderSpec) -> list[str]:
         here += ["q_norm.weight", "k_norm.weight"] if spec.qk_norm else []
         here += [f"{name}_proj.weight" for name in biases]
         here += [f"{name}_proj.bias" for name, wanted in biases.items() if wanted]
-        names += [f"layers.{layer}.{name}" for name in here]
+        names += [
+            f"layers.{layer}.{name}" for name in (here if spec.experts is None else of_experts(spec.experts, here))
+        ]
     return names
+
+
+def of_experts(experts: Experts, here: list[str]) -> list[str]:
+    """A layer's names, with those of experts in the place of its MLP's."""
+    mlp = [name for name in here if name.split("_")[0] in ("gate", "up", "down")]
+    places = [f"experts.{number}" for number in range(experts.count)] + ["shared"] * (experts.shared_size > 0)
+    router = ["router.weight"] + ["router.bias"] * experts.router_bias + ["shared_gate.weight"] * experts.shared_gate
+    return [
+        *(name for name in here if name not in mlp),
+        *router,
+        *(f"{place}.{name}" for place in places for name in mlp),
+    ]
 
 
 def random_model(spec: DecoderSpec, precision: str, threads: Pool, group: int, kv_precision: str | None) -> NativeModel:
@@ -199,7 +228,19 @@ def check_schedule(
 @given(data=st.data())
 def test_a_row_is_a_row(precision: str, pools: list[Pool], data: st.DataObject) -> None:
     """A sum whose order follows the number of rows, a neighbour that shows, a chain by slot instead of by position."""
-    spec = data.draw(specs(), label="spec")
+    check_rows(data, data.draw(specs(), label="spec"), precision, pools)
+
+
+@SOME
+@given(data=st.data())
+def test_a_row_is_a_row_of_experts(pools: list[Pool], data: st.DataObject) -> None:
+    """The rows that share an expert, and the experts that share threads: neither may show in a row's bits."""
+    precision = data.draw(st.sampled_from(PRECISIONS), label="precision")
+    check_rows(data, data.draw(specs(experts=True), label="spec"), precision, pools)
+
+
+def check_rows(data: st.DataObject, spec: DecoderSpec, precision: str, pools: list[Pool]) -> None:
+    """Texts in random passes on any number of threads have the logits that they have alone, on one."""
     group = data.draw(st.sampled_from([32, 64, 128]), label="group")
     lengths = data.draw(st.lists(st.sampled_from([3, 40, 270, 530]), min_size=1, max_size=3), label="lengths")
     texts = [some_tokens(length, seed) for seed, length in enumerate(lengths)]

@@ -57,6 +57,7 @@ _VARIANTS = (
     *("llama", "mistral-window", "qwen2-window", "qwen3", "opt", "gpt-bigcode", "phi3-longrope", "granite", "olmo2"),
     *("smollm3", "gpt-neox", "gpt2", "starcoder2-window", "stablelm", "phi", "gemma", "gemma2", "gemma3"),
     *("falcon-new", "gptj", "bloom", "mpt", "cohere", "cohere2", "glm", "glm4", "exaone4"),
+    *("mixtral-window", "qwen2-moe", "qwen3-moe-window", "olmoe-biases", "granitemoe"),
 )
 FAMILIES = {tiny_models.VARIANTS[variant]["model_type"]: variant for variant in _VARIANTS}
 
