@@ -14,7 +14,7 @@ ARCHITECTURE = "GptOssForCausalLM"
 EXAMPLES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b")
 NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "num_local_experts"}
 _BOTH, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-_NAMES = ExpertNames("mlp.router", {"gate_proj": _BOTH, "up_proj": _BOTH, "down_proj": _DOWN})
+_NAMES = ExpertNames(("mlp.router",), {"gate_proj": _BOTH, "up_proj": _BOTH, "down_proj": _DOWN})
 # Experts' matrices are stored (in, out), with gate and up by turns. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
 _FIELDS: Fields = {
     "gate_proj": {"transposed": True, "every": (0, 2)},
@@ -52,13 +52,9 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
     sources = named(spec, fields=_FIELDS, experts=_NAMES)
     for ours, source in sources.items():
         if source.expert is not None:
-            name, *others = (_tensor(module) for module in (source.name, *source.alternatives))
-            sources[ours] = replace(source, name=name, alternatives=tuple(others))
+            name = source.name.removesuffix(".weight").replace(".bias", "_bias")
+            sources[ours] = replace(source, name=name, alternatives=(name.removeprefix("model."),))
     for layer in range(spec.num_hidden_layers):
         name = f"layers.{layer}.self_attn.sinks"
         sources[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name,))
     return sources
-
-
-def _tensor(name: str) -> str:
-    return name.removesuffix(".weight").replace(".bias", "_bias")
