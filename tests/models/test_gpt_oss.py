@@ -80,7 +80,7 @@ def test_experts_in_mxfp4(executor: str, tmp_path: Path) -> None:
 
 
 @native
-@pytest.mark.parametrize(("precision", "error"), [("bf16", 0.03), ("mxfp4", 0.05), ("int8", 0.06), ("int4", 0.5)])
+@pytest.mark.parametrize(("precision", "error"), [("bf16", 0.03), ("mxfp4", 0.05), ("int8", 0.2), ("int4", 0.7)])
 def test_mxfp4_in_other_precisions(precision: str, error: float, tmp_path: Path) -> None:
     """It goes into each of them as any weight does; where it stays as it is, rows alone are rounded."""
     tiny_models.save(tmp_path, "gpt-oss")
@@ -107,7 +107,7 @@ def test_mxfp4_stays_as_it_is(tmp_path: Path) -> None:
     assert len(images) == 2
     bf16 = tiny_models.model(folders[0], "native", "bf16")
     assert isinstance(bf16, NativeModel)
-    assert len(images[0]) < 0.6 * bf16.packed.nbytes
+    assert len(images[0]) < 0.7 * bf16.packed.nbytes  # of rows padded to 128
 
 
 @native
