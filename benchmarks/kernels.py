@@ -4,8 +4,8 @@
 
 Every layer has several copies of its weights, together over 1 GB, used in turn, so that each call reads them from
 memory. GB/s counts the weights as they are packed, with their scales. Contenders take turns; figures are medians.
-Shapes are input × output columns. Precisions are bf16, int8 and int4, the latter in groups of 64 inputs or, as int4/128,
-of others.
+Shapes are input × output columns. Precisions are bf16, int8 and int4, that in groups of 64 inputs or, as int4/128, of
+others.
 
 "in cache" is what instructions alone take: of a layer of as many inputs and so few columns that its weights stay in the
 cores' second-level caches, less one of fewer still, which takes the same call; by column, times the columns. No kernel

@@ -44,7 +44,7 @@ QUESTIONS = {
     "sampling": "Sampled text: noise by position beside rejection sampling",
     "draft_length": "Draft lengths: adaptive beside each fixed length",
     "draft_length_self": "Drafting without a small sibling",
-    "router_trace": "Drafts of a mixture priced by experts, by rows, and fixed: a trained router, replayed without a clock",
+    "router_trace": "Drafts of a mixture of experts: priced by experts, by rows, and of fixed length",
     "always_wrong": "What an assistant that is always wrong costs",
     "simulated": "OPT-6.7B with OPT-125M, simulated acceptance of 0.8",
     "eval": "Fewer bits: perplexity",

@@ -1,4 +1,4 @@
-"""Drafts priced by the experts they touch, beside drafts priced by rows and fixed lengths, on a trained router's choices.
+"""Drafts priced by the experts they read, beside a price by rows and fixed lengths, on a trained router's choices.
 
     python benchmarks/router_trace.py train --folder FOLDER [--seconds 240]
     python benchmarks/router_trace.py record --folder FOLDER
@@ -263,7 +263,7 @@ def replay(recorded: dict[str, Any], share: float) -> dict[str, Any]:
 def one_order(
     make: Any, costs: Costs | None, texts: list[dict[str, Any]], share: float, order: int
 ) -> tuple[float, int, int]:
-    """Return seconds, drafted and accepted tokens of all texts in one order; what a text taught is known to the next."""
+    """Return seconds, drafted and accepted tokens of all texts in one order; what each taught is known to the next."""
     texts = random.Random(order).sample(texts, len(texts))
     known, taken, drafted, accepted = Acceptance(), 0.0, 0, 0
     for text in texts:

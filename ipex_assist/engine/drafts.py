@@ -93,7 +93,7 @@ class Drafts:
             part.request.schedule.observe(each)
 
     def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
-        """Hear of the pass as a whole: its rows, those of prompts among them, what drafting and it took, its experts."""
+        """Hear of the pass as a whole: its rows, `read` of prompts, what drafting and it took, its experts a layer."""
         if self._shared and self.joint is not None:
             self.joint.observe(rows, read, seconds, draft_s, experts)
 

@@ -117,7 +117,7 @@ class Model(Protocol):
 
     @property
     def experts_read(self) -> int:
-        """Distinct experts that the last pass read, of all layers together; 0 where there are none, or nobody counts."""
+        """Distinct experts that the last pass read, of all layers together; 0 where nobody counts."""
         return 0
 
     @property

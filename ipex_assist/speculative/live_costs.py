@@ -153,7 +153,7 @@ class LiveCosts:
         return np.maximum(self._verify[0], self._verify + more)
 
     def _priced(self, calibrated: Array, speed: float) -> Costs:
-        """Calibrated seconds without calibration's errors, on a machine of this speed (a logarithm; 0: as it was then)."""
+        """Calibrated seconds without calibration's errors, on a machine of this speed (a logarithm; 0: as then)."""
         factors = np.exp(speed + self._state[1:])
         # A pass of more rows is never cheaper, whatever a disturbed measurement says.
         verify = tuple(np.maximum.accumulate(calibrated * factors[:-1]).tolist())

@@ -96,6 +96,7 @@ void check_specs(const Kernels& k) {
     CHECK_REFUSED("groups of 48", make([](Spec& s) { s.group = 48; }));
     CHECK_REFUSED("groups of 0", make([](Spec& s) { s.group = 0; }));
     CHECK_REFUSED("precision is 4", make([](Spec& s) { s.precision = Precision(4); }));
+    CHECK_REFUSED("activation is 4", make([](Spec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
     CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
     CHECK_REFUSED("epsilon is nan", make([](Spec& s) { s.norm_eps = NAN; }));
     CHECK_REFUSED("epsilon is -1", make([](Spec& s) { s.norm_eps = -1; }));
