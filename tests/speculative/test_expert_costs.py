@@ -52,7 +52,7 @@ def test_a_text_tells_how_many_experts_its_drafts_read(spread: float) -> None:
     for drafted in (1, 2, 3, 2, 1) * 8:
         live.observe(round_of(drafted, spread), 1)
     for rows in (1, 3, 8, 12):
-        assert live.costs.verifying(rows) == pytest.approx(FIXED + EACH * distinct(1 + spread * (rows - 1)), rel=0.1)
+        assert live.costs.verifying(rows) == pytest.approx(FIXED + EACH * distinct(1 + spread * (rows - 1)), rel=0.15)
 
 
 def test_other_experts_are_not_taken_for_a_slower_machine() -> None:
@@ -75,7 +75,9 @@ def test_texts_that_share_a_pass_choose_independently() -> None:
 
 def test_where_all_experts_are_read_nothing_is_learnt() -> None:
     """A pass of very many rows reads everything, whatever they choose; it must not make rows look alike."""
-    spread = Spread(costs().experts or pytest.fail())
+    experts = costs().experts
+    assert experts is not None
+    spread = Spread(experts)
     for _ in range(50):
         spread.observe(200, 1, COUNT)
     assert (spread.spread, spread.growth) == pytest.approx((1.0, 0.85))
