@@ -134,7 +134,7 @@ void check_weights(const Kernels& k) {
                 for (int32_t layer = 0; layer < (s.layered ? spec.layers : 1); layer++) {
                     const int32_t index = s.index(spec, layer);
                     for (const int64_t more : {-1, 1}) {
-                        CHECK(!pack(s, index, s.rows + more, s.columns), "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
+                        CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns), "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
                         if (s.columns + more < 1) continue;
                         CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name, s.slot, long(more));
                     }
