@@ -28,6 +28,7 @@ PAIRS = {
     # The Python variant: the others have 16 more tokens than any small Llama.
     "codellama-7b": Pair("codellama/CodeLlama-7b-Python-hf", "amd/AMD-Llama-135m-code"),
     "starcoder": Pair("bigcode/starcoder", "bigcode/tiny_starcoder_py"),
+    "qwen3-30b-a3b": Pair("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-0.6B"),
 }
 
 
@@ -83,6 +84,38 @@ def _bigcode(hidden: int, layers: int, heads: int) -> Config:
     }
 
 
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, **differences: Any) -> Config:
+    fields = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+    }
+    return fields | differences
+
+
+_30B_A3B: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}
+
 # By the config.json of each model on the hub.
 CONFIGS: dict[str, Config] = {
     "facebook/opt-125m": _opt(768, 12, 12),
@@ -100,6 +133,8 @@ CONFIGS: dict[str, Config] = {
         4096, 11008, 32, 32, max_position_embeddings=16384, rms_norm_eps=1e-5, rope_theta=1e6
     ),
     "amd/AMD-Llama-135m-code": _llama(768, 2048, 12, 12, rms_norm_eps=1e-5),
+    "Qwen/Qwen3-30B-A3B": _qwen3(2048, 48, 32, 4, **_30B_A3B),
+    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 8, intermediate_size=3072, tie_word_embeddings=True),
     "bigcode/starcoder": _bigcode(6144, 40, 48),
     "bigcode/tiny_starcoder_py": _bigcode(768, 20, 12),
 }

@@ -15,9 +15,10 @@ SHARD_BYTES = 2 << 30  # of a safetensors file; one shard is held in memory
 
 @dataclass
 class ShardWriter:
-    """Tensors gathered into files of SHARD_BYTES; their final names follow when their number is known."""
+    """Tensors gathered into files of shard_bytes; their final names follow when their number is known."""
 
     folder: Path
+    shard_bytes: int = SHARD_BYTES
     pending: dict[str, torch.Tensor] = field(default_factory=dict)
     size: int = 0
     files: list[list[str]] = field(default_factory=list)
@@ -25,7 +26,7 @@ class ShardWriter:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take one more tensor; a full shard is written. Raises OSError where it cannot be."""
-        if self.pending and self.size + tensor.nbytes > SHARD_BYTES:
+        if self.pending and self.size + tensor.nbytes > self.shard_bytes:
             self._write()
         self.pending[name] = tensor.contiguous()
         self.size += tensor.nbytes

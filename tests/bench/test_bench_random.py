@@ -24,6 +24,8 @@ PARAMETERS = {
     "JackFram/llama-160m": 162_417_408,
     "TheBloke/guanaco-33B-HF": 32_528_943_616,
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-0.6B": 596_049_920,
     "bigcode/starcoder": 15_517_456_384,
     "bigcode/tiny_starcoder_py": 164_144_128,
 }
@@ -43,6 +45,15 @@ TINY_BIGCODE = published_config("bigcode/tiny_starcoder_py") | {
     "vocab_size": 160,
     "n_positions": 256,
 }
+TINY_MIXTURE = published_config("Qwen/Qwen3-30B-A3B") | {
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+}
 TINY_LLAMA = published_config("TinyLlama/TinyLlama-1.1B-Chat-v1.0") | {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -53,14 +64,29 @@ TINY_LLAMA = published_config("TinyLlama/TinyLlama-1.1B-Chat-v1.0") | {
 }
 
 
+def stored(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """What checkpoints have for a parameter: all experts of transformers 5 are one, gate and up together."""
+    place, _, leaf = name.partition("experts.")
+    if len(shape) != 3:
+        return {name: shape}
+    count, rows, columns = shape
+    leaves = {"gate_up_proj": (("gate_proj", "up_proj"), rows // 2), "down_proj": (("down_proj",), rows)}
+    names, rows = leaves[leaf]
+    return {f"{place}experts.{i}.{each}.weight": (rows, columns) for i in range(count) for each in names}
+
+
 @pytest.mark.parametrize("source", CONFIGS)
 def test_shapes_are_those_of_transformers(source: str) -> None:
     """One wrong size, or a tensor left out, and the table of a pair would be another pair's."""
     config = published_config(source)
+    if "num_experts" in config:
+        config |= {"num_hidden_layers": 2, "num_experts": 16}  # each is some modules of transformers 4; sizes are below
     fields = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
-    theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    theirs = {}
+    for name, parameter in model.named_parameters():
+        theirs |= stored(name, tuple(parameter.shape))
     if model.config.tie_word_embeddings:
         theirs.pop("lm_head.weight", None)
     assert RandomCheckpoint(source, config).shapes() == theirs
@@ -89,7 +115,10 @@ def test_names_that_are_not_known() -> None:
         published_config("gpt2")
 
 
-@pytest.mark.parametrize("config", [TINY_OPT, TINY_BIGCODE, TINY_LLAMA], ids=["opt-350m", "bigcode", "llama"])
+TINY = ["opt-350m", "bigcode", "llama", "mixture"]
+
+
+@pytest.mark.parametrize("config", [TINY_OPT, TINY_BIGCODE, TINY_LLAMA, TINY_MIXTURE], ids=TINY)
 def test_a_model_loads_it_and_computes(executor: str, config: dict) -> None:
     """Names and shapes are what the loader asks for, and the numbers are neither all alike nor too large."""
     model = load_model(RandomCheckpoint("tiny", config), "bf16", executor)

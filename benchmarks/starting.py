@@ -1,0 +1,95 @@
+"""First start and second start of `ipex-assist`: seconds from the process to its first token, and to its end.
+
+    python benchmarks/starting.py MODEL [--repeats 5] [--prompt TEXT] [--cache FOLDER] [-- --precision int4 …]
+
+Each turn is three processes: Python that does nothing, a start that packs the weights and keeps them, and one that
+takes that packed copy. What is behind -- goes to ipex-assist. Every turn packs into a new folder within --cache, which
+needs as much room as the packed weights, and is emptied. A first turn, which is not counted, reads the model's files
+into memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import measure
+
+from ipex_assist.env.errors import IpexAssistError
+
+NOTHING = [sys.executable, "-c", "pass"]
+IPEX_ASSIST = [sys.executable, "-m", "ipex_assist"]
+FIRST, SECOND, PYTHON = "first start", "second start", "python -c pass"
+
+
+def timed(argv: Sequence[str], cache: Path) -> tuple[float, float]:
+    """Seconds until the process writes its first byte, or ends without any, and until it ends.
+
+    Raises IpexAssistError with what it complained of.
+    """
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    with tempfile.TemporaryFile() as complaints:
+        started = time.perf_counter()
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=complaints, env=environment) as process:
+            assert process.stdout is not None
+            os.read(process.stdout.fileno(), 1)
+            first = time.perf_counter() - started
+            process.stdout.read()
+        whole = time.perf_counter() - started
+        if process.returncode:
+            complaints.seek(0)
+            said = complaints.read().decode(errors="replace").strip()[-2000:]
+            raise IpexAssistError(f"{argv[0]} … ended with {process.returncode}: {said}")
+    return first, whole
+
+
+def turn(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
+    """What each of the three took."""
+    with tempfile.TemporaryDirectory(dir=args.cache) as folder:
+        cache = Path(folder)
+        model = [*IPEX_ASSIST, "-m", args.model, "-p", args.prompt, "--max-new-tokens", "1", "--cache-packed"]
+        found = {PYTHON: timed(NOTHING, cache)}
+        for name in (FIRST, SECOND):
+            found[name] = timed([*model, *args.flags], cache)
+            if not list(cache.rglob("*.packed")):
+                raise IpexAssistError(f"{args.model}: no packed copy is kept under {args.cache}. Is there room?")
+    return found
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options, and behind -- those of ipex-assist."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompt", default="The capital of France is")
+    parser.add_argument("--cache", default=tempfile.gettempdir())
+    given = sys.argv[1:] if argv is None else argv
+    cut = given.index("--") if "--" in given else len(given)
+    args = parser.parse_args(given[:cut])
+    args.flags = given[cut + 1 :]
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table and JSON."""
+    turn(args)
+    turns = [turn(args) for _ in range(args.repeats)]
+    rows, results = [], []
+    for name in (FIRST, SECOND, PYTHON):
+        first, whole = (measure.summary([each[name][part] for each in turns]) for part in (0, 1))
+        results.append({"start": name, "first_token_s": first, "whole_s": whole})
+        token = {"first token s": f"{first['median']:.2f}", "spread": f"{first['min']:.2f} to {first['max']:.2f}"}
+        none = dict.fromkeys(token, "")  # Python's first byte is none
+        rows.append({"start": name, **(none if name == PYTHON else token), "to its end s": f"{whole['median']:.2f}"})
+    measure.report(rows, {"model": args.model, "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(measure.exit_code(lambda: run(parse()), print))
