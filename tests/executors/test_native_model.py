@@ -65,7 +65,7 @@ def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: 
             assert torch.equal(model.forward(rows), torch.cat(expected))
 
 
-@pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m"])
+@pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m", "qwen2-moe"])
 @pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str) -> None:
     """The prompt's path and the steps' path; heads that threads share by blocks, and slices of unequal size."""
