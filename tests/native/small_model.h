@@ -20,7 +20,7 @@ struct Kind {
 
 Spec base_spec(const Format& f) {
     Spec spec{};
-    spec.precision = spec.outer_precision = f.precision;
+    spec.precision = spec.outer_precision = spec.expert_precision = f.precision;
     spec.group = f.group;
     spec.vocab_size = VOCAB;
     spec.hidden_size = 40, spec.intermediate_size = 75, spec.layers = 2;
