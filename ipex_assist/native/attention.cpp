@@ -111,19 +111,26 @@ AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_
     t.end = s.end;
     t.scores = s.scores;
     t.probabilities = s.probabilities;
+    t.query_scales = s.query_scales;
+    t.query_offsets = s.query_offsets;
+    t.weight_scales = s.weight_scales;
     t.widened = s.widened;
     t.cap = spec_.attention_cap;
     t.slopes = model_.slopes.empty() ? nullptr : s.slopes;
     t.distances = s.distances;
     const float* factors = batch_.blocks->key_factors(index, kv_head);
-    const int64_t bytes = t.precision == FP32 ? 4 : k_.bf16_row_bytes;
+    const int64_t shared = t.key_depth / SHARED;
+    const bool integers = batch_.blocks->precision() == INT8 && t.precision != FP32;
+    const int64_t bytes = t.precision == FP32 ? 4 : integers ? 2 : k_.bf16_row_bytes;
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         std::memcpy(s.head, w_.qkv.as<float>() + row * qkv_width_ + int64_t(head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
         rotate_head(s.head, model_.head_norm(layer.q_norm, head), layer, stretches_[size_t(tile.stretch)], positions_[size_t(row)]);
         if (t.slopes) s.slopes[q] = model_.slopes[size_t(head)];
         for (int32_t d = 0; factors && d < spec_.head_dim; d++) s.head[d] *= factors[d];
-        k_.convert(t.precision, s.head, spec_.head_dim, t.key_depth, s.query + q * t.key_depth * bytes);
+        uint8_t* to = s.query + q * t.key_depth * bytes;
+        if (integers) k_.store_query(s.head, spec_.head_dim, t.key_depth, to, s.query_scales + q * shared, s.query_offsets + q * shared);
+        else k_.convert(t.precision, s.head, spec_.head_dim, t.key_depth, to);
     }
     return t;
 }

@@ -2,8 +2,8 @@
 // query and the block alone, and blocks are merged in their order: so neither the rows beside a row nor the thread that
 // happened to compute a block can change its bits. Source of the merge: Milakov and Gimelshein 2018, arXiv:1805.02867.
 #pragma once
+#include "attention_integer.h"
 #include "linear_float.h"
-#include "rows.h"
 
 namespace ipex_assist {
 namespace {
@@ -67,13 +67,12 @@ inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t d
         const __mmask16 mask = number ? lanes(count) : 0;
         const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + d), factor));
         const __m128i bytes = _mm512_cvtsepi32_epi8(q);
-        uint8_t* at = to + (key ? packed_index(1, depth, position, d) : packed_index(1, depth, d, position));
-        if (key) {
-            alignas(16) uint8_t values[LANES];
-            _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
-            store_down(values, count, at);
-        } else {
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(at), bytes);
+        alignas(16) uint8_t values[LANES];
+        _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
+        // Keys are unsigned, as the weights of linears are; what is beyond head_dim, a query's zeros take away.
+        for (int j = 0; j < count; j++) {
+            const int64_t at = key ? packed_index(4, depth, position, d + j) : packed_index(4, depth, d + j, position);
+            to[at] = uint8_t(values[j] + (key ? 128 : 0));
         }
     }
     return number ? most / 127.0f : NAN;
@@ -96,29 +95,25 @@ void store_value(Precision precision, const float* value, int32_t head_dim, int3
     }
 }
 
-// 16 columns of int8 in the order of D, exactly: an integer of 8 bits is a number of bf16, the upper half of an fp32.
-template <class D>
-inline void widen_int8(const uint8_t* from, int64_t depth, uint8_t* to) {
-    const auto next = [&](int64_t k) {
-        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k * LANES));
-        return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow)));
-    };
-    for (int64_t k = 0; k < depth; k += 4) {
-        _mm_prefetch(reinterpret_cast<const char*>(from + k * LANES + PREFETCH), _MM_HINT_T0);
-        for (int64_t i = k; i < k + 4; i += D::STEP) {
-            const __m512i first = next(i);
-            const __m512i pair = D::STEP == 1 ? first : _mm512_or_si512(_mm512_srli_epi32(first, 16), next(i + 1));
-            _mm512_storeu_si512(to + i / D::STEP * 64, pair);
+// 16 columns of int8 as fp32: of keys, which are stored + 128, or of values.
+inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* to) {
+    const __m512i flip = _mm512_set1_epi32(keys ? int32_t(0x80808080) : 0);
+    for (int64_t k = 0; k < depth; k += 4, from += 64, to += 4 * 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + PREFETCH), _MM_HINT_T0);
+        const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(from), flip);
+        for (int i = 0; i < 4; i++) {
+            const __m512i value = _mm512_srai_epi32(_mm512_slli_epi32(line, 24 - 8 * i), 24);
+            _mm512_storeu_ps(reinterpret_cast<float*>(to + i * 64), _mm512_cvtepi32_ps(value));
         }
     }
 }
 
 // 16 columns of a packed block, from `column` on and `used` deep, as D multiplies them: where they are, or widened.
 template <class D>
-inline const uint8_t* columns_of(const uint8_t* packed, const float* scales, int64_t column, int64_t depth, int64_t used,
+inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys, int64_t column, int64_t depth, int64_t used,
                                  uint8_t* buffer) {
-    if (!scales) return packed + column * depth * (D::STEP == 1 ? 4 : 2);
-    widen_int8<D>(packed + column * depth, used, buffer);
+    if (!widened) return packed + column * depth * (D::STEP == 1 ? 4 : 2);
+    widen_int8(packed + column * depth, used, keys, buffer);
     return buffer;
 }
 
@@ -138,23 +133,59 @@ inline void adjust_scores(const AttentionTile& t, int64_t limit) {
     }
 }
 
+// Positions of the 16 from `i` on that a query sees.
+inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
+    if (t.first[q] <= i && t.end[q] >= i + LANES) return 0xffff;  // nearly always
+    return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i));
+}
+
+inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < limit; i += LANES) {
+        most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(t.scores + q * KEYS + i));
+    }
+    return _mm512_reduce_max_ps(most);
+}
+
+// Probabilities of the 16 positions from `i` on, but for the sum of all; zeros where the query sees none.
+inline __m512 probability(const AttentionTile& t, int32_t q, int64_t i, float maximum) {
+    const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(t.scores + q * KEYS + i), _mm512_set1_ps(maximum));
+    return _mm512_maskz_mov_ps(visible(t, q, i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
+}
+
+inline __m512 weighed(const AttentionTile& t, int32_t q, int64_t i, __m512 p, const float* value_scales) {
+    return _mm512_maskz_mul_ps(visible(t, q, i), p, _mm512_loadu_ps(value_scales + i));
+}
+
 // Scores to probabilities over positions first <= i < end of a block, times the scales of its values where it has them;
 // zero elsewhere below `limit`.
 inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales, Partial& partial) {
-    const float* scores = t.scores + q * KEYS;
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    const auto visible = [&](int64_t i) { return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i)); };
-    for (int64_t i = 0; i < limit; i += LANES) {
-        most = _mm512_mask_max_ps(most, visible(i), most, _mm512_loadu_ps(scores + i));
-    }
-    partial.maximum = _mm512_reduce_max_ps(most);
+    partial.maximum = largest_score(t, q, limit);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < limit; i += LANES) {
-        const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(scores + i), _mm512_set1_ps(partial.maximum));
-        __m512 p = _mm512_maskz_mov_ps(visible(i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
+        __m512 p = probability(t, q, i, partial.maximum);
         sum = _mm512_add_ps(sum, p);
-        if (value_scales) p = _mm512_maskz_mul_ps(visible(i), p, _mm512_loadu_ps(value_scales + i));
+        if (value_scales) p = weighed(t, q, i, p, value_scales);
         store_row(t.precision, p, t.probabilities, q * KEYS + i);
+    }
+    partial.sum = _mm512_reduce_add_ps(sum);
+}
+
+// The same with weights as digits.
+inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales, Partial& partial) {
+    partial.maximum = largest_score(t, q, limit);
+    __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
+    for (int64_t i = 0; i < limit; i += HALF) {
+        const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
+        __m512i sizes = _mm512_setzero_si512();
+        for (int64_t v = 0; v < vectors; v++) {
+            const __m512 p = probability(t, q, i + v * LANES, partial.maximum);
+            sum = _mm512_add_ps(sum, p);
+            weights[v] = weighed(t, q, i + v * LANES, p, value_scales);
+            sizes = _mm512_max_epu32(sizes, size_bits(weights[v]));
+        }
+        float* scales = t.weight_scales + (q * KEYS + i) / SHARED;
+        store_weights(weights, sizes, vectors, t.probabilities + q * KEYS * 2, i, scales);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
@@ -186,7 +217,7 @@ inline bool finite(const float* x, int64_t size) {
 // Scores of all queries against the 16 positions from `i` on.
 template <class D>
 void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t i) {
-    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, i, t.key_depth, t.key_depth, t.widened);
+    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
     for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
         const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
         const auto* query = reinterpret_cast<const typename D::Row*>(t.query) + q * t.key_depth;
@@ -202,7 +233,7 @@ void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t i
 // 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
 template <class D>
 void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d, int64_t limit, Partial* partials) {
-    const uint8_t* values = columns_of<D>(block.values, block.value_scales, d, KEYS, limit, t.widened);
+    const uint8_t* values = columns_of<D>(block.values, block.value_scales, false, d, KEYS, limit, t.widened);
     for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
         const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
         const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * KEYS;
@@ -212,15 +243,20 @@ void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d
     }
 }
 
+// Positions that a tile's queries see, a multiple of 16.
+inline int64_t limit_of(const AttentionTile& t) {
+    int32_t end = 0;
+    for (int32_t q = 0; q < t.queries; q++) end = t.first[q] < t.end[q] && t.end[q] > end ? t.end[q] : end;
+    return (end + LANES - 1) / LANES * LANES;
+}
+
 // `limit` follows the query of the tile that sees most. Of the positions that another query does not see, its maximum and
 // its sum know nothing, and to its values they add zeros, in chains whose order is that of the positions: such a chain may
 // end as -0 or +0, which the total, never -0, does not show. What zero times NaN gives is mended at the end. (Of int8 it is
 // the scales that may be NaN, which the softmax has left out: integers times zero are zero.)
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
-    int32_t end = 0;
-    for (int32_t q = 0; q < t.queries; q++) end = t.first[q] < t.end[q] && t.end[q] > end ? t.end[q] : end;
-    const int64_t limit = (end + LANES - 1) / LANES * LANES;
+    const int64_t limit = limit_of(t);
     for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, i);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     for (int32_t q = 0; q < t.queries; q++) {
@@ -238,8 +274,48 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
     }
 }
 
+// The same of int8, in integers, where attention is not to have all bits of fp32. What a query does not see it multiplies by
+// zero, and integers times zero are zero; NaN in a row of keys or values is in its scale.
+void attend_integers(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
+    const int64_t limit = limit_of(t), used = (limit + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    const int64_t tiles = (t.queries + TILE_ROWS - 1) / TILE_ROWS, each = (8 + tiles - 1) / tiles;  // lines of 8
+    for (int64_t i = 0; i < KEYS; i += LANES) {
+        _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(block.value_scales + i), _MM_HINT_T0);
+    }
+    for (int64_t i = 0; i < limit; i += LANES) {
+        const uint8_t *keys = block.keys + i * t.key_depth, *next = keys + LANES * t.key_depth;
+        for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+#define CALL(M) key_tile<M>(t, q, keys, Ahead{next + q / TILE_ROWS * each * t.key_depth * 2, each}, block.key_scales + i, t.scores + q * KEYS + i)
+            IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+#undef CALL
+        }
+    }
+    if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
+    for (int32_t q = 0; q < t.queries; q++) {
+        if (t.first[q] < t.end[q]) {
+            softmax_digits(t, q, limit, block.value_scales, partials[q]);
+        } else {
+            partials[q].sum = 0;
+            std::memset(t.probabilities + q * KEYS * 2, 0, size_t(KEYS * 2));
+            std::fill_n(t.weight_scales + q * (KEYS / SHARED), KEYS / SHARED, 0.0f);
+        }
+    }
+    for (int64_t d = 0; d < t.head_dim; d += LANES) {
+        const uint8_t *values = block.values + d * KEYS, *next = values + LANES * KEYS;
+        for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+            const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
+            const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
+#define CALL(M) value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * KEYS * 2, each}, partials[q].output + d, stride)
+            IPEX_ASSIST_BY_ROWS(part, CALL)
+#undef CALL
+        }
+    }
+}
+
 void attend(const AttentionTile& tile, const KeyValueBlock& block, Partial* partials) {
-    tile.precision == FP32 ? attend_block<Fp32>(tile, block, partials) : attend_block<Bf16>(tile, block, partials);
+    if (tile.precision == FP32) return attend_block<Fp32>(tile, block, partials);
+    block.key_scales ? attend_integers(tile, block, partials) : attend_block<Bf16>(tile, block, partials);
 }
 
 void merge(Partial& into, const Partial& next, float scale, int32_t head_dim) {

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t UP_BLOCKS = 16;     // of gate and up, which are activated while they are still in the cache
 constexpr int64_t TILE_QUERIES = 64;  // that one piece of attention works on
+constexpr int64_t WEIGHT_SCALES = KEYS / SHARED;
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -105,8 +106,8 @@ int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QU
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
     const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
-                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 4 + 2 * int64_t(sizeof(Partial) / 4));
-    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + own_bytes() + 18 * 64, 4096);
+                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 4 + WEIGHT_SCALES + 2 * model_.key_depth() / SHARED + 2 * int64_t(sizeof(Partial) / 4));
+    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + own_bytes() + 21 * 64, 4096);
 }
 
 Forward::Scratch Forward::scratch(int thread) const {
@@ -128,6 +129,9 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.running = take_floats(queries * partial_width_);
     s.slopes = take_floats(queries);
     s.distances = take_floats(queries);
+    s.query_scales = take_floats(queries * model_.key_depth() / SHARED);
+    s.weight_scales = take_floats(queries * WEIGHT_SCALES);
+    s.query_offsets = reinterpret_cast<int32_t*>(take(queries * model_.key_depth() / SHARED));
     s.query = take(queries * model_.key_depth());
     s.probabilities = take(queries * KEYS);
     s.widened = take(widened_bytes(model_.key_depth()) / 4);

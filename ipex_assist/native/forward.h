@@ -97,9 +97,9 @@ private:
         int32_t first, end, stretch;
     };
     struct Scratch {  // one thread's own buffers
-        float *row, *ordered, *up, *head, *scores, *results, *running, *slopes, *distances;
+        float *row, *ordered, *up, *head, *scores, *results, *running, *slopes, *distances, *query_scales, *weight_scales;
         uint8_t *query, *probabilities, *widened;
-        int32_t *first, *end;
+        int32_t *first, *end, *query_offsets;
         Partial *partials, *merged;
         float* x;   // of rows that every thread prepares itself, and …
         Rows rows;  // … what the next linear gets of them

@@ -51,8 +51,8 @@ const Kernels* IPEX_ASSIST_KERNELS() {
 #endif
     static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), tiled,       linear,   quantize, normalise,
                                   add,                  activate,          rotate,      soft_cap, convert,
-                                  store_key,            store_value,       attend,      merge,    maximum,
-                                  pack,                 widen,             read,        narrow};
+                                  store_query,          store_key,         store_value, attend,   merge,
+                                  maximum,              pack,              widen,       read,     narrow};
     return &table;
 }
 

@@ -31,6 +31,7 @@ constexpr int LANES = 16;  // output columns of a block
 constexpr int SPAN = 128;  // input columns that share the scale of a row in int8
 constexpr int KEYS = 256;  // positions of a block of the KV cache
 constexpr int FEW = 16;    // rows of a pass whose attention threads share by blocks, not by rows; changes no bits
+constexpr int SHARED = 32;  // elements of a query, or weights of values, that share a scale beside keys and values of int8
 constexpr int ZERO_BITS = 31;
 
 struct Linear {
@@ -72,7 +73,7 @@ struct Rows {
 };
 
 // One block of 256 positions of one KV head. Keys are packed like weights whose output columns are positions, values
-// like weights whose input columns are positions. int8 lies in the order of fp32 ([depth][16]), with a scale a position.
+// like weights whose input columns are positions. int8 has a scale a position; keys are stored + 128, values are signed.
 struct KeyValueBlock {
     uint8_t* keys;        // KEYS / 16 blocks of depth `key_depth`
     uint8_t* values;      // value_blocks blocks of depth KEYS
@@ -87,12 +88,15 @@ struct AttentionTile {
     int32_t head_dim;
     int64_t key_depth;         // head_dim padded to 32
     float scale;
-    const uint8_t* query;      // (queries, key_depth), as Rows.values
+    const uint8_t* query;      // (queries, key_depth), as Rows.values; of int8 blocks in BF16 by store_query, 2 bytes each
+    const float* query_scales;     // (queries, key_depth / 32), of store_query …
+    const int32_t* query_offsets;  // … likewise
     const int32_t* first;      // per query: the first position of the block it sees …
     const int32_t* end;        // … and the one after the last; first >= end where it sees none
     float* scores;             // (queries, KEYS)
-    uint8_t* probabilities;    // (queries, KEYS), as Rows.values
-    uint8_t* widened;          // widened_bytes(key_depth); where int8 is widened, 16 columns at a time
+    uint8_t* probabilities;    // (queries, KEYS), as Rows.values; of int8 blocks in BF16 weights of values, 2 bytes each
+    float* weight_scales;      // (queries, KEYS / 32), of these
+    uint8_t* widened;          // widened_bytes(key_depth); where int8 is widened to fp32, 16 columns at a time
     float cap;                 // scores x become cap · tanh(x / cap); 0: they stay
     const float* slopes;       // per query, ALiBi: what scores gain a position, ÷ scale; null where there is none
     const float* distances;    // per query: from its own position to the first of the block
@@ -135,6 +139,8 @@ struct Kernels {
     void (*soft_cap)(float* x, int64_t size, float inner, float outer);
     // Values (size) in the row form of a precision without scales.
     void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);
+    // A query of an int8 block, where attention computes in BF16: 2 bytes an element, scales and offsets.
+    void (*store_query)(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* to, float* scales, int32_t* offsets);
     // At a position of a block, in the block's precision: FP32, BF16, or INT8 by the largest of the row's values / 127,
     // which is NaN where one of them is no number.
     void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position, const KeyValueBlock&);

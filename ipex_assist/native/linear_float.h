@@ -10,7 +10,7 @@ namespace ipex_assist {
 namespace {
 
 constexpr int64_t PREFETCH = 2048;     // bytes ahead: covers the latency of memory at the speed one core reads
-constexpr int64_t DEPTH_CHUNK = 1024;  // 8 rows and 2 blocks of this depth stay in the first two caches
+constexpr int64_t DEPTH_CHUNK = 1024;  // 8 rows and 8 blocks of this depth stay in the first two caches
 constexpr int64_t STREAMED_ROWS = 16;  // more rows than this go chunk after chunk; a matter of speed alone
 
 template <class D>
@@ -45,45 +45,6 @@ HOT_LOOP void float_tile(const typename D::Row* from, int64_t row_stride, const 
         add_chunk<D, M>(rows, block + s * 64, part, total);
     }
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
-}
-
-// 8 rows times every second step of a chunk of two blocks, from step `first` on. 4 divides the number of steps.
-template <class D>
-inline void chain_pair(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t next,
-                       int64_t first, int64_t steps, __m512 (&left)[TILE_ROWS], __m512 (&right)[TILE_ROWS]) {
-    RowPointers<typename D::Row, TILE_ROWS> row(rows + first * D::STEP, row_stride);
-    FOR_EACH(m, TILE_ROWS, left[m] = right[m] = _mm512_setzero_ps());
-    for (int64_t s = first; s < steps; s += 4, row.move(4 * D::STEP)) {
-        FOR_EACH(i, 2, {
-            const uint8_t* at = block + (s + 2 * i) * 64;
-            const __m512i a = _mm512_loadu_si512(at), b = _mm512_loadu_si512(at + next);
-            FOR_EACH(m, TILE_ROWS, {
-                left[m] = D::dot(left[m], a, row.at[m] + 2 * i * D::STEP);
-                right[m] = D::dot(right[m], b, row.at[m] + 2 * i * D::STEP);
-            });
-        });
-    }
-}
-
-// 8 rows times one chunk of two blocks, otherwise as float_tile. Both chains of both blocks do not fit into the registers,
-// so they are computed one after the other.
-template <class D>
-inline void float_tile_pair(const typename D::Row* rows, int64_t row_stride, const uint8_t* block, int64_t next,
-                            int64_t steps, const float* start, int64_t start_stride, float* out, int64_t stride) {
-    __m512 left[TILE_ROWS], right[TILE_ROWS];
-    alignas(64) float even[2][TILE_ROWS][LANES];
-    chain_pair<D>(rows, row_stride, block, next, 0, steps, left, right);
-    for (int m = 0; m < TILE_ROWS; m++) _mm512_store_ps(even[0][m], left[m]), _mm512_store_ps(even[1][m], right[m]);
-    chain_pair<D>(rows, row_stride, block, next, 1, steps, left, right);
-    for (int m = 0; m < TILE_ROWS; m++) {
-        const float* from = start ? start + m * start_stride : nullptr;
-        const __m512 left_start = from ? _mm512_loadu_ps(from) : _mm512_setzero_ps();
-        const __m512 right_start = from ? _mm512_loadu_ps(from + LANES) : _mm512_setzero_ps();
-        const __m512 left_sum = _mm512_add_ps(_mm512_load_ps(even[0][m]), left[m]);
-        const __m512 right_sum = _mm512_add_ps(_mm512_load_ps(even[1][m]), right[m]);
-        _mm512_storeu_ps(out + m * stride, _mm512_add_ps(left_start, left_sum));
-        _mm512_storeu_ps(out + m * stride + LANES, _mm512_add_ps(right_start, right_sum));
-    }
 }
 
 // `count` rows (1 to 8) times one block.
@@ -127,12 +88,7 @@ void float_many(const Linear& w, const typename D::Row* rows, int64_t count, int
                     float* to = out + r * stride + (b - first) * LANES;
                     const float* start = k > 0 ? to : w.bias ? w.bias + b * LANES : nullptr;
                     const int64_t start_stride = k > 0 ? stride : 0;
-                    if (part == TILE_ROWS && b + 1 < group_end) {
-                        float_tile_pair<D>(from, w.depth, block, bytes, steps, start, start_stride, to, stride);
-                        b++;
-                    } else {
-                        float_rows<D>(part, from, w.depth, block, steps, start, start_stride, to, stride);
-                    }
+                    float_rows<D>(part, from, w.depth, block, steps, start, start_stride, to, stride);
                 }
             }
         }

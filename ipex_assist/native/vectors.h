@@ -44,6 +44,7 @@ constexpr int REGISTERS = 8;
 #undef _mm512_srai_epi16
 #undef _mm512_srai_epi32
 #undef _mm512_roundscale_ps
+#undef _mm512_shuffle_epi32
 #undef _mm512_cmp_ps_mask
 #undef _mm512_mask_cmp_ps_mask
 #undef _mm512_i32gather_epi32
@@ -154,6 +155,12 @@ LANEWISE V16f _mm512_abs_ps(V16f x) {
     const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(INT_MAX));
     return {_mm256_and_ps(x.low, size), _mm256_and_ps(x.high, size)};
 }
+
+template <int ORDER>
+LANEWISE V16i shuffled(V16i x) {  // each quarter by itself
+    return {_mm256_shuffle_epi32(x.low, ORDER), _mm256_shuffle_epi32(x.high, ORDER)};
+}
+#define _mm512_shuffle_epi32(X, ORDER) shuffled<ORDER>(X)
 
 template <int WAY>
 LANEWISE V16f rounded(V16f x) {

@@ -1,5 +1,6 @@
 // Attention by blocks of 256 positions against one softmax in double over all positions that a query sees.
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "check.h"
@@ -61,6 +62,7 @@ struct Head {
         }
     }
 
+    bool integers() const { return stored == INT8 && precision == BF16; }  // multiplied as they are
     int bytes() const { return stored == FP32 ? 4 : stored == BF16 ? 2 : 1; }
     KeyValueBlock block(int32_t b) const {
         float* at = stored == INT8 ? scales[size_t(b)]->data() : nullptr;
@@ -70,17 +72,20 @@ struct Head {
     // Like weights whose output columns are positions …
     double key(int32_t position, int32_t d) const {
         const KeyValueBlock at = block(position / KEYS);
-        return packed(at.keys, key_depth, position % KEYS, d) * (at.key_scales ? double(at.key_scales[position % KEYS]) : 1);
+        return packed(at.keys, key_depth, position % KEYS, d, true) * (at.key_scales ? double(at.key_scales[position % KEYS]) : 1);
     }
     // … and whose input columns are.
     double value(int32_t position, int32_t d) const {
         const KeyValueBlock at = block(position / KEYS);
-        return packed(at.values, KEYS, d, position % KEYS) * (at.value_scales ? double(at.value_scales[position % KEYS]) : 1);
+        return packed(at.values, KEYS, d, position % KEYS, false) * (at.value_scales ? double(at.value_scales[position % KEYS]) : 1);
     }
-    double packed(const uint8_t* data, int64_t depth, int64_t column, int64_t k) const {
+    double packed(const uint8_t* data, int64_t depth, int64_t column, int64_t k, bool key) const {
         const uint8_t* start = data + column / LANES * LANES * depth * bytes();
         if (stored == FP32) return bits_as<float>(start + (k * LANES + column % LANES) * 4);
-        if (stored == INT8) return int8_t(start[k * LANES + column % LANES]);
+        if (stored == INT8) {
+            const uint8_t byte = start[k / 4 * 64 + column % LANES * 4 + k % 4];
+            return key ? int(byte) - 128 : int(int8_t(byte));
+        }
         return from_bf16(bits_as<uint16_t>(start + k / 2 * 64 + column % LANES * 4 + k % 2 * 2));
     }
 
@@ -105,16 +110,20 @@ struct Tile {
     Tile(const Head& head, const std::vector<Query>& queries, int32_t b)
         : stride(size_t(head.value_width) + LANES), outputs(queries.size() * stride, NAN), partials(queries.size()) {
         const Kernels& k = head.k;
-        const int32_t row_bytes = head.precision == FP32 ? 4 : k.bf16_row_bytes;
+        const int32_t row_bytes = head.precision == FP32 ? 4 : head.integers() ? 2 : k.bf16_row_bytes;
+        const size_t shared = size_t(head.key_depth) / SHARED;
         Buffer<uint8_t> query(queries.size() * size_t(head.key_depth) * size_t(row_bytes));
         Buffer<uint8_t> probabilities(queries.size() * KEYS * size_t(row_bytes), 0xff);
         Buffer<float> scores(queries.size() * KEYS, NAN);
         Buffer<uint8_t> widened(size_t(widened_bytes(head.key_depth)), 0xff);
-        Buffer<int32_t> first(queries.size()), end(queries.size());
+        Buffer<int32_t> first(queries.size()), end(queries.size()), query_offsets(queries.size() * shared);
+        Buffer<float> query_scales(queries.size() * shared), weight_scales(queries.size() * KEYS / SHARED);
         Buffer<float> slopes(queries.size()), distances(queries.size());
         for (size_t q = 0; q < queries.size(); q++) {
-            k.convert(head.precision, queries[q].values.data(), head.head_dim, head.key_depth,
-                      query.data() + q * size_t(head.key_depth) * size_t(row_bytes));
+            uint8_t* to = query.data() + q * size_t(head.key_depth) * size_t(row_bytes);
+            const float* from = queries[q].values.data();
+            if (head.integers()) k.store_query(from, head.head_dim, head.key_depth, to, &query_scales[q * shared], &query_offsets[q * shared]);
+            else k.convert(head.precision, from, head.head_dim, head.key_depth, to);
             first[q] = std::clamp(queries[q].first - b * KEYS, 0, KEYS);
             end[q] = std::clamp(queries[q].end - b * KEYS, 0, KEYS);
             partials[q] = {NAN, NAN, outputs.data() + q * stride};
@@ -131,6 +140,9 @@ struct Tile {
         tile.end = end.data();
         tile.scores = scores.data();
         tile.probabilities = probabilities.data();
+        tile.query_scales = query_scales.data();
+        tile.query_offsets = query_offsets.data();
+        tile.weight_scales = weight_scales.data();
         tile.widened = widened.data();
         tile.cap = head.cap;
         if (head.sloped) tile.slopes = slopes.data(), tile.distances = distances.data();
@@ -166,6 +178,28 @@ std::vector<float> attend_all(const Head& head, const std::vector<Query>& querie
     return result;
 }
 
+// An element of a query as it is multiplied: in 127 steps of the largest of its 32, where keys are integers.
+double multiplied(const Head& head, const std::vector<float>& query, size_t d) {
+    if (!head.integers()) return double(rounded(head.precision, query[d]));
+    float largest = 0;
+    for (size_t i = d / 32 * 32; i < std::min(query.size(), d / 32 * 32 + 32); i++) largest = std::max(largest, std::abs(query[i]));
+    return double(std::rint(query[d] * (127.0f / largest))) * double(largest / 127.0f);
+}
+
+// How far a weight is from what it is multiplied as: less than a 255th of the largest of those that share its scale, in
+// units of the probability of each position. They are every fourth four of positions, of 128.
+std::vector<double> weight_steps(const Head& head, const Query& query, const std::vector<double>& scores, double most) {
+    const auto scale = [&](int32_t i) { return head.integers() ? double(head.block(i / KEYS).value_scales[i % KEYS]) : 1; };
+    std::map<int32_t, double> largest;
+    for (int32_t i = query.first; i < query.end; i++) {
+        double& size = largest[i / 128 * 4 + i / 4 % 4];
+        size = std::max(size, std::exp(scores[size_t(i - query.first)] - most) * scale(i));
+    }
+    std::vector<double> steps;
+    for (int32_t i = query.first; i < query.end; i++) steps.push_back(largest[i / 128 * 4 + i / 4 % 4] / 255 * 1.001 / scale(i));
+    return steps;
+}
+
 void check_values(const Head& head, const std::vector<Query>& queries) {
     const std::vector<float> got = attend_all(head, queries);
     for (size_t q = 0; q < queries.size(); q++) {
@@ -175,7 +209,7 @@ void check_values(const Head& head, const std::vector<Query>& queries) {
         for (int32_t i = query.first; i < query.end; i++) {
             double score = 0;
             for (int32_t d = 0; d < head.head_dim; d++) {
-                score += double(rounded(head.precision, query.values[size_t(d)])) * head.key(i, d);
+                score += multiplied(head, query.values, size_t(d)) * head.key(i, d);
             }
             score *= double(Tile::scale(head));
             if (head.cap > 0) score = double(head.cap) * std::tanh(score / double(head.cap));
@@ -190,11 +224,16 @@ void check_values(const Head& head, const std::vector<Query>& queries) {
                 sums[size_t(d)] += p * head.value(i, d), sizes[size_t(d)] += p * std::abs(head.value(i, d));
             }
         }
+        const std::vector<double> steps = weight_steps(head, query, scores, most);
         // Rounding of scores moves probabilities; and bf16 rounds each of them by up to 2^-8.
-        const double relative = 2e-6 * (1 + largest) + (head.precision == FP32 ? 0 : std::ldexp(1.0, -8) + 1e-5);
+        const double relative = 2e-6 * (1 + largest) + (head.precision == FP32 || head.integers() ? 0 : std::ldexp(1.0, -8) + 1e-5);
         for (int32_t d = 0; d < head.head_dim; d++) {
+            double rounding = 0;
+            for (int32_t i = query.first; head.integers() && i < query.end; i++) {
+                rounding += steps[size_t(i - query.first)] * std::abs(head.value(i, d));
+            }
             const double value = got[q * size_t(head.head_dim) + size_t(d)], expected = sums[size_t(d)] / total;
-            CHECK(std::abs(value - expected) <= relative * sizes[size_t(d)] / total, "dim %d, positions %d to %d, value %d: %g != %g",
+            CHECK(std::abs(value - expected) <= (relative * sizes[size_t(d)] + rounding) / total, "dim %d, positions %d to %d, value %d: %g != %g",
                   head.head_dim, query.first, query.end, d, value, expected);
         }
     }
@@ -270,6 +309,18 @@ void test_queries_alone(const Kernels& k) {
             }
         }
     }
+}
+
+// A position that all others are small beside, each by less than half of what its weight is rounded to: together they count.
+void test_small_weights(const Kernels& k) {
+    Head head(k, {INT8, BF16}, 32, 256, 19);
+    const Buffer<float> large(32, 1.0f), small(32, 0.0f), zero(32, 0.0f), one(32, 1.0f);
+    for (int32_t i = 0; i < 256; i++) head.put(i, i % 32 ? small : large, i % 32 ? one : zero);
+    const float size = 6.5f * std::sqrt(32.0f) / 32;  // the scores of large keys
+    const Query query{std::vector<float>(32, size), 0, 256};
+    const double rest = 248 * std::exp(-6.5), expected = rest / (8 + rest);
+    const float got = attend_all(head, {query})[0];
+    CHECK(std::abs(got - expected) <= 0.1 * expected, "%g != %g", double(got), expected);
 }
 
 // Products so small that they round to -0 in all chains of a sum, which the zeros of positions that only a neighbour sees
@@ -396,6 +447,7 @@ void test_attention(const Kernels& k) {
     test_values(k);
     test_adjusted_scores(k);
     test_queries_alone(k);
+    test_small_weights(k);
     test_zeros(k);
     test_stale_rows(k);
     test_rows_that_are_no_numbers(k);
