@@ -1,7 +1,7 @@
 """Peak resident memory of loading one model, beside the size of its weights and of what they become.
 
     ipex-launch -- python benchmarks/load_memory.py --model FOLDER [--executor ipex] [--precision bf16]
-    ipex-launch -- python benchmarks/load_memory.py --write Qwen/Qwen3-30B-A3B --layers 4 --folder FOLDER --precision int4
+    ipex-launch -- python benchmarks/load_memory.py --write Qwen/Qwen3-30B-A3B --layers 4 --folder FOLDER
 
 The second form first writes a checkpoint of these published shapes, with so many layers and random weights, tensor by
 tensor into safetensors files; a process of its own loads it, so that its peak is that of loading alone.
