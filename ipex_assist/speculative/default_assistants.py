@@ -2,7 +2,7 @@
 
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
 tokens once both are loaded. Families without a row have no published sibling of whom it is known that it helps:
-Mistral, Phi-4, Falcon, GLM-4, SmolLM3.
+Mistral and Mixtral, Phi-4, Falcon, GLM-4, SmolLM3, OLMoE, Granite MoE.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ DEFAULT_ASSISTANTS: dict[str, tuple[Assistant, ...]] = {
     # 7B and up pad the same vocabulary further.
     "Qwen2ForCausalLM": (Assistant("Qwen/Qwen2.5-0.5B-Instruct", (151936, 152064), 896, 24),),
     "Qwen3ForCausalLM": (Assistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
+    "Qwen2MoeForCausalLM": (Assistant("Qwen/Qwen2.5-0.5B-Instruct", (151936,), 896, 24),),
+    "Qwen3MoeForCausalLM": (Assistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
     "PhiForCausalLM": (Assistant("microsoft/phi-1_5", (51200,), 2048, 24),),  # phi-2
     "Phi3ForCausalLM": (Assistant("microsoft/Phi-3-mini-4k-instruct", (32064,), 3072, 32),),  # Phi-3-medium
     "GemmaForCausalLM": (Assistant("google/gemma-2b", (256000,), 2048, 18),),

@@ -65,7 +65,7 @@ def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: 
             assert torch.equal(model.forward(rows), torch.cat(expected))
 
 
-@pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m"])
+@pytest.mark.parametrize("variant", ["llama", "gpt-bigcode", "opt-350m", "qwen2-moe"])
 @pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str) -> None:
     """The prompt's path and the steps' path; heads that threads share by blocks, and slices of unequal size."""
@@ -94,6 +94,23 @@ def test_a_prompt_is_its_rows(variant: str, precision: str) -> None:
     model.truncate(0)
     rows = torch.cat([model.forward([token]) for token in prompt])
     assert torch.equal(whole, rows)
+
+
+def test_experts_that_a_pass_reads() -> None:
+    """Those of a row in each layer; of many rows each once, however many of them share it."""
+    model = loaded("qwen2-moe", "bf16", 2)
+    experts, layers = model.spec.experts, model.spec.num_hidden_layers
+    assert experts is not None
+    sequence = model.new_sequence(400)
+    model.extend(sequence, [5])
+    assert model.packed.experts_read == layers * experts.per_token
+    model.extend(sequence, tokens(200))
+    # Of the last layer, where only the row with wanted logits goes on, those of that row.
+    assert layers * experts.per_token < model.packed.experts_read <= (layers - 1) * experts.count + experts.per_token
+    model.forward([])
+    draft = model.draft(sequence, [7], 4)
+    assert len(draft[0]) * layers * experts.per_token == model.packed.experts_read
+    assert loaded("llama", "bf16").packed.experts_read == 0
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -16,7 +16,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.perplexity import compare, perplexity
 from ipex_assist.commands.quantized_writer import write_rtn
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import LogitsError, Model
+from ipex_assist.executors.interface import LogitsError, Model, Rows
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.models import find
 from ipex_assist.models.weights import NotFiniteError, check_numbers
@@ -95,9 +95,9 @@ POISON = 7  # a token whose rows become NaN
 SAMPLINGS = [Sampling(), Sampling(do_sample=True, top_k=5, seed=1), Sampling(repetition_penalty=1.3)]
 
 
-def poisoned(folder: Path, executor: str, precision: str) -> Model:
+def poisoned(folder: Path, executor: str, precision: str, variant: str = "llama") -> Model:
     """A model in which POISON, which it never chooses, has an embedding whose squares are no numbers any more."""
-    tiny_models.save(folder, "llama")
+    tiny_models.save(folder, variant)
     change(folder, "lm_head.weight", (POISON,), 0.0)
     change(folder, "model.embed_tokens.weight", (POISON,), 3e38)
     model = tiny_models.model(folder, executor, precision)
@@ -156,6 +156,19 @@ def test_a_rejected_draft_of_no_numbers_does_not_show(precision: str, sampling: 
     assert sum(round_.drafted for round_ in rounds) > 50
     if not sampling.do_sample:
         assert tokens_of(rounds) == plain
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the native core does not run here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+def test_a_row_without_numbers_has_no_experts_to_choose(precision: str, tmp_path: Path) -> None:
+    """A router that compares NaN finds experts whose output is a number; rows beside it have their bits."""
+    model = poisoned(tmp_path, "native", precision, "qwen3-moe")
+    for count in (3, 20):  # few rows and many
+        expected = model.extend(model.new_sequence(60), PROMPT, len(PROMPT))
+        beside, good = model.new_sequence(60), model.new_sequence(60)
+        logits = model.forward([Rows(beside, [POISON] * count, count), Rows(good, PROMPT, len(PROMPT))])
+        assert bool(logits[:count].isnan().all())
+        assert torch.equal(logits[count:], expected)
 
 
 @pytest.mark.parametrize(("executor", "precision"), PRECISIONS)

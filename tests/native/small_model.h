@@ -53,12 +53,18 @@ const Kind KINDS[] = {
      }, true},
     {"norms behind, a part of each head turns", 0,
      [](Spec& s) { s.norm_place = BEHIND, s.rotary_dim = 6, s.gated = 0, s.norm_bias = 1, s.rms_norm = 0; }},
+    {"experts, and one that all share", 0,
+     [](Spec& s) {
+         s.experts = 7, s.experts_per_token = 3, s.shared_size = 45, s.shared_gate = s.router_bias = s.mlp_bias = 1;
+     }},
 };
 
 struct Shape {
     Slot slot;
     bool layered, bias;
     int64_t rows, columns;
+    int32_t expert = -1;
+    int32_t index(const Spec& s, int32_t layer) const { return layer + s.layers * (expert + 1); }
 };
 
 // Every weight that a model of any spec may have.
@@ -84,17 +90,23 @@ std::vector<Shape> shapes(const Spec& s) {
     const bool one = s.qk_norm == ONE_FOR_HEADS;
     if (s.qk_norm) all.push_back({Q_NORM, true, false, one ? s.head_dim : attended, 1});
     if (s.qk_norm) all.push_back({K_NORM, true, false, one ? s.head_dim : kv, 1});
-    const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns) {
-        all.push_back({slot, true, false, rows, columns});
-        if (bias) all.push_back({slot, true, true, rows, 1});
+    const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
+        all.push_back({slot, true, false, rows, columns, expert});
+        if (bias) all.push_back({slot, true, true, rows, 1, expert});
     };
     linear(Q_PROJ, s.qkv_bias, attended, hidden);
     linear(K_PROJ, s.qkv_bias, kv, hidden);
     linear(V_PROJ, s.qkv_bias, kv, hidden);
     linear(O_PROJ, s.output_bias, hidden, attended);
-    if (s.gated) linear(GATE_PROJ, s.mlp_bias, inner, hidden);
-    linear(UP_PROJ, s.mlp_bias, inner, hidden);
-    linear(DOWN_PROJ, s.mlp_bias, hidden, inner);
+    const int32_t experts = s.experts + (s.shared_size ? 1 : 0);
+    for (int32_t e = s.experts ? 0 : -1; e < (s.experts ? experts : 0); e++) {
+        const int64_t size = s.experts && e == s.experts ? s.shared_size : inner;
+        if (s.gated) linear(GATE_PROJ, s.mlp_bias, size, hidden, e);
+        linear(UP_PROJ, s.mlp_bias, size, hidden, e);
+        linear(DOWN_PROJ, s.mlp_bias, hidden, size, e);
+    }
+    if (s.experts) linear(ROUTER, s.router_bias, s.experts, hidden);
+    if (s.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
     return all;
 }
 
@@ -130,13 +142,14 @@ struct Fixture {
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
+                const int32_t index = shape.index(spec, layer);
                 Buffer<float> tensor(size_t(shape.rows * shape.columns));
                 for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
                 if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
-                CHECK(model->pack(pool, shape.slot, layer, shape.bias, SOURCE_F32, tensor.data(), shape.rows, shape.columns),
+                CHECK(model->pack(pool, shape.slot, index, shape.bias, SOURCE_F32, tensor.data(), shape.rows, shape.columns),
                       "%s: no place for weight %d", kind.name, shape.slot);
                 const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
-                CHECK(!matrix || !model->pack(pool, shape.slot, layer, false, SOURCE_F32, tensor.data(), shape.rows, shape.columns - 1),
+                CHECK(!matrix || !model->pack(pool, shape.slot, index, false, SOURCE_F32, tensor.data(), shape.rows, shape.columns - 1),
                       "%s: weight %d may have another shape", kind.name, shape.slot);
             }
         }

@@ -35,6 +35,8 @@ def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -
         (_config("Qwen2ForCausalLM", 152064, 3584, 28), "Qwen/Qwen2.5-0.5B-Instruct"),  # Qwen2.5-7B
         (_config("Qwen2ForCausalLM", 151936, 896, 24), None),
         (_config("Qwen3ForCausalLM", 151936, 4096, 36), "Qwen/Qwen3-0.6B"),
+        (_config("Qwen3MoeForCausalLM", 151936, 2048, 48), "Qwen/Qwen3-0.6B"),
+        (_config("Qwen2MoeForCausalLM", 151936, 2048, 24), "Qwen/Qwen2.5-0.5B-Instruct"),
         (_config("PhiForCausalLM", 51200, 2560, 32), "microsoft/phi-1_5"),
         (_config("MistralForCausalLM", 32000, 4096, 32), None),
         (_config("NobodysForCausalLM", 32000, 4096, 32), None),
