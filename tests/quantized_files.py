@@ -119,10 +119,17 @@ def save(
         w = stored[name] = quantize(weight, group, sym=sym, order=order)
         parts = awq_tensors(w) if kind == "awq" else gptq_tensors(w, v2=kind == "gptq_v2")
         tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    if model.config.model_type.endswith(
+        ("moe", "mixtral")
+    ):  # transformers 5 has experts in other tensors than files have
+        dense = tensors | {name: w.weight.contiguous() for name, w in stored.items()}
+        save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
+        model = type(model).from_pretrained(folder, attn_implementation="eager").eval()
+    else:
+        state = model.state_dict()
+        model.load_state_dict({name: stored[name].weight if name in stored else state[name] for name in state})
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     declare(folder, config or declared(kind, group, sym, bool(act_order)))
-    state = model.state_dict()
-    model.load_state_dict({name: stored[name].weight if name in stored else state[name] for name in state})
     return model, stored
 
 
@@ -148,13 +155,12 @@ def declare(folder: Path, quantization: dict[str, Any]) -> None:
 
 def is_linear(name: str) -> bool:
     """Whether a tensor is what GPTQ and AWQ quantize: the matrices of the layers."""
-    return (
-        ("layers." in name or ".h." in name) and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
-    )
+    others = ("norm", ".ln_", ".gate.", "shared_expert_gate.")
+    return ("layers." in name or ".h." in name) and name.endswith(".weight") and not any(x in name for x in others)
 
 
 def _order_seed(name: str) -> int:
-    shared = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("o_proj",), ("down_proj",)
+    shared = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "w1", "w3"), ("o_proj",), ("down_proj", "w2")
     layer = int(name.split("layers.")[1].split(".")[0])
     return layer * 10 + next(i for i, names in enumerate(shared) if any(part in name for part in names))
 

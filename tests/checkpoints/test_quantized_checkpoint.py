@@ -48,6 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gptq-opt": {"variant": "opt", "group": 32},
     "gptq-bigcode": {"variant": "gpt-bigcode", "group": 32},
     "gptq-bigcode-mha": {"variant": "gpt-bigcode-mha", "group": 32},
+    "gptq-qwen2-moe": {"variant": "qwen2-moe", "group": 32},
+    "gptq-mixtral-act-order": {"variant": "mixtral", "group": 32, "act_order": True},
 }
 
 

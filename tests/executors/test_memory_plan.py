@@ -51,7 +51,7 @@ def _settled() -> None:
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode"])
+@pytest.mark.parametrize("variant", ["llama", "llama-odd-sizes", "qwen2-tied", "opt", "gpt-bigcode", "granitemoe"])
 def test_sizes_are_those_of_the_loaded_model(variant: str, precision: str, tmp_path: Path) -> None:
     """To the byte, before anything is loaded."""
     tiny_models.save(tmp_path, variant)

@@ -96,6 +96,23 @@ def test_a_prompt_is_its_rows(variant: str, precision: str) -> None:
     assert torch.equal(whole, rows)
 
 
+def test_experts_that_a_pass_reads() -> None:
+    """Those of a row in each layer; of many rows each once, however many of them share it."""
+    model = loaded("qwen2-moe", "bf16", 2)
+    experts, layers = model.spec.experts, model.spec.num_hidden_layers
+    assert experts is not None
+    sequence = model.new_sequence(400)
+    model.extend(sequence, [5])
+    assert model.packed.experts_read == layers * experts.per_token
+    model.extend(sequence, tokens(200))
+    # Of the last layer, where only the row with wanted logits goes on, those of that row.
+    assert layers * experts.per_token < model.packed.experts_read <= (layers - 1) * experts.count + experts.per_token
+    model.forward([])
+    draft = model.draft(sequence, [7], 4)
+    assert len(draft[0]) * layers * experts.per_token == model.packed.experts_read
+    assert loaded("llama", "bf16").packed.experts_read == 0
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fewer_bits_stay_near_fp32(variant: str) -> None:
     """A wrong scale, zero or group would be far off; the bounds are half as much again as what was measured."""

@@ -161,7 +161,7 @@ def test_a_rejected_draft_of_no_numbers_does_not_show(precision: str, sampling: 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native core does not run here")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 def test_a_row_without_numbers_has_no_experts_to_choose(precision: str, tmp_path: Path) -> None:
-    """A router that compares NaN finds experts whose output is a number; in theirs the rows beside it have their bits."""
+    """A router that compares NaN finds experts whose output is a number; rows beside it have their bits."""
     model = poisoned(tmp_path, "native", precision, "qwen3-moe")
     for count in (3, 20):  # few rows and many
         expected = model.extend(model.new_sequence(60), PROMPT, len(PROMPT))

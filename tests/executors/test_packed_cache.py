@@ -46,7 +46,7 @@ os.environ["XDG_CACHE_HOME"] = {os.environ["XDG_CACHE_HOME"]!r}
 # ---- the same results
 
 
-@pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "qwen3", "qwen2-moe"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 def test_the_second_start_has_the_same_bits(
     variant: str, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

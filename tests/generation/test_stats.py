@@ -104,6 +104,17 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
     assert traffic_of(narrow, precision).kv_bytes_per_token == model.spec.kv_bytes_per_token(1, 4)
 
 
+@pytest.mark.parametrize("executor", ["torch", *(["native"] if HAS_NATIVE else [])])
+def test_traffic_of_experts_is_that_of_one_row(tmp_path: Path, executor: str) -> None:
+    """All experts together would be several times what a pass can have read."""
+    model = tiny_models.save(tmp_path, "qwen2-moe", hidden_size=256, moe_intermediate_size=128)
+    ours = load_model(open_checkpoint(str(tmp_path)), "fp32", executor)
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() >= 2 and "embed" not in name)
+    idle = 2 * (6 - 3) * 3 * 256 * 128
+    assert 4 * (matrices - idle) <= 1.001 * traffic_of(ours, "fp32").weight_bytes
+    assert traffic_of(ours, "fp32").weight_bytes <= 4.6 * (matrices - idle)
+
+
 def test_traffic_of_other_executors(tmp_path: Path) -> None:
     """The matrices alone are counted: those of the torch executor are packed by a library that does not tell."""
     model = tiny_models.save(tmp_path, "llama")

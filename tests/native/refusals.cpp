@@ -98,6 +98,12 @@ void check_specs(const Kernels& k) {
     CHECK_REFUSED("precision is 4", make([](Spec& s) { s.precision = Precision(4); }));
     CHECK_REFUSED("activation is 4", make([](Spec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
     CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
+    CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2", make([](Spec& s) { s.experts = 2, s.experts_per_token = 3; }));
+    CHECK_REFUSED("experts of a token is 0", make([](Spec& s) { s.experts = 2; }));
+    CHECK_REFUSED("experts of a layer is -1", make([](Spec& s) { s.experts = -1; }));
+    CHECK_REFUSED("shared expert's intermediate_size is 8", make([](Spec& s) { s.shared_size = 8; }));
+    CHECK_REFUSED("shared expert that is not there", make([](Spec& s) { s.experts = s.experts_per_token = s.shared_gate = 1; }));
+    CHECK_REFUSED("experts are gated", make([](Spec& s) { s.experts = s.experts_per_token = 1, s.gated = 0; }));
     CHECK_REFUSED("epsilon is nan", make([](Spec& s) { s.norm_eps = NAN; }));
     CHECK_REFUSED("epsilon is -1", make([](Spec& s) { s.norm_eps = -1; }));
     CHECK_REFUSED("attention scale is inf", make([](Spec& s) { s.attention_scale = INFINITY; }));
@@ -114,8 +120,8 @@ void check_weights(const Kernels& k) {
             Model model(spec, windows.data(), &k);
             const std::vector<Shape> all = shapes(spec);
             std::vector<float> values(size_t((POSITIONS + 2) * 200), 0.1f);
-            const auto pack = [&](const Shape& s, int32_t layer, int64_t rows, int64_t columns) {
-                return model.pack(pool, s.slot, layer, s.bias, SOURCE_F32, values.data(), rows, columns);
+            const auto pack = [&](const Shape& s, int32_t index, int64_t rows, int64_t columns) {
+                return model.pack(pool, s.slot, index, s.bias, SOURCE_F32, values.data(), rows, columns);
             };
             CHECK_REFUSED("allocated first", pack(all[0], 0, all[0].rows, all[0].columns));
             CHECK(!model.ready(), "%s: ready without memory", kind.name);
@@ -127,21 +133,23 @@ void check_weights(const Kernels& k) {
             int64_t count = 0;
             for (const Shape& s : all) {
                 for (int32_t layer = 0; layer < (s.layered ? spec.layers : 1); layer++) {
+                    const int32_t index = s.index(spec, layer);
                     for (const int64_t more : {-1, 1}) {
-                        CHECK(!pack(s, layer, s.rows + more, s.columns), "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
+                        CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns), "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
                         if (s.columns + more < 1) continue;
-                        CHECK(!pack(s, layer, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name, s.slot, long(more));
+                        CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name, s.slot, long(more));
                     }
-                    if (s.layered) CHECK(!pack(s, spec.layers, s.rows, s.columns), "%s: a layer too many", kind.name);
+                    const int32_t too_many = spec.layers * (s.expert < 0 ? 1 : spec.experts + 2);
+                    if (s.layered) CHECK(!pack(s, too_many, s.rows, s.columns), "%s: a layer too many", kind.name);
                     if (s.layered) CHECK(!pack(s, -1, s.rows, s.columns), "%s: layer -1", kind.name);
                     const size_t at = size_t(s.rows * s.columns - 1);
                     std::swap(values[at], values.back()), values[at] = NAN;
-                    CHECK_REFUSED("NaN in row", pack(s, layer, s.rows, s.columns));
+                    CHECK_REFUSED("NaN in row", pack(s, index, s.rows, s.columns));
                     values[at] = -INFINITY;
-                    CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, layer, s.rows, s.columns));
+                    CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, index, s.rows, s.columns));
                     values[at] = 0.1f;
                     CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name, s.slot);
-                    for (int twice = 0; twice < 2; twice++) CHECK(pack(s, layer, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
+                    for (int twice = 0; twice < 2; twice++) CHECK(pack(s, index, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
                     count++;
                     CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once", kind.name, s.slot, layer);
                 }

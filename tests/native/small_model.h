@@ -65,6 +65,7 @@ struct Shape {
     bool layered, bias;
     int64_t rows, columns;
     int32_t expert = -1;
+    int32_t index(const Spec& s, int32_t layer) const { return layer + s.layers * (expert + 1); }
 };
 
 // Every weight that a model of any spec may have.
@@ -143,7 +144,7 @@ struct Fixture {
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
-                const int32_t index = layer + spec.layers * (shape.expert + 1);
+                const int32_t index = shape.index(spec, layer);
                 Buffer<float> tensor(size_t(shape.rows * shape.columns));
                 for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
                 if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
