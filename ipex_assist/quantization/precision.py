@@ -18,7 +18,7 @@ KV_PRECISIONS = ("bf16", "int8")
 
 
 def beside_experts(precision: str) -> str:
-    """The precision of linears that are no expert's: mxfp4 leaves them as the checkpoints with such experts have them."""
+    """The precision of linears that are no expert's: mxfp4 leaves them as checkpoints with such experts have them."""
     return "bf16" if precision == "mxfp4" else precision
 
 
