@@ -30,7 +30,7 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import find
 from ipex_assist.native import library
-from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, kv_precision_of
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts, kv_precision_of
 from ipex_assist.speculative import calibration
 from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
@@ -143,7 +143,8 @@ def _request(options: LoadOptions, checkpoints: OpenCheckpoints) -> _Request:
     executor = resolve_executor(options.executor, options.precision, drafted)
     precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
     if assistant is not None:
-        assistant_precision = assistant_precision or stored_precision(assistant, executor) or precision
+        assistant_precision = assistant_precision or stored_precision(assistant, executor)
+        assistant_precision = assistant_precision or beside_experts(precision)
     return _Request(
         options, checkpoint, assistant, name, precision, assistant_precision, executor, family.shared, family.tokenizer
     )

@@ -12,7 +12,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
 from ipex_assist.executors.planned_bytes import ModelBytes
-from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
 from ipex_assist.speculative.assistant_name import SELF, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
@@ -109,7 +109,7 @@ def estimate_need(
     target = plan.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(texts)))
     if drafts is None:
         return need_of(target, None, texts)
-    drafts_in = assistant_precision or plan.stored(drafts) or plan.precision(model, precision, revision)
+    drafts_in = assistant_precision or plan.stored(drafts) or beside_experts(plan.precision(model, precision, revision))
     other = plan.model_bytes(
         drafts, drafts_in, revision if copy else None, wanted=min(len(texts), PASS_ROWS), group=DRAFT_INT4_GROUP
     )

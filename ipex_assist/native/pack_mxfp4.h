@@ -8,12 +8,13 @@ namespace {
 
 // A group of 16 columns, x (32, 16), as 4 lines; returns its exponents + 127. The largest value is 4 to 8 times the scale
 // (Open Compute Project, Microscaling Formats 1.0, 6.3): so what is in MXFP4 already stays what it is, but for values below
-// 2^-127. The others go to the nearest, of ties to the even nibble, and beyond 6 to 6.
+// 2^-126, as half a scale shall not be a denormal number. The others go to the nearest, of ties to the even nibble, and beyond 6 to 6.
 inline __m512i pack_mxfp4_group(const float* x, uint8_t* to) {
     __m512 most = _mm512_setzero_ps();
     for (int64_t k = 0; k < MX_GROUP; k++) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + k * LANES)));
     const __m512i exponent = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(most), 23), _mm512_set1_epi32(2));
-    const __m512i stored = _mm512_max_epi32(exponent, _mm512_set1_epi32(1));
+    const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_setzero_ps(), _CMP_GT_OQ);
+    const __m512i stored = _mm512_max_epi32(exponent, _mm512_set1_epi32(2));
     // 2 ÷ the scale: values are counted in halves.
     const __m512i inverse = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(255), stored), 23);
     store_nibbles(0, [&](int64_t k) {
@@ -30,7 +31,7 @@ inline __m512i pack_mxfp4_group(const float* x, uint8_t* to) {
         above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(10.0f), _CMP_GT_OQ), 7);
         return _mm512_or_si512(number, sign);
     }, to);
-    return stored;
+    return _mm512_mask_mov_epi32(_mm512_setzero_si512(), some, stored);
 }
 
 inline bool pack_mxfp4(SourceType type, const uint8_t* source, int64_t stride, int64_t columns, int64_t width, int64_t depth,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 
 from ipex_assist.models.spec import DecoderSpec, Experts
+from ipex_assist.quantization.precision import beside_experts
 
 ABI_VERSION = 6  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
-BESIDE_MXFP4 = "bf16"  # of all linears but the experts', as the checkpoints with such experts store them
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
@@ -135,7 +135,7 @@ def native_spec(
     outer_precision: of the head and the embedding's projections, `precision` where None. ordered: linears have an order
     of input columns of their own.
     """
-    beside = BESIDE_MXFP4 if precision == "mxfp4" else precision
+    beside = beside_experts(precision)
     return Spec(
         precision=PRECISIONS[beside],
         group=group,

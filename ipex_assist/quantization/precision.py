@@ -17,6 +17,11 @@ PRECISIONS = tuple(LINEAR_BYTES)
 KV_PRECISIONS = ("bf16", "int8")
 
 
+def beside_experts(precision: str) -> str:
+    """The precision of linears that are no expert's: mxfp4 leaves them as checkpoints with such experts have them."""
+    return "bf16" if precision == "mxfp4" else precision
+
+
 def kv_precision_of(precision: str | None, asked: str | None = None) -> str:
     """The precision of keys and values where linears have `precision`: what was asked for, or that of attention."""
     return asked or ("fp32" if precision == "fp32" else "bf16")

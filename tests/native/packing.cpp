@@ -47,7 +47,7 @@ double group_error(const Packed& packed, const float* x, int64_t column, int64_t
 
 // The nearest of E2M1's values times a power of two, of which the group's largest has 4 to 8; of ties the even one.
 double exact_mxfp4(double x, double most) {
-    const double scale = std::ldexp(1.0, std::max(most > 0 ? std::ilogb(most) - 2 : -126, -126));
+    const double scale = std::ldexp(1.0, std::max(most > 0 ? std::ilogb(most) - 2 : -125, -125));
     const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     int best = 0;
     for (int i = 1; i < 8; i++) {

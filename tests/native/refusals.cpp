@@ -95,7 +95,8 @@ void check_specs(const Kernels& k) {
     CHECK_REFUSED("embedding of 24 for a hidden size of 40", make([](Spec& s) { s.embedding_size = 24; }));
     CHECK_REFUSED("groups of 48", make([](Spec& s) { s.group = 48; }));
     CHECK_REFUSED("groups of 0", make([](Spec& s) { s.group = 0; }));
-    CHECK_REFUSED("precision is 4", make([](Spec& s) { s.precision = Precision(4); }));
+    CHECK_REFUSED("precision is 5", make([](Spec& s) { s.precision = Precision(5); }));
+    CHECK_REFUSED("precision of experts is 5", make([](Spec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(5); }));
     CHECK_REFUSED("activation is 4", make([](Spec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
     CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
     CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2", make([](Spec& s) { s.experts = 2, s.experts_per_token = 3; }));
