@@ -18,7 +18,7 @@ class ShardWriter:
     """Tensors gathered into files of shard_bytes; their final names follow when their number is known."""
 
     folder: Path
-    shard_bytes: int = SHARD_BYTES
+    shard_bytes: int = field(default_factory=lambda: SHARD_BYTES)
     pending: dict[str, torch.Tensor] = field(default_factory=dict)
     size: int = 0
     files: list[list[str]] = field(default_factory=list)
