@@ -76,6 +76,16 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.6, 1.7, 2.0],
     "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0],
 }
+_GPT_OSS = {
+    "head_dim": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "rope_scaling": {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    },
+}
 _MOE = {"moe_intermediate_size": 48, "num_experts_per_tok": 3}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _like_llama("phi3"),
@@ -120,6 +130,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2": _like_llama("cohere2", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
     "glm": _like_llama("glm", head_dim=16),
     "glm4": _like_llama("glm4", head_dim=16, partial_rotary_factor=0.75),
+    "gpt-oss": _like_llama("gpt_oss", **_GPT_OSS),
+    "gpt-oss-no-biases": _like_llama("gpt_oss", **_GPT_OSS, attention_bias=False) | {"sliding_window": 128},
     "exaone4": _like_llama("exaone4", sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
     "mixtral": _like_llama("mixtral", num_local_experts=4),
     "mixtral-window": _like_llama("mixtral", num_local_experts=4, num_experts_per_tok=3, sliding_window=8),

@@ -61,6 +61,8 @@ def _stored_shapes(spec: DecoderSpec, sources: dict[str, Source]) -> dict[str, t
         known = known[::-1] if source.transposed else known
         if source.rows is not None:
             rows = max(source.rows[1], *known[:1])
+        elif source.every is not None:
+            rows *= source.every[1]
         elif source.interleaved is not None:
             first, last, parts = source.interleaved
             rows = rows * parts // (last - first)

@@ -82,6 +82,11 @@ class Checkpoint(ABC):
         return list(self.shapes())
 
     @property
+    def stored_precision(self) -> str | None:
+        """Where its linears are quantized already, the native core's precision that keeps them; else None."""
+        return None
+
+    @property
     def num_parameters(self) -> int:
         """Stored elements, from headers alone (for .bin: from file sizes and the config's dtype)."""
         return sum(math.prod(shape) for shape in self.shapes().values())
@@ -107,6 +112,10 @@ class Checkpoint(ABC):
         raw bytes are held (and 256 MiB of mapped pages for .bin). Stored dtypes are kept; quantized GGUF gives bf16.
         Tied weights are yielded as they are stored, absent or twice.
         """
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """`tensors` for who loads them: what holds all experts of a layer may be a `Mxfp4Stack` instead of a tensor."""
+        return self.tensors(names)
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.hub import canonical_id
+from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
@@ -27,7 +28,7 @@ def estimate_bytes(
 ) -> int | None:
     """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
 
-    precision None: int4 where the checkpoint is quantized already, else bf16.
+    precision None: as it is stored where the checkpoint is quantized already, else bf16.
 
     A folder, a GGUF file or a complete copy in the hub cache takes 1 to 30 ms; else the hub is asked once, unless
     offline. None where the size cannot be had: what is wrong with a checkpoint, `open_checkpoint` will say.
@@ -79,6 +80,8 @@ def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
         if in_bin:
             return sum(file.stat().st_size for file in checkpoint.weight_files())
         return _quantized_bytes(checkpoint, tied)
+    if isinstance(checkpoint, Mxfp4Checkpoint) and precision in (None, "mxfp4"):
+        return sum(file.stat().st_size for file in checkpoint.weight_files())
     precision = precision or "bf16"
     if not in_bin:
         shapes = checkpoint.shapes()

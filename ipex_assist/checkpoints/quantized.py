@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.folder import FolderCheckpoint
+from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
 from ipex_assist.env.errors import IpexAssistError
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def quantized(stored: FolderCheckpoint) -> Checkpoint:
     """The checkpoint itself, or, where it says that it is quantized, its view as one of plain weights."""
     declared = quantization_of(stored.config)
+    if declared is not None and declared.get("quant_method") == "mxfp4":
+        return Mxfp4Checkpoint(stored)
     if declared is None:
         # AutoGPTQ and AutoAWQ once said so in files of their own.
         for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
@@ -124,6 +127,10 @@ class QuantizedCheckpoint(Checkpoint):
             f"{self.source}: its quantization cannot be read: {what[:300]}. We read {KNOWN}. Take such a checkpoint, "
             "or the original one with --precision int4, or write one: ipex-assist quantize -m MODEL -o FOLDER"
         )
+
+    @property
+    def stored_precision(self) -> str | None:
+        return "int4" if self.modules else None
 
     def core_group(self) -> int:
         """The largest group of the native core that holds every matrix exactly. Raises IpexAssistError for none."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ipex_assist.checkpoints.open import OpenCheckpoints, check_source
 from ipex_assist.checkpoints.packed_size import estimate_bytes
-from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
@@ -173,9 +172,7 @@ class _Plan:
         """The precision of a checkpoint that is quantized already, where the native core keeps it."""
         try:
             checkpoint = self.checkpoints.open(source, revision=revision, offline=True)
-            if not self.native or not isinstance(checkpoint, QuantizedCheckpoint) or checkpoint.why_not_ours():
-                return None
-            return "int4" if checkpoint.modules else None
+            return checkpoint.stored_precision if self.native and not checkpoint.why_not_ours() else None
         except IpexAssistError:
             return None
 

@@ -88,13 +88,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
     from ipex_assist.checkpoints.open import open_checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
     from ipex_assist.models import find
 
     load = LoadOptions.from_flags(args)
     checkpoint = open_checkpoint(args.model, revision=load.revision, offline=load.offline)
-    if isinstance(checkpoint, QuantizedCheckpoint):
+    if isinstance(checkpoint, (QuantizedCheckpoint, Mxfp4Checkpoint)):
         raise IpexAssistError(f"{checkpoint.source} is quantized already: take the original checkpoint")
     if reason := checkpoint.why_not_ours():
         raise IpexAssistError(f"{checkpoint.source} cannot be quantized: {reason}")

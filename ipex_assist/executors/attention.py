@@ -39,18 +39,22 @@ def attend_rows(
     mask: torch.Tensor | None,
     scale: float,
     cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of a decode step: query (rows, heads, head_dim) → (rows, heads · head_dim).
 
     keys, values: (kv_heads, length, head_dim). The queries that share a key/value head are stacked into one block, so
     that each key is read once for all of them; mask (1, 1 or kv_heads, rows · queries per head, length) is stacked
-    alike. cap: scores x become cap · tanh(x / cap) before the mask.
+    alike. cap: scores x become cap · tanh(x / cap) before the mask. sinks: (heads,), a logit of each query head that
+    takes part in the sum of its softmax. The mask is not None where there are sinks or a cap.
     """
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[0]
     stacked = query.view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
     stacked = stacked.reshape(1, kv_heads, rows * (heads // kv_heads), head_dim)
-    out = _attend(stacked, keys[None], values[None], mask, scale, cap)
+    if sinks is not None:
+        sinks = sinks.view(1, kv_heads, 1, -1).expand(-1, -1, rows, -1).reshape(1, kv_heads, -1, 1)
+    out = _attend(stacked, keys[None], values[None], mask, scale, cap, sinks)
     out = out.view(kv_heads, rows, heads // kv_heads, head_dim).transpose(0, 1)
     return out.reshape(rows, heads * head_dim)
 
@@ -62,6 +66,7 @@ def attend_prompt(
     mask: torch.Tensor | None,
     scale: float,
     cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of a stretch of a prompt: as `attend_rows`, mask (rows, length) or (kv_heads, group, rows, length), or
     None for plain causal.
@@ -73,7 +78,8 @@ def attend_prompt(
     group = heads // kv_heads
     grouped = query.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys, values = (t[:, None].expand(-1, group, -1, -1) for t in (keys, values))
-    out = _attend(grouped, keys, values, mask, scale, cap)
+    sinks = None if sinks is None else sinks.view(kv_heads, group, 1, 1).expand(-1, -1, rows, -1)
+    out = _attend(grouped, keys, values, mask, scale, cap, sinks)
     return out.permute(2, 0, 1, 3).reshape(rows, heads * head_dim)
 
 
@@ -84,9 +90,15 @@ def _attend(
     mask: torch.Tensor | None,
     scale: float,
     cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    if cap is None:
+    if cap is None and sinks is None:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
-    assert mask is not None, "scores with a soft cap are masked"
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * (scale / cap)) * cap + mask
-    return softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ values
+    assert mask is not None, "scores with a soft cap or a sink are masked"
+    scores = query @ keys.transpose(-1, -2)
+    scores = (scores * scale if cap is None else torch.tanh(scores * (scale / cap)) * cap) + mask
+    if sinks is None:
+        return softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ values
+    # The sink is one more score, whose value is nothing.
+    shares = softmax(torch.cat((scores, sinks.to(scores.dtype)), -1), -1, dtype=torch.float32)[..., :-1]
+    return shares.to(query.dtype) @ values

@@ -35,14 +35,14 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
 
 def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     """The precision of a checkpoint that is quantized already, where its executor has that; None for any other."""
+    from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
-    if not isinstance(checkpoint, QuantizedCheckpoint) or checkpoint.why_not_ours():
-        return None
-    if not checkpoint.modules:
+    quantized = isinstance(checkpoint, (QuantizedCheckpoint, Mxfp4Checkpoint))
+    if not quantized or checkpoint.why_not_ours() or checkpoint.stored_precision is None:
         return None
     if executor == "native":
-        return "int4"
+        return checkpoint.stored_precision
     log.warning(
         "%s is quantized to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
         "(--executor native keeps them)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.registry import EXECUTORS, LoadRequest
 from ipex_assist.models import find
@@ -44,10 +44,13 @@ def load_model(
     one of KV_PRECISIONS; None: that of attention. quick: be ready as soon as a first pass can run, though the passes
     behind it take a little longer then. before_packing: called before weights are read and packed, which takes long;
     what it raises ends the loading.
-    Raises IpexAssistError where the checkpoint is not whole, or holds what is no number.
+    Raises IpexAssistError where the checkpoint is not whole, or holds what is no number; UsageError for a precision its
+    model cannot have.
     """
     spec, architecture = checkpoint.decoder_spec(), find(checkpoint.architecture)
     assert architecture is not None, checkpoint.architecture
+    if precision == "mxfp4" and spec.experts is None:
+        raise UsageError(f"{checkpoint.source} has no experts, and mxfp4 is theirs: choose another --precision")
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     sources = stored_form(architecture.weights(spec), checkpoint.names())
     request = LoadRequest(

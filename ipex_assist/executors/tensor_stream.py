@@ -27,6 +27,6 @@ def stream_tensors(
     """All names of a checkpoint, and the tensors that `sources` needs of it (or what `read` gives by their names)."""
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
-    tensors = (read or checkpoint.tensors)(wanted)
+    tensors = (read or checkpoint.stream)(wanted)
     bar = f"loading {checkpoint.source}"
     return names, iter(_Bar(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))

@@ -20,7 +20,7 @@ from ipex_assist.executors.rotate import TorchRotary, rotate
 from ipex_assist.executors.rows import RowPlan
 from ipex_assist.executors.turn import turn
 from ipex_assist.executors.weights import Layer, Norm, Weights
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, DecoderSpec
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
@@ -83,7 +83,7 @@ class TorchModel(Model):
         self.spec, self.weights, self.kernels, self.plan = spec, weights, kernels, plan
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
-        self.activation = _ACTIVATIONS[spec.activation]
+        self.activation = _ACTIVATIONS.get(spec.activation, functional.silu)  # clamped_swiglu: see activate_gated
         self.rotary = TorchRotary(spec, kernels.dtype) if spec.ropes else None
         self.slopes = torch.tensor(spec.alibi)
 
@@ -185,7 +185,7 @@ class TorchModel(Model):
 
     def _mask(self, start: int, rows: int, window: int | None, step: bool) -> torch.Tensor | None:
         spec = self.spec
-        plain = not spec.alibi and spec.attention_cap is None
+        plain = not spec.alibi and spec.attention_cap is None and not spec.attention_sinks
         if plain and not step and start == 0 and (window is None or rows <= window):
             return None  # causal from the first position on: the operator masks by itself
         length = self.plan.key_length(start + rows) if step else start + rows
@@ -234,7 +234,8 @@ class TorchModel(Model):
         cache.write(index, at.start, key, value)
         length = at.start + x.shape[0] if at.mask is None else at.mask.shape[-1]
         attend = attend_rows if at.step else attend_prompt
-        return layer.o_proj(attend(query, *cache.read(index, length), at.mask, spec.scale, spec.attention_cap))
+        keys, values = cache.read(index, length)
+        return layer.o_proj(attend(query, keys, values, at.mask, spec.scale, spec.attention_cap, layer.sinks))
 
     def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
         if isinstance(layer.mlp, ExpertLayer):
@@ -246,8 +247,15 @@ class TorchModel(Model):
         h = up(x)
         if self.spec.gated:
             gate, h = h.chunk(2, -1)
-            return down(self.activation(gate) * h)
+            return down(self.activate_gated(gate, h))
         return down(self.activation(h))
+
+    def activate_gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """What a gated MLP makes of its gate and up."""
+        if self.spec.activation == "clamped_swiglu":
+            gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+            return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
+        return self.activation(gate) * up
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts

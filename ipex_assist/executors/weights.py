@@ -29,6 +29,7 @@ class Layer:
     mlp_out_norm: Norm
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None  # (heads,)
 
 
 @dataclass
@@ -66,7 +67,7 @@ def load_weights(
     wanted = resolve(sources, names)
     packer = _Packer(spec, kernels, sources)
     for name, tensor in tensors:
-        if name in wanted:
+        if name in wanted and isinstance(tensor, torch.Tensor):  # what is no tensor yet has been looked at
             check_numbers(name, tensor)
         for ours in wanted.get(name, ()):
             packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
@@ -88,7 +89,7 @@ class _Packer:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         prefix, leaf = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[::2]
         check_shape(self.spec, name, tuple(tensor.shape))
-        if leaf.endswith("norm") or leaf in _TABLES:
+        if leaf.endswith("norm") or leaf in (*_TABLES, "sinks"):
             self.tensors[name] = tensor.to(self.kernels.dtype, copy=True)
             if leaf == "embed_tokens" and self.spec.tied_head:
                 self.linears["lm_head"] = self.kernels.linear(tensor, None)
@@ -140,6 +141,7 @@ class _Packer:
             mlp_out_norm=self._norm(prefix + "mlp_out_norm"),
             q_norm=self.tensors.get(prefix + "q_norm.weight"),
             k_norm=self.tensors.get(prefix + "k_norm.weight"),
+            sinks=self.tensors.get(prefix + "sinks.weight"),
         )
 
     def _mlp(self, prefix: str) -> Mlp:

@@ -34,7 +34,7 @@ class LoadOptions(Options):
         "ID",
         flags=("--assistant-model",),
     )
-    precision: str | None = option(None, "bf16, fp32, int8 or int4 (default: bf16)", Choice(PRECISIONS), "P")
+    precision: str | None = option(None, "bf16, fp32, int8, int4 or mxfp4 (default: bf16)", Choice(PRECISIONS), "P")
     assistant_precision: str | None = option(None, "(default: the target's)", Choice(PRECISIONS), "P")
     universal: bool = option(False, "allow an assistant with another tokenizer (by its text)", Switch())
     draft_vocabulary: int | None = option(

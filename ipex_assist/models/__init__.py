@@ -27,6 +27,7 @@ from ipex_assist.models import (
     gpt2,
     gpt_bigcode,
     gpt_neox,
+    gpt_oss,
     gptj,
     granite,
     granitemoe,
@@ -89,8 +90,8 @@ def _architecture(module: ModuleType) -> Architecture:
 
 _MODULES = (
     *(bloom, cohere, cohere2, exaone4, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_bigcode, gpt_neox),
-    *(gptj, granite, granitemoe, llama, mistral, mixtral, mpt, olmo2, olmoe, opt, phi, phi3, qwen2, qwen2_moe, qwen3),
-    *(qwen3_moe, smollm3, stablelm, starcoder2),
+    *(gpt_oss, gptj, granite, granitemoe, llama, mistral, mixtral, mpt, olmo2, olmoe, opt, phi, phi3, qwen2),
+    *(qwen2_moe, qwen3, qwen3_moe, smollm3, stablelm, starcoder2),
 )
 ARCHITECTURES: dict[str, Architecture] = {module.ARCHITECTURE: _architecture(module) for module in _MODULES}
 

@@ -13,8 +13,10 @@ What families do differently is a field each, and a step that a model does not h
 - **Positions**: rotary (of the whole head or its first `rotary_dim` values; one table or two, chosen layer by layer, or
   none in some layers), a learned table, or ALiBi's slopes. Rotation of neighbouring pairs (GPT-J, GLM-4, Cohere) is
   that of halves with the rows of query and key in another order (`Source.pairs`).
-- **Attention** sees everything or a window, layer by layer; its scores may have a soft cap, and so may logits.
-- **The MLP** is plain or gated, with one of ACTIVATIONS; or a row passes through some of many such, its `Experts`.
+- **Attention** sees everything or a window, layer by layer; its scores may have a soft cap, and so may logits. Each
+  query head may have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss).
+- **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together; or a row
+  passes through some of many such, its `Experts`.
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 """
@@ -30,7 +32,7 @@ from ipex_assist.models.config import ConfigError
 Norm = Literal["rms", "layer"]
 NormPlace = Literal["before", "sum", "behind", "around"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
-Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "clamped_swiglu"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 # Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions behind them.
@@ -46,6 +48,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_accurate": "gelu_tanh",
 }
 
+
+# Of clamped_swiglu: gate · sigmoid(SIGMOID_GAIN · gate) · (up + 1), with gate up to CLAMP and up within ±CLAMP.
+CLAMP, SIGMOID_GAIN = 7.0, 1.702
 
 # The least and the largest that each number may be. The upper ends are far beyond any model: a damaged config shall not
 # ask for all memory.
@@ -199,6 +204,7 @@ class DecoderSpec:
     qk_norm: HeadNorm | None = None
     attention_scale: float | None = None  # head_dim ** -0.5 where None
     attention_cap: float | None = None  # scores x become cap · tanh(x / cap)
+    attention_sinks: bool = False  # a logit a query head beside the scores of its softmax
     logit_cap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what attention and MLP add
@@ -214,6 +220,8 @@ class DecoderSpec:
         for name, kinds in (("norm", Norm), ("activation", Activation), ("norm_place", NormPlace)):
             if getattr(self, name) not in get_args(kinds):
                 raise ConfigError(name, getattr(self, name), f"one of {', '.join(get_args(kinds))}")
+        if self.activation == "clamped_swiglu" and not self.gated:
+            raise ConfigError("activation", self.activation, "another one in an MLP without a gate")
         heads = self.num_attention_heads
         if heads % self.num_key_value_heads:
             raise ConfigError("num_key_value_heads", self.num_key_value_heads, f"a divisor of the {heads} heads")

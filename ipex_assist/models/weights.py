@@ -30,6 +30,9 @@ def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[
     part = shape[::-1] if source.transposed and len(shape) == 2 else shape
     if part and source.rows is not None:
         part = len(range(part[0])[slice(*source.rows)]), *part[1:]
+    elif part and source.every is not None:
+        first, step = source.every
+        part = len(range(first, part[0], step)), *part[1:]
     elif part and source.interleaved is not None:
         first, last, parts = source.interleaved
         if part[0] % (parts * head_dim):
@@ -104,6 +107,7 @@ def _shapes(spec: DecoderSpec, inner: int) -> dict[str, tuple[int, ...]]:
         "lm_head": (spec.vocab_size, embedding),
         **dict.fromkeys(NORMS, norm),
         "q_norm": head if spec.qk_norm == "head" else (spec.query_size,),
+        "sinks": (spec.num_attention_heads,),
         "k_norm": head if spec.qk_norm == "head" else (spec.key_value_size,),
         "q_proj": (spec.query_size, hidden),
         "k_proj": (spec.key_value_size, hidden),
@@ -168,6 +172,9 @@ def rows_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     """The rows of a tensor that are a weight's."""
     if source.rows is not None:
         return tensor[slice(*source.rows)]
+    if source.every is not None:
+        first, step = source.every
+        return tensor[first::step]
     if source.interleaved is not None:
         first, last, parts = source.interleaved
         per_group = tensor.reshape(-1, parts, head_dim, *tensor.shape[1:])
@@ -192,6 +199,7 @@ class Source:
     expert: int | None = None  # of a tensor that holds all experts' (count, …)
     transposed: bool = False  # stored (in, out), as GPT-2's linears are
     rows: tuple[int, int] | None = None
+    every: tuple[int, int] | None = None  # row `first` and each `step`-th behind it: parts that take turns (gpt-oss)
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
     interleaved: tuple[int, int, int] | None = None
     flat: bool = False  # a matrix that is a vector here

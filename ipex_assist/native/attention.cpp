@@ -198,6 +198,14 @@ void Forward::attend_few(int thread, int32_t index) {
     }
 }
 
+// The sink of a head, behind all blocks: one more score, whose value is nothing (Xiao et al. 2023, arXiv:2309.17453).
+void Forward::add_sink(int32_t index, int32_t head, Partial& sum) const {
+    const float* sinks = model_.layers[size_t(index)].sinks;
+    if (!sinks) return;
+    const Partial sink{sinks[head] / spec_.attention_scale, 1, const_cast<float*>(nothing_.data())};
+    k_.merge(sum, sink, spec_.attention_scale, spec_.head_dim);
+}
+
 void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     const int32_t window = model_.layers[size_t(index)].window, kv_head = head / group();
     const int64_t base = base_block(int32_t(row), window);
@@ -207,6 +215,7 @@ void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     for (int64_t b = first + 1; b <= last_block(int32_t(row)); b++) {
         k_.merge(sum, partial_at(at(b), partial_width_), spec_.attention_scale, spec_.head_dim);
     }
+    add_sink(index, head, sum);
     float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
     for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
 }
@@ -249,7 +258,8 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, const Tile
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
-        const Partial& sum = s.merged[q];
+        Partial& sum = s.merged[q];
+        add_sink(index, head, sum);
         for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
     }
 }

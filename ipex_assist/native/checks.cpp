@@ -44,9 +44,9 @@ void check_heads(const Spec& s) {
 }
 
 void check_formats(const Spec& s) {
-    check_range("precision", s.precision, FP32, INT4);
-    check_range("outer_precision", s.outer_precision, FP32, INT4);
-    check_range("activation", s.activation, SILU, GELU_TANH);
+    check_range("precision", s.precision, FP32, MXFP4);
+    check_range("outer_precision", s.outer_precision, FP32, MXFP4);
+    check_range("activation", s.activation, SILU, s.gated ? CLAMPED_SWIGLU : GELU_TANH);
     check_range("norm_place", s.norm_place, BEFORE, AROUND);
     check_range("qk_norm", s.qk_norm, NO_NORM, ALL_HEADS);
     const bool int4 = s.precision == INT4 || s.outer_precision == INT4;
@@ -70,6 +70,7 @@ void check_experts(const Spec& s) {
     check_range("experts of a token", s.experts_per_token, s.experts ? 1 : 0, s.experts);
     check_range("the shared expert's intermediate_size", s.shared_size, 0, s.experts ? LARGEST : 0);
     if (s.shared_gate && !s.shared_size) refuse("a gate of a shared expert that is not there");
+    check_range("precision of experts", s.expert_precision, FP32, MXFP4);
     if (s.experts && (!s.gated || s.parallel)) refuse("experts are gated, and not parallel to attention");
 }
 

@@ -37,6 +37,7 @@ Forward::Forward(const Model& model, Pool& pool, Workspace& workspace, const Bat
       stretches_(batch.stretches, batch.stretches + batch.stretch_count),
       tokens_(batch.tokens, batch.tokens + batch.rows),
       wanted_(batch.wanted, batch.wanted + batch.wanted_count) {
+    if (spec_.attention_sinks) nothing_.assign(size_t(model_.value_width()), 0.0f);
     place_rows();
     if (batch.vocabulary > 0) head_.blocks = std::min(head_.blocks, (int64_t(batch.vocabulary) + LANES - 1) / LANES);
     reserve(counts);

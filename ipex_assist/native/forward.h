@@ -191,6 +191,7 @@ private:
     void combine_few(int thread, int32_t index);
     void combine_head(int32_t index, int64_t row, int32_t head);
     void attend_many(int thread, int32_t index);
+    void add_sink(int32_t index, int32_t head, Partial& sum) const;
     void attend_tile(int thread, int32_t index, int32_t kv_head, const Tile& tile);
     AttentionTile prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, const Tile& tile) const;
     void limit_tile(const Scratch& s, const Tile& tile, int64_t block, int32_t window) const;
@@ -223,6 +224,7 @@ private:
     std::vector<Tile> tiles_;   // whose queries are attended to together
     std::vector<Tile> pieces_;  // whose keys are appended together: of one block, at most 16 positions
     std::vector<size_t> first_tile_, first_piece_;  // of each stretch, and how many there are behind them
+    std::vector<float> nothing_;  // the value of a sink: zeros, as many as a head has; empty where there are no sinks
     bool done_ = false;  // of drafting
     std::atomic<int64_t> next_{0};  // unit of attend_many
 };

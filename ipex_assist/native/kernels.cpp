@@ -6,8 +6,8 @@
 
 #include "attention.h"
 #include "linear_float.h"
-#include "linear_integer.h"
-#include "pack.h"
+#include "linear_mxfp4.h"
+#include "pack_mxfp4.h"
 #include "rows.h"
 #if defined(__AMX_TILE__) || (defined(IPEX_ASSIST_EMULATE_AMX) && defined(__AVX512F__) && defined(__AVX512VNNI__))
 #define IPEX_ASSIST_HAS_AMX
@@ -36,6 +36,7 @@ void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_
     switch (w.precision) {
         case FP32: return float_linear<Fp32>(w, in, rows, first, last, out, stride);
         case BF16: return float_linear<Bf16>(w, in, rows, first, last, out, stride);
+        case MXFP4: return mxfp4_linear(w, in, rows, first, last, out, stride);
         default: return integer_linear(w, in, rows, first, last, out, stride);
     }
 }

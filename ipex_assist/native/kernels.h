@@ -12,6 +12,10 @@
 //            [16] scale, zero in its lowest 5 bits (32 bits: a float with 19 significant bits, and an integer 0…31)
 //            [group/32][4][16][4] bytes     low nibble: quads 0…3 of the 32 columns, high nibble: quads 4…7
 //          value = scale · (nibble - zero)
+//   mxfp4  [depth/128] of                   depth padded to 128
+//            [16][4] bytes                  exponents of 2, + 127, of a column's groups of 32; 0 is a scale of 0
+//            [4][4][16][4] bytes            as those of int4
+//          value = 2^(exponent - 127) · E2M1(nibble): 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on their negatives
 //
 // Input columns may lie in another order than the checkpoint's (Linear.order): then rows are put into that order too.
 #pragma once
@@ -19,8 +23,8 @@
 
 namespace ipex_assist {
 
-enum Precision : int32_t { FP32, BF16, INT8, INT4 };
-enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH };
+enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4 };
+enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // the last only where there is a gate
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
 constexpr int LANES = 16;  // output columns of a block
@@ -31,7 +35,7 @@ constexpr int ZERO_BITS = 31;
 
 struct Linear {
     Precision precision;
-    int32_t group;           // input columns that share an int4 scale
+    int32_t group;           // input columns that share an int4 scale; of mxfp4 always 32
     int64_t depth;           // input columns, padded
     int64_t blocks;          // of 16 output columns
     const uint8_t* weights;  // blocks · block_bytes(precision, group, depth)
@@ -45,17 +49,18 @@ inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {
         case FP32: return depth * LANES * 4;
         case BF16: return depth * LANES * 2;
         case INT8: return depth * LANES;
+        case MXFP4: return depth * LANES / 2 + depth / SPAN * LANES * 4;
         default: return depth * LANES / 2 + depth / group * LANES * 4;
     }
 }
 
 inline int64_t padded_depth(Precision precision, int64_t width) {
-    const int64_t unit = precision == INT8 || precision == INT4 ? SPAN : 32;
+    const int64_t unit = precision == FP32 || precision == BF16 ? 32 : SPAN;
     return (width + unit - 1) / unit * unit;
 }
 
 // Inputs of a linear, in the form its precision multiplies: values (rows, depth), and for integers a scale for every
-// 128 columns and the negated sum of every `group` columns (128 for int8).
+// 128 columns and the negated sum of every `group` columns (128 for int8, 32 for mxfp4).
 struct Rows {
     uint8_t* values;
     float* scales;

@@ -35,7 +35,7 @@ const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
 Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision) {
     Linear linear{};
     linear.precision = precision;
-    linear.group = precision == INT4 ? spec.group : SPAN;
+    linear.group = precision == INT4 ? spec.group : precision == MXFP4 ? 32 : SPAN;
     linear.depth = padded_depth(precision, width);
     linear.blocks = columns_padded / LANES;
     if (bias) linear.bias = make_vector(columns_padded);
@@ -73,6 +73,7 @@ void Model::lay_out() {
             layer.q_norm = make_vector(vector_size(Q_NORM));
             layer.k_norm = make_vector(vector_size(K_NORM));
         }
+        if (spec.attention_sinks) layer.sinks = make_vector(spec.heads);
         layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
         if (behind) layer.attention_out_norm = make_norm();
         if (spec.norm_place != BEHIND && !spec.shared_norm) layer.mlp_norm = make_norm();
@@ -116,8 +117,9 @@ void Model::lay_out_mlp(Layer& layer) {
 
 Mlp Model::make_mlp(int64_t size) {
     Mlp mlp;
-    mlp.up = make_linear(part_width(size) * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, spec.precision);
-    mlp.down = make_linear(part_width(spec.hidden_size), size, spec.mlp_bias, spec.precision);
+    const Precision precision = spec.experts ? spec.expert_precision : spec.precision;
+    mlp.up = make_linear(part_width(size) * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, precision);
+    mlp.down = make_linear(part_width(spec.hidden_size), size, spec.mlp_bias, precision);
     return mlp;
 }
 
@@ -201,6 +203,7 @@ const float* Model::vector(Slot slot, int32_t index, bool bias) const {
         case MLP_OUT_NORM: return bias ? layer.mlp_out_norm.bias : layer.mlp_out_norm.weight;
         case Q_NORM: return bias ? nullptr : layer.q_norm;
         case K_NORM: return bias ? nullptr : layer.k_norm;
+        case SINKS: return bias ? nullptr : layer.sinks;
         default: return nullptr;
     }
 }

@@ -38,6 +38,7 @@ struct Spec {
     int32_t parallel;           // attention and MLP read the same rows, and both are added to them
     int32_t shared_norm;        // of these, one norm serves both
     int32_t embedding_norm, head_bias;
+    int32_t attention_sinks;    // whether each query head has a logit beside the scores of its softmax
     int32_t rotary_dim, rotary_tables;  // of each head, so many values turn, by one of so many tables; 0 of learned positions
     float embedding_multiplier, residual_multiplier;
     float attention_cap, logit_cap;  // soft caps of scores and logits, 0: none
@@ -46,11 +47,12 @@ struct Spec {
     int32_t experts, experts_per_token, experts_normalised, router_bias;
     int32_t shared_size;  // intermediate_size of the expert that every row passes through, 0: none
     int32_t shared_gate;  // whether a sigmoid weights it
+    Precision expert_precision;  // of the linears of all of them
 };
 
 enum Slot : int32_t {
     EMBED_TOKENS, EMBED_POSITIONS, PROJECT_IN, PROJECT_OUT, LM_HEAD, FINAL_NORM, EMBED_NORM,
-    ATTENTION_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, Q_NORM, K_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ,
+    ATTENTION_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, Q_NORM, K_NORM, SINKS, Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ,
     ROUTER, SHARED_GATE,
     SLOTS
 };
@@ -82,6 +84,7 @@ struct Layer {
     Join into_attention, into_mlp;
     Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is behind
     const float *q_norm = nullptr, *k_norm = nullptr;
+    const float* sinks = nullptr;  // (heads), or null
     int32_t window = 0;     // positions a row may see, 0: all
     int32_t rotation = -1;  // first column of its table among those of a position, -1: its heads do not turn
 };

@@ -201,6 +201,17 @@ inline Grids search_grids(const float* x, int64_t size) {
     return search.best;
 }
 
+// The 32 nibbles from k on of 16 columns, a lane each, as 4 lines.
+template <class F>
+inline void store_nibbles(int64_t first, const F& nibble, uint8_t* to) {
+    const auto byte = [&](int64_t k) { return _mm512_or_si512(nibble(k), _mm512_slli_epi32(nibble(k + 16), 4)); };
+    for (int64_t k = first; k < first + 16; k += 4, to += 64) {
+        const __m512i half = _mm512_or_si512(byte(k), _mm512_slli_epi32(byte(k + 1), 8));
+        const __m512i rest = _mm512_or_si512(byte(k + 2), _mm512_slli_epi32(byte(k + 3), 8));
+        _mm512_storeu_si512(to, _mm512_or_si512(half, _mm512_slli_epi32(rest, 16)));
+    }
+}
+
 // A group of 16 columns, x (size, 16), as kernels.h describes it: scales with zeros, then lines of 4 bytes a column.
 inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
     const Grids grids = search_grids(x, size);
@@ -213,62 +224,33 @@ inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
         const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(v, reciprocal)), zero);
         return _mm512_min_epi32(_mm512_max_epi32(q, _mm512_setzero_si512()), _mm512_set1_epi32(15));
     };
-    const auto byte = [&](int64_t k) { return _mm512_or_si512(nibble(k), _mm512_slli_epi32(nibble(k + 16), 4)); };
-    for (int64_t run = 0; run < size; run += 32) {
-        for (int64_t k = run; k < run + 16; k += 4) {
-            to += 64;
-            const __m512i half = _mm512_or_si512(byte(k), _mm512_slli_epi32(byte(k + 1), 8));
-            const __m512i rest = _mm512_or_si512(byte(k + 2), _mm512_slli_epi32(byte(k + 3), 8));
-            _mm512_storeu_si512(to, _mm512_or_si512(half, _mm512_slli_epi32(rest, 16)));
-        }
-    }
+    for (int64_t run = 0; run < size; run += 32, to += 4 * 64) store_nibbles(run, nibble, to + 64);
 }
 
-// False where a weight is no number.
-inline bool pack_int4(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
-                      int64_t width, int64_t depth, uint8_t* block) {
+// to(g, x) for each group of 16 columns, x (group, 16) in fp32, from input column g on. False where a weight is no number.
+template <class F>
+inline bool for_groups(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns, int64_t width,
+                       int64_t depth, const F& to) {
     alignas(64) float values[LANES * SPAN], turned[LANES * SPAN];
     const int64_t element = type == SOURCE_F32 ? 4 : 2;
     bool numbers = true;
-    for (int64_t g = 0; g < depth; g += group, block += (group / 8 + 1) * 64) {
+    for (int64_t g = 0; g < depth; g += group) {
         for (int64_t j = 0; j < LANES; j++) {
             const int64_t left = j < columns && g < width ? width - g : 0, used = left < group ? left : group;
             if (used) numbers &= widen(type, source + (j * stride + g) * element, used, values + j * group);
             std::memset(values + j * group + used, 0, size_t(group - used) * sizeof(float));
         }
         interleave(reinterpret_cast<const uint32_t*>(values), group, group, reinterpret_cast<uint8_t*>(turned));
-        pack_int4_group(turned, group, block);
+        to(g, turned);
     }
     return numbers;
 }
 
-bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
-          int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
-    const auto* from = static_cast<const uint8_t*>(source);
-    if (precision == INT4) return pack_int4(group, type, from, stride, columns, width, depth, block);
-    // scratch: one column in fp32, then 16 columns as they will be stored.
-    const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : depth;
-    float* column = scratch;
-    uint8_t* staged = reinterpret_cast<uint8_t*>(scratch + depth);
-    bool numbers = true;
-    for (int64_t j = 0; j < LANES; j++) {
-        const int64_t used = j < columns ? width : 0;
-        const int64_t element = type == SOURCE_F32 ? 4 : 2;
-        numbers &= widen(type, from + (j < columns ? j * stride * element : 0), used, column);
-        std::memset(column + used, 0, (depth - used) * sizeof(float));
-        uint8_t* to = staged + j * bytes;
-        if (precision == FP32) {
-            std::memcpy(to, column, bytes);
-        } else if (precision == BF16) {
-            for (int64_t i = 0; i < depth; i += LANES) {
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * 2), to_bf16(_mm512_loadu_ps(column + i)));
-            }
-        } else {
-            scales[j] = pack_int8_column(column, depth, to);
-        }
-    }
-    interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, block);
-    return numbers;
+inline bool pack_int4(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
+                      int64_t width, int64_t depth, uint8_t* block) {
+    return for_groups(group, type, source, stride, columns, width, depth, [&](int64_t g, const float* x) {
+        pack_int4_group(x, group, block + g / group * (group / 8 + 1) * 64);
+    });
 }
 
 }  // namespace

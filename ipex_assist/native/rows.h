@@ -73,7 +73,23 @@ inline __m512 activation(Activation kind, __m512 x) {
     }
 }
 
+// gpt-oss: gate · sigmoid(1.702 · gate) · (up + 1) of values that are 7 at most, and of up -7 at least. NaN stays.
+inline __m512 clamped_swiglu(__m512 gate, __m512 up) {
+    const __m512 most = _mm512_set1_ps(7.0f), least = _mm512_set1_ps(-7.0f);
+    gate = _mm512_min_ps(most, gate);  // the second operand stays where it is NaN
+    up = _mm512_max_ps(least, _mm512_min_ps(most, up));
+    const __m512 gated = _mm512_mul_ps(gate, sigmoid(_mm512_mul_ps(_mm512_set1_ps(1.702f), gate)));
+    return _mm512_mul_ps(gated, _mm512_add_ps(up, _mm512_set1_ps(1.0f)));
+}
+
 void activate(Activation kind, bool gated, const float* in, int64_t blocks, float* out) {
+    if (kind == CLAMPED_SWIGLU) {
+        for (int64_t b = 0; b < blocks; b++) {
+            const float* gate = in + b * LANES * 2;
+            _mm512_storeu_ps(out + b * LANES, clamped_swiglu(_mm512_loadu_ps(gate), _mm512_loadu_ps(gate + LANES)));
+        }
+        return;
+    }
     for (int64_t b = 0; b < blocks; b++) {
         const __m512 x = activation(kind, _mm512_loadu_ps(in + b * LANES * (gated ? 2 : 1)));
         const __m512 y = gated ? _mm512_mul_ps(x, _mm512_loadu_ps(in + b * LANES * 2 + LANES)) : x;

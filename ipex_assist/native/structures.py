@@ -7,10 +7,11 @@ import ctypes
 from ipex_assist.models.spec import DecoderSpec, Experts
 
 ABI_VERSION = 6  # api.cpp: ia_abi. It changes with every function there and with the structures here.
-PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
+BESIDE_MXFP4 = "bf16"  # of all linears but the experts', as the checkpoints with such experts store them
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
-ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3}
+ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 # Our weight names' last part but one (models/weights.py) by their number.
 SLOTS = {
@@ -30,6 +31,7 @@ SLOTS = {
             "mlp_out_norm",
             "q_norm",
             "k_norm",
+            "sinks",
             "q_proj",
             "k_proj",
             "v_proj",
@@ -48,8 +50,8 @@ _INTEGERS = (
     "embedding_size rms_norm norm_weight norm_bias norm_place final_norm activation gated qkv_bias output_bias "
     "mlp_bias qk_norm tied_head projected_embedding"
 )
-_LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias rotary_dim rotary_tables"
-_EXPERTS = "experts experts_per_token experts_normalised router_bias shared_size shared_gate"
+_LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias attention_sinks rotary_dim rotary_tables"
+_EXPERTS = "experts experts_per_token experts_normalised router_bias shared_size shared_gate expert_precision"
 _FACTORS = "embedding_multiplier residual_multiplier attention_cap logit_cap"
 
 
@@ -133,8 +135,9 @@ def native_spec(
     outer_precision: of the head and the embedding's projections, `precision` where None. ordered: linears have an order
     of input columns of their own.
     """
+    beside = BESIDE_MXFP4 if precision == "mxfp4" else precision
     return Spec(
-        precision=PRECISIONS[precision],
+        precision=PRECISIONS[beside],
         group=group,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -161,23 +164,24 @@ def native_spec(
         projected_embedding=spec.projected_embedding,
         norm_eps=spec.norm_eps,
         attention_scale=spec.scale,
-        outer_precision=PRECISIONS[outer_precision or precision],
+        outer_precision=PRECISIONS[outer_precision or beside],
         ordered=ordered,
         parallel=spec.parallel,
         shared_norm=spec.shared_norm,
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
+        attention_sinks=spec.attention_sinks,
         rotary_dim=spec.rotary_size,
         rotary_tables=len(spec.ropes),
         embedding_multiplier=spec.embedding_multiplier,
         residual_multiplier=spec.residual_multiplier,
         attention_cap=spec.attention_cap or 0.0,
         logit_cap=spec.logit_cap or 0.0,
-        **_experts(spec.experts),
+        **_experts(spec.experts, precision),
     )
 
 
-def _experts(experts: Experts | None) -> dict[str, int]:
+def _experts(experts: Experts | None, precision: str) -> dict[str, int]:
     if experts is None:
         return {}
     return {
@@ -187,6 +191,7 @@ def _experts(experts: Experts | None) -> dict[str, int]:
         "router_bias": experts.router_bias,
         "shared_size": experts.shared_size,
         "shared_gate": experts.shared_gate,
+        "expert_precision": PRECISIONS[precision],
     }
 
 

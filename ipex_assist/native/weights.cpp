@@ -24,6 +24,7 @@ int64_t Model::vector_size(Slot slot) const {
         case EMBED_POSITIONS: return int64_t(spec.positions) * spec.hidden_size;
         case Q_NORM: return spec.head_dim * (spec.qk_norm == ONE_FOR_HEADS ? 1 : int64_t(spec.heads));
         case K_NORM: return spec.head_dim * (spec.qk_norm == ONE_FOR_HEADS ? 1 : int64_t(spec.kv_heads));
+        case SINKS: return spec.heads;
         default: return spec.hidden_size;
     }
 }

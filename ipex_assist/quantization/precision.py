@@ -8,8 +8,9 @@ INT4_GROUP = 64
 DRAFT_INT4_GROUP = 128
 
 # Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
-# and one bf16 zero point per group. Embeddings and norms are not quantized.
-LINEAR_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP}
+# and one bf16 zero point per group. mxfp4 is of experts, as a checkpoint stores them, with a byte for 32 weights: their
+# router and what is beside them are bf16. Embeddings and norms are not quantized.
+LINEAR_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "mxfp4": 0.5 + 1 / 32}
 PRECISIONS = tuple(LINEAR_BYTES)
 
 # Of keys and values: what may be asked for. Else they have the precision that attention computes in.

@@ -137,8 +137,10 @@ struct Format {
     Precision precision;
     int32_t group;
 };
+inline bool integers(Precision precision) { return precision != FP32 && precision != BF16; }
 inline const Format FORMATS[] = {{"fp32", FP32, SPAN}, {"bf16", BF16, SPAN}, {"int8", INT8, SPAN},
-                                 {"int4 g32", INT4, 32}, {"int4 g64", INT4, 64}, {"int4 g128", INT4, 128}};
+                                 {"int4 g32", INT4, 32}, {"int4 g64", INT4, 64}, {"int4 g128", INT4, 128},
+                                 {"mxfp4", MXFP4, 32}};
 
 // Groups that leave a quantizer little to work with, by turns of 4 values.
 inline const float HARD[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},

@@ -60,8 +60,7 @@ struct Case {
                     size += std::abs(term);
                 }
                 const double value = got[size_t(r * width + c)], miss = std::abs(value - sum);
-                const bool integers = format.precision == INT8 || format.precision == INT4;
-                CHECK(miss <= size * rounding(integers ? depth / 32 * 3 : depth), "%s %ld x %ld, row %ld of %ld, column %ld: %.8g != %.8g",
+                CHECK(miss <= size * rounding(integers(format.precision) ? depth / 32 * 3 : depth), "%s %ld x %ld, row %ld of %ld, column %ld: %.8g != %.8g",
                       format.name, long(packed.columns), long(packed.width), long(first + r), long(count), long(c), value, sum);
             }
         }

@@ -45,6 +45,18 @@ double group_error(const Packed& packed, const float* x, int64_t column, int64_t
     return sum;
 }
 
+// The nearest of E2M1's values times a power of two, of which the group's largest has 4 to 8; of ties the even one.
+double exact_mxfp4(double x, double most) {
+    const double scale = std::ldexp(1.0, std::max(most > 0 ? std::ilogb(most) - 2 : -126, -126));
+    const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    int best = 0;
+    for (int i = 1; i < 8; i++) {
+        const double miss = std::abs(std::abs(x) / scale - values[i]), before = std::abs(std::abs(x) / scale - values[best]);
+        if (miss < before || (miss == before && i % 2 == 0)) best = i;
+    }
+    return std::copysign(values[best] * scale, x);
+}
+
 void check_column(const Format& f, const Packed& packed, const float* x, int64_t column) {
     const float scale = largest(x, packed.width) / 127.0f;
     for (int64_t k = 0; k < packed.width; k++) {
@@ -52,6 +64,10 @@ void check_column(const Format& f, const Packed& packed, const float* x, int64_t
         if (f.precision == INT8) {
             CHECK(std::abs(got - double(x[k])) <= 0.5 * double(scale) * (1 + 1e-5), "%s column %ld of %ld: %g != %g", f.name,
                   long(column), long(k), got, double(x[k]));
+        } else if (f.precision == MXFP4) {
+            const int64_t group = k / 32 * 32;
+            const double expected = exact_mxfp4(x[k], largest(x + group, std::min<int64_t>(32, packed.width - group)));
+            CHECK(got == expected, "%s column %ld of %ld: %g is not %g but %g", f.name, long(column), long(k), double(x[k]), expected, got);
         } else if (f.precision != INT4) {
             CHECK(got == double(rounded(f.precision, x[k])), "%s column %ld of %ld: %g != %g", f.name, long(column),
                   long(k), got, double(x[k]));
@@ -133,6 +149,25 @@ void test_q4_0(const Kernels& k) {
     }
 }
 
+// Blocks in MXFP4 keep every bit, whatever of its values they hold: scales from 2^-125 to 2^125, and none but zeros.
+void test_mxfp4_stays(const Kernels& k) {
+    Random random(13);
+    constexpr int64_t columns = 48, width = 8 * 32;
+    const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    std::vector<float> source(columns * width);
+    for (size_t block = 0; block < source.size(); block += 32) {
+        const int exponent = random.below(251) - 125, most = 1 + random.below(8);
+        for (size_t i = 0; i < 32; i++) source[block + i] = std::ldexp(random.below(2) ? values[random.below(most)] : -values[random.below(most)], exponent);
+    }
+    const Packed packed(k, FORMATS[6], source, columns, width);
+    for (int64_t c = 0; c < columns; c++) {
+        for (int64_t i = 0; i < width; i++) {
+            const double expected = source[size_t(c * width + i)];
+            CHECK(packed.weight(c, i) == expected, "MXFP4 at %ld, %ld: %.9g != %.9g", long(c), long(i), packed.weight(c, i), expected);
+        }
+    }
+}
+
 // The searched clip must be worth its name: on normal values it is better than minimum and maximum by several percent.
 void test_search(const Kernels& k) {
     Random random(4);
@@ -171,6 +206,7 @@ void test_hard_values(const Kernels& k) {
                 const double bound = f.precision == FP32   ? 0
                                      : f.precision == BF16 ? std::max(double(most) / 256, 1.2e-38)
                                      : f.precision == INT8 ? std::max(double(most) / 250, 1.2e-38)
+                                     : f.precision == MXFP4 ? std::max(double(most) / 4, 1.2e-38)
                                      : most > 1e19f        ? double(most) / 7.9  // squares overflow: a grid without a search
                                                            : std::max(double(most) / 12, 1e-29);
                 CHECK(std::abs(got - double(x[i])) <= bound, "%s, column %ld: %g for %g", f.name, long(c), got,
@@ -277,6 +313,14 @@ double Packed::weight(int64_t column, int64_t k) const {
         case FP32: return bits_as<float>(block + (k * LANES + lane) * 4);
         case BF16: return from_bf16(bits_as<uint16_t>(block + k / 2 * 64 + lane * 4 + k % 2 * 2));
         case INT8: return (block[k / 4 * 64 + lane * 4 + k % 4] - 128) * double(scales[size_t(column)]);
+        case MXFP4: {
+            const uint8_t* start = block + k / SPAN * (64 + 4 * 256);
+            const int64_t number = k % SPAN / 32, quad = k % 32 / 4;
+            const uint8_t both = start[64 + number * 256 + quad % 4 * 64 + lane * 4 + k % 4], nibble = quad < 4 ? both & 15 : both >> 4;
+            const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+            const int exponent = start[lane * 4 + number];
+            return exponent ? std::ldexp(nibble < 8 ? values[nibble] : -values[nibble - 8], exponent - 127) : 0;
+        }
         default: {
             const uint8_t* start = block + k / group * (group / 8 + 1) * 64;
             const uint32_t head = bits_as<uint32_t>(start + lane * 4), scale = head & ~31u;
@@ -291,6 +335,7 @@ void test_packing(const Kernels& k) {
     test_shapes(k);
     test_sources(k);
     test_q4_0(k);
+    test_mxfp4_stays(k);
     test_search(k);
     test_hard_values(k);
     test_int4_bits(k);

@@ -96,6 +96,7 @@ void check_specs(const Kernels& k) {
     CHECK_REFUSED("groups of 48", make([](Spec& s) { s.group = 48; }));
     CHECK_REFUSED("groups of 0", make([](Spec& s) { s.group = 0; }));
     CHECK_REFUSED("precision is 4", make([](Spec& s) { s.precision = Precision(4); }));
+    CHECK_REFUSED("activation is 4", make([](Spec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
     CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
     CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2", make([](Spec& s) { s.experts = 2, s.experts_per_token = 3; }));
     CHECK_REFUSED("experts of a token is 0", make([](Spec& s) { s.experts = 2; }));

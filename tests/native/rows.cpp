@@ -47,7 +47,7 @@ void test_quantize(const Kernels& k) {
             std::fill(x.begin(), x.begin() + width, 0.0f);                           // a row of zeros
             for (int64_t i = 0; i < width; i++) x[size_t(width + i)] *= 1e-30f;       // and one of next to nothing
             const Quantized q(k, linear, x.data(), 5, width);
-            if (f.precision == INT8 || f.precision == INT4) {
+            if (integers(f.precision)) {
                 check_integers(q, x.data(), 5, width, f.name);
             } else {
                 for (int64_t r = 0; r < 5; r++) {
@@ -231,6 +231,28 @@ void test_activations(const Kernels& k) {
     }
 }
 
+// gpt-oss: values of gate and up below, within and beyond the limits, and none that is no number.
+void test_clamped_swiglu(const Kernels& k) {
+    const float some[] = {-FLT_MAX, -1e4f, -60.0f, -7.01f, -7.0f, -6.9f, -1.0f, -1e-20f, 0.0f, 0.3f, 2.5f, 6.99f, 7.0f, 7.01f, 1e10f, INFINITY};
+    Buffer<float> in(2 * LANES), out(LANES);
+    for (int shift = 0; shift < LANES; shift++) {
+        for (int i = 0; i < LANES; i++) in[size_t(i)] = some[i], in[size_t(LANES + i)] = some[(i + shift) % LANES];
+        k.activate(CLAMPED_SWIGLU, true, in.data(), 1, out.data());
+        for (int i = 0; i < LANES; i++) {
+            const double gate = std::min(double(some[i]), 7.0), up = std::clamp(double(some[(i + shift) % LANES]), -7.0, 7.0);
+            const double expected = gate < -1e3 ? 0 : gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+            CHECK(std::abs(out[size_t(i)] - expected) <= 1e-6 * std::abs(expected) + 1e-36, "gate %g, up %g: %g != %g", gate, up,
+                  double(out[size_t(i)]), expected);
+        }
+    }
+    for (const size_t place : {size_t(3), size_t(LANES + 3)}) {
+        std::fill(in.data(), in.data() + 2 * LANES, 1.0f);
+        in[place] = NAN;
+        k.activate(CLAMPED_SWIGLU, true, in.data(), 1, out.data());
+        for (size_t i = 0; i < LANES; i++) CHECK(std::isnan(out[i]) == (i == 3), "lane %zu is %g", i, double(out[i]));
+    }
+}
+
 void test_rotate(const Kernels& k) {
     Random random(4);
     for (const int32_t size : {2, 10, 64, 80, 128}) {
@@ -345,6 +367,8 @@ std::vector<float> results_for_rows(const Kernels& k) {
             k.activate(kind, false, x.data(), int64_t(padded / LANES), out.data());
             keep(out);
         }
+        k.activate(CLAMPED_SWIGLU, true, x.data(), int64_t(padded / LANES / 2), out.data());
+        keep(out);
         k.rotate(x.data(), int32_t(size), weight.data(), bias.data());
         keep(x);
         k.soft_cap(x.data(), size, 0.3f, 5.0f);
@@ -377,6 +401,7 @@ void test_rows(const Kernels& k) {
     test_normalise(k);
     test_add_and_convert(k);
     test_activations(k);
+    test_clamped_swiglu(k);
     test_rotate(k);
     test_soft_cap(k);
     test_maximum(k);

@@ -20,7 +20,7 @@ struct Kind {
 
 Spec base_spec(const Format& f) {
     Spec spec{};
-    spec.precision = spec.outer_precision = f.precision;
+    spec.precision = spec.outer_precision = spec.expert_precision = f.precision;
     spec.group = f.group;
     spec.vocab_size = VOCAB;
     spec.hidden_size = 40, spec.intermediate_size = 75, spec.layers = 2;
@@ -39,11 +39,12 @@ const Kind KINDS[] = {
          s.rotary_dim = s.rotary_tables = 0, s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1, s.projected_embedding = 1;
          s.embedding_size = 24, s.qkv_bias = 1, s.kv_heads = 4;
      }},
-    {"one KV head, window, norms of heads", 30,
-     [](Spec& s) { s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS, s.tied_head = 1, s.activation = GELU; }},
-    {"norms around, soft caps, two rotation tables, a norm of all heads", 30,
+    {"one KV head, window, norms of heads, sinks", 30,
+     [](Spec& s) { s.attention_sinks = 1, s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS, s.tied_head = 1, s.activation = GELU; }},
+    {"norms around, soft caps, two rotation tables, a norm of all heads, sinks, a clamped activation", 30,
      [](Spec& s) {
          s.norm_place = AROUND, s.attention_cap = 2, s.logit_cap = 5, s.rotary_tables = 2, s.qk_norm = ALL_HEADS;
+         s.attention_sinks = 1, s.activation = CLAMPED_SWIGLU;
          s.embedding_multiplier = 3, s.residual_multiplier = 0.5f, s.tied_head = 1;
      }},
     {"parallel behind one norm, slopes, a norm of each head, a norm of the embedding", 0,
@@ -90,6 +91,7 @@ std::vector<Shape> shapes(const Spec& s) {
     const bool one = s.qk_norm == ONE_FOR_HEADS;
     if (s.qk_norm) all.push_back({Q_NORM, true, false, one ? s.head_dim : attended, 1});
     if (s.qk_norm) all.push_back({K_NORM, true, false, one ? s.head_dim : kv, 1});
+    if (s.attention_sinks) all.push_back({SINKS, true, false, s.heads, 1});
     const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
         all.push_back({slot, true, false, rows, columns, expert});
         if (bias) all.push_back({slot, true, true, rows, 1, expert});

@@ -1,0 +1,60 @@
+"""gpt-oss: experts with a clamped activation, windows in every second layer, and a sink for each query head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ipex_assist.models.common import experts, layer_kinds, llama_like, refuse, rope, windows
+from ipex_assist.models.config import Config, NotComputed
+from ipex_assist.models.names import ExpertNames, Fields, named
+from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, DecoderSpec
+from ipex_assist.models.weights import Source
+
+ARCHITECTURE = "GptOssForCausalLM"
+EXAMPLES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b")
+NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "num_local_experts"}
+_BOTH, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+_NAMES = ExpertNames(("mlp.router",), {"gate_proj": _BOTH, "up_proj": _BOTH, "down_proj": _DOWN})
+# Experts' matrices are stored (in, out), with gate and up by turns. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
+_FIELDS: Fields = {
+    "gate_proj": {"transposed": True, "every": (0, 2)},
+    "up_proj": {"transposed": True, "every": (1, 2)},
+    "down_proj": {"transposed": True},
+}
+
+
+def spec(config: Config) -> DecoderSpec:
+    """The softmax is over the chosen experts. A config that says nothing of its positions is refused: releases of
+    transformers differ by what that means."""
+    refuse(config, hidden_act="silu", swiglu_limit=CLAMP, swiglu_alpha=SIGMOID_GAIN)
+    if not (config.part("rope_parameters") or config.part("rope_scaling")):
+        raise NotComputed("gpt_oss without rope_scaling (or rope_parameters) is not supported")
+    bias = config.flag("attention_bias", True)
+    kinds = layer_kinds(config, lambda layer: layer % 2 == 0)
+    return llama_like(
+        "gpt_oss",
+        config,
+        head_dim=config.integer("head_dim", 64),
+        norm_eps=config.number("norm_eps", 1e-5),
+        activation="clamped_swiglu",
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=True,
+        attention_sinks=True,
+        rope=rope(config, 150000.0),
+        sliding_windows=windows(config, kinds, 128),
+        experts=experts(config, normalised=True, router_bias=True),
+    )
+
+
+def weights(spec: DecoderSpec) -> dict[str, Source]:
+    """Llama's names but for the experts and the sinks, which are no modules: "…gate_up_proj", "…gate_up_proj_bias"."""
+    sources = named(spec, fields=_FIELDS, experts=_NAMES)
+    for ours, source in sources.items():
+        if source.expert is not None:
+            name = source.name.removesuffix(".weight").replace(".bias", "_bias")
+            sources[ours] = replace(source, name=name, alternatives=(name.removeprefix("model."),))
+    for layer in range(spec.num_hidden_layers):
+        name = f"layers.{layer}.self_attn.sinks"
+        sources[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name,))
+    return sources
