@@ -20,6 +20,7 @@ _QWEN = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "
 _NORMED = (*_QWEN, *(f"model.layers.{{bid}}.{name}" for name in gguf_families.HEAD_NORMS))
 _MIXTRAL = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "block_sparse_moe.gate")
 _GRANITE = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "block_sparse_moe.router.layer")
+_GPT_OSS = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "self_attn.sinks", "mlp.router")
 
 # general.architecture, or "mixtral" for "llama" with experts -> (architectures[0], model_type, Hugging Face modules).
 ARCHITECTURES = {
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _NORMED),
     "olmoe": ("OlmoeForCausalLM", "olmoe", _NORMED),
     "granitemoe": ("GraniteMoeForCausalLM", "granitemoe", _GRANITE),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
 }
 
 # What Hugging Face, or our names for Granite's, call the three linears of an expert.
@@ -66,6 +68,19 @@ def _qwen(header: GgufHeader, normalised: bool) -> Config:
     }
 
 
+def _gpt_oss(header: GgufHeader, config: Config) -> Config:
+    """What files do not say is the same in both sizes. llama.cpp rounds the ends of yarn, as the model does not."""
+    window, scaling = header.get("{arch}.attention.sliding_window"), config["rope_scaling"]
+    layers = range(config["num_hidden_layers"])
+    return {
+        "rope_scaling": scaling and scaling | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "intermediate_size": header.get("{arch}.expert_feed_forward_length") or config["intermediate_size"],
+        "sliding_window": window,
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in layers],
+    }
+
+
 def _olmoe(header: GgufHeader, config: Config) -> Config:
     return {"norm_topk_prob": False, "clip_qkv": header.get("{arch}.attention.clamp_kqv") or None}
 
@@ -76,6 +91,7 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "qwen3moe": lambda header, config: _qwen(header, normalised=True),
     "olmoe": _olmoe,
     "granitemoe": gguf_families.CONFIGS["granite"],
+    "gpt-oss": _gpt_oss,
 }
 # Metadata of routings that no family above has, and the values that say so.
 _USUAL_ROUTING: dict[str, tuple[Any, ...]] = {
@@ -115,9 +131,9 @@ def separate(header: GgufHeader) -> None:
     for name, tensor in [*header.tensors.items()]:
         block, _, rest = name.partition(".ffn_")
         leaf, _, suffix = rest.partition("_exps.")
-        if suffix != "weight" or leaf not in ("gate", "up", "down"):
+        if suffix not in ("weight", "bias") or leaf not in ("gate", "up", "down"):
             continue
-        if len(tensor.shape) != 3 or tensor.shape[0] != count:
+        if len(tensor.shape) != (3 if suffix == "weight" else 2) or tensor.shape[0] != count:
             raise IpexAssistError(
                 f"{header.path} is corrupt: {name} has shape {list(tensor.shape)}, but the metadata ask for {count:,} "
                 "experts. Download or convert it again."
@@ -125,7 +141,7 @@ def separate(header: GgufHeader) -> None:
         del header.tensors[name]
         for expert in range(count):
             one = rows_of(name, tensor, expert, expert + 1)
-            header.tensors[f"{block}.ffn_{leaf}_exps.{expert}.weight"] = replace(one, shape=tensor.shape[1:])
+            header.tensors[f"{block}.ffn_{leaf}_exps.{expert}.{suffix}"] = replace(one, shape=tensor.shape[1:])
 
 
 def modules(header: GgufHeader, family: str) -> dict[str, str]:

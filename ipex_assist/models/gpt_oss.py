@@ -53,8 +53,10 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
     for ours, source in sources.items():
         if source.expert is not None:
             name = source.name.removesuffix(".weight").replace(".bias", "_bias")
-            sources[ours] = replace(source, name=name, alternatives=(name.removeprefix("model."),))
+            apart = replace(source, name=f"model.{ours.replace('.experts.', '.mlp.experts.')}", expert=None)  # GGUF
+            apart = replace(apart, transposed=False, every=None, alternatives=(), otherwise=None)
+            sources[ours] = replace(source, name=name, alternatives=(name.removeprefix("model."),), otherwise=apart)
     for layer in range(spec.num_hidden_layers):
         name = f"layers.{layer}.self_attn.sinks"
-        sources[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name,))
+        sources[f"layers.{layer}.sinks.weight"] = Source(f"model.{name}", alternatives=(name, f"model.{name}.weight"))
     return sources

@@ -63,6 +63,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3moe", {}),
     "olmoe": ("olmoe", {}),
     "granitemoe": ("granitemoe", {}),
+    "gpt-oss": ("gpt-oss", {}),
 }
 TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
@@ -120,6 +121,10 @@ def add_rope(writer: gguf.GGUFWriter, model: Any, arch: str, spec: DecoderSpec) 
     if arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         writer.add_sliding_window(config.sliding_window or 0)
+    if spec.rope.kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(spec.rope.scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(spec.rope.scaling["original_max_position_embeddings"])
     if spec.rope.kind == "longrope":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_attn_factors(RotaryTable(spec).rules[0].attention_factor)
@@ -140,6 +145,13 @@ def stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
         if "block_sparse_moe.input_linear" in name:
             for leaf, part in zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True):
                 found[name.replace("input_linear", f"experts.{leaf}")] = list(part)
+        elif part := re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?", name):  # gpt-oss: (in, out), by turns
+            values, suffix = (tensor, "bias") if part[3] else (tensor.transpose(1, 2), "weight")
+            for first, leaf in enumerate(("gate", "up") if part[2] == "gate_up" else ("down",)):
+                rows = values[:, first::2] if part[2] == "gate_up" else values
+                found[f"{part[1]}.{leaf}_proj.{suffix}"] = list(rows)
+        elif name.endswith(".sinks"):
+            found[f"{name}.weight"] = [tensor]
         elif "block_sparse_moe.output_linear" in name:
             found[name] = list(tensor)
         else:
@@ -191,13 +203,18 @@ def by_kind(values: numpy.ndarray, heads: int, groups: int | None) -> numpy.ndar
     return numpy.concatenate([qkv[:, part].reshape(-1, *rest) for part in (slice(-2), -2, -1)])
 
 
-def granite_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the names under which they are read one by one."""
-    found = {name: tensor for name, tensor in tensors.items() if "put_linear" not in name}
+def one_by_one(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts by the names under which they are read."""
+    leaves = {"w1": "gate_proj", "w3": "up_proj", "output_linear": "down_proj"}
+    found: dict[str, torch.Tensor] = {}
     for name, tensor in stacked_experts(tensors).items():
-        leaf = {"w1": "gate_proj", "w3": "up_proj", "output_linear": "down_proj"}.get(name.split(".")[-2], "")
-        block = name.partition(".block_sparse_moe")[0]
-        found |= {f"{block}.block_sparse_moe.experts.{i}.{leaf}.weight": each for i, each in enumerate(tensor) if leaf}
+        place, leaf, suffix = f".{name}".rsplit(".", 2)
+        place = place[1:]
+        if "experts" in place or leaf in leaves:
+            place = place if place.endswith("experts") else f"{place}.experts"
+            found |= {f"{place}.{i}.{leaves.get(leaf, leaf)}.{suffix}": each for i, each in enumerate(tensor)}
+        else:
+            found[name] = tensor
     return found
 
 
@@ -214,7 +231,8 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     tables = (RotaryTable(each) for each in (spec, expected) if expected.rope is not None)
     for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):  # none where nothing turns
         torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
-    stored = dict(original.tensors()) if variant != "granitemoe" else granite_experts(dict(original.tensors()))
+    stored = dict(original.tensors())
+    stored = one_by_one(stored) if variant in ("granitemoe", "gpt-oss") else stored
     for name, tensor in read.tensors():
         written = stored.pop(name if name in stored else "lm_head.weight")  # GPT-NeoX's head has two names
         torch.testing.assert_close(tensor.float(), written, atol=1e-6, rtol=0)
