@@ -9,7 +9,7 @@
 #include "linear_integer.h"
 #include "pack.h"
 #include "rows.h"
-#if defined(__AMX_TILE__) || (defined(IPEX_ASSIST_EMULATE_AMX) && defined(__AVX512F__) && defined(__AVX512VNNI__))
+#if defined(__AMX_TILE__) || (defined(IPEX_ASSIST_EMULATE_AMX) && defined(__AVX512BF16__))
 #define IPEX_ASSIST_HAS_AMX
 #include "linear_amx_many.h"
 #endif
