@@ -6,7 +6,7 @@
 The model has its published shapes (`--layers` of them), and is packed expert by expert. Cases are so many rows of one
 sequence, and a row each of so many requests; they take turns, with new random tokens each time. Routing is what random
 routers give: rows of different requests draw their experts nearly uniformly, rows of one text share more of them. A
-trained model's is another. "uniform" is what independent draws would read, count · (1 − (1 − used / count)^rows) a layer.
+trained one differs. "uniform" is what independent draws would read, count · (1 − (1 − used / count)^rows) a layer.
 Bytes are those of the weights outside of experts, of the experts that the core counted, and of keys and values.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipex_assist.models import granite
-from ipex_assist.models.common import experts
+from ipex_assist.models.common import experts, refuse
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import ExpertNames, merged, named, stacked_gate_up
 from ipex_assist.models.spec import DecoderSpec
@@ -22,7 +22,8 @@ _NAMES = ExpertNames(
 
 
 def spec(config: Config) -> DecoderSpec:
-    """The softmax is over the chosen experts."""
+    """The softmax is over the chosen experts. Without rotary positions (transformers 4 has that) it is refused."""
+    refuse(config, position_embedding_type="rope")
     return granite.granite_like("granitemoe", config, experts=experts(config, normalised=True))
 
 
