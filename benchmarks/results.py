@@ -50,6 +50,7 @@ QUESTIONS = {
     "eval": "Fewer bits: perplexity",
     "multi_socket": "Several instances",
     "versions": "This version beside the one before",
+    "mixture": "A mixture of 30B parameters, random weights",
     "load_memory": "Memory of loading",
     "starting": "Starting",
 }
