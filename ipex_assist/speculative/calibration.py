@@ -55,7 +55,7 @@ def calibrate(
     experts = _expert_costs(target, verify, read, clock)
     if assistant is None:
         return Costs(verify, experts=experts)
-    rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock)
+    rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock, {})
     step, reading = _time_step(assistant, draft_vocabulary, clock), _time_reading(assistant, rows, clock)
     return Costs(verify, step, rows, reading, experts)
 
@@ -65,7 +65,7 @@ def time_passes(
     sizes: abc.Sequence[int],
     seconds: float,
     clock: Clock,
-    read: dict[int, float] | None = None,
+    read: dict[int, float],
 ) -> tuple[float, ...]:
     """Return the seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
 
@@ -85,9 +85,9 @@ def time_passes(
     return tuple(interpolate(known, rising([fastest[size] for size in known]), range(1, known[-1] + 1)))
 
 
-def _note_experts(model: Model, size: int, read: dict[int, float] | None) -> None:
-    experts = experts_a_layer(model) if read is not None else None
-    if read is not None and experts is not None:
+def _note_experts(model: Model, size: int, read: dict[int, float]) -> None:
+    experts = experts_a_layer(model)
+    if experts is not None:
         read[size] = experts
 
 
@@ -111,9 +111,7 @@ def _expert_costs(model: Model, verify: tuple[float, ...], read: dict[int, float
     return ExpertCosts(mixture.count, mixture.per_token, each, seconds)
 
 
-def _widened(
-    model: Model, verify: tuple[float, ...], clock: Clock, read: dict[int, float] | None = None
-) -> tuple[float, ...]:
+def _widened(model: Model, verify: tuple[float, ...], clock: Clock, read: dict[int, float]) -> tuple[float, ...]:
     """Return the seconds of passes with more rows as well, as far as there is time to measure them."""
     known = {len(verify): verify[-1]}
     for size in WIDE_ROWS:

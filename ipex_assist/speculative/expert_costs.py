@@ -8,7 +8,7 @@ behind another count as spread · n^growth rows that choose independently. The p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Spread:
     """How far the rows drafted behind a row choose experts of their own: a Kalman filter of two logarithms' line."""
 
     def __init__(self, costs: ExpertCosts) -> None:
-        self._costs = costs
+        self.costs = costs
         self._state = np.array([math.log(costs.spread), costs.growth])
         self._covariance = np.diag([_UNKNOWN_SPREAD, _UNKNOWN_GROWTH])
 
@@ -69,12 +69,16 @@ class Spread:
         """The exponent by which more of them count."""
         return min(max(float(self._state[1]), _GROWTHS[0]), _GROWTHS[1])
 
+    def learnt(self) -> ExpertCosts:
+        """Return the costs that a next text begins with."""
+        return replace(self.costs, spread=self.spread, growth=self.growth)
+
     def observe(self, rows: int, texts: int, distinct: float) -> None:
         """Learn from a pass of `texts` texts over `rows` rows that read so many experts a layer."""
-        if rows <= texts or distinct >= _FULL * self._costs.count or self._costs.per_token >= self._costs.count:
+        if rows <= texts or distinct >= _FULL * self.costs.count or self.costs.per_token >= self.costs.count:
             return
         drafted = (rows - texts) / texts
-        seen = max((self._costs.independent(distinct) - texts) / texts, _LEAST * drafted)
+        seen = max((self.costs.independent(distinct) - texts) / texts, _LEAST * drafted)
         place = np.array([1.0, math.log(drafted)])
         self._covariance += np.diag([_DRIFT, _DRIFT / 10])
         shared = self._covariance @ place
@@ -86,4 +90,4 @@ class Spread:
         """Return the experts a layer that a pass of `texts` texts over `rows` rows should read."""
         own = min(rows, texts)
         drafted = (rows - own) / own
-        return self._costs.distinct(own * (1 + self.spread * drafted**self.growth))
+        return self.costs.distinct(own * (1 + self.spread * drafted**self.growth))

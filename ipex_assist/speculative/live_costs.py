@@ -67,7 +67,7 @@ class LiveCosts:
         self._texts = 1
         self.costs = calibrated
         self.copying = Costs(calibrated.verify)  # for a source that costs nothing
-        if self._spread:
+        if self._spread is not None:
             self._price()
 
     def observe(self, outcome: RoundResult, read: int) -> None:
@@ -101,12 +101,12 @@ class LiveCosts:
 
     def _expected(self, rows: int, experts: float | None, texts: int) -> float:
         """Return what calibration says of a pass over so many rows that read so many experts."""
-        seconds, costs = self.calibrated.verifying(rows), self.calibrated.experts
-        if costs is None or self._spread is None or experts is None:
+        seconds = self.calibrated.verifying(rows)
+        if self._spread is None or experts is None:
             return seconds
         self._texts = texts
         self._spread.observe(rows, texts, experts)
-        return max(self.calibrated.verifying(1) / 2, seconds + costs.beyond_calibration(rows, experts))
+        return max(self.calibrated.verifying(1) / 2, seconds + self._spread.costs.beyond_calibration(rows, experts))
 
     def _compare(self, kind: int, seconds: float, expected: float) -> None:
         if seconds <= 0 or expected <= 0:
@@ -126,9 +126,8 @@ class LiveCosts:
         plain = float(self._state[0]) + error
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
         corrected = self._priced(self._verify, min(plain, 0.0) - error)
-        if self._spread and corrected.experts:
-            learnt = replace(corrected.experts, spread=self._spread.spread, growth=self._spread.growth)
-            corrected = replace(corrected, experts=learnt)
+        if self._spread is not None:
+            corrected = replace(corrected, experts=self._spread.learnt())
         return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
     def _price(self) -> None:
@@ -145,11 +144,10 @@ class LiveCosts:
 
     def _passes_of(self, texts: int) -> Array:
         """Return calibrated seconds of passes over 1, 2, … rows with the experts that rows of so many texts read."""
-        costs = self.calibrated.experts
-        if costs is None or self._spread is None:
+        if self._spread is None:
             return self._verify
-        rows = range(1, len(self._verify) + 1)
-        more = [costs.beyond_calibration(count, self._spread.distinct(count, texts)) for count in rows]
+        spread, rows = self._spread, range(1, len(self._verify) + 1)
+        more = [spread.costs.beyond_calibration(count, spread.distinct(count, texts)) for count in rows]
         return np.maximum(self._verify[0], self._verify + more)
 
     def _priced(self, calibrated: Array, speed: float) -> Costs:
