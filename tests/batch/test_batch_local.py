@@ -52,7 +52,7 @@ def test_an_instance_that_reads_nothing() -> None:
     assert pool.wait(0.0) == []
     pool.end(0, "had enough")
     assert pool.wait(5.0) == [Ended(0, "had enough")]
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 3
     assert gone([ready.facts["pid"]])
     pool.close()
 

@@ -144,7 +144,7 @@ def test_damage(case: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert message in error
     assert len(error) < 1000
     assert cli.main(["-m", str(folder), "--dry-run", *FLAGS]) == 0  # the launcher's estimate meets it first
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 5
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -101,7 +101,7 @@ def test_what_blows_up_is_refused(checker: Checker, spec: GrammarSpec) -> None:
     started = time.perf_counter()
     with pytest.raises(UsageError, match="cannot be used"):
         checker.check(spec)
-    assert time.perf_counter() - started < 0.1
+    assert time.perf_counter() - started < 0.5
     checker.check(GrammarSpec("choice", '["a", "b"]'))
 
 

@@ -80,4 +80,4 @@ def test_large_vocabularies_are_compared_quickly():
     tokens = [f"token{index}" for index in range(150_000)]
     start = time.perf_counter()
     share_vocabulary(Tokenizer(tokens), Tokenizer(tokens[:-1]), 151_936, 151_936)
-    assert time.perf_counter() - start < 1.0
+    assert time.perf_counter() - start < 2.0
