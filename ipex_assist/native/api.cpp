@@ -126,7 +126,7 @@ IPEX_ASSIST_API const void* ia_kernels(const char* limit) {
 IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) { return static_cast<const Kernels*>(kernels)->name; }
 
 IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
-    return guarded<void*>(nullptr, [&] { return new Pool(threads, cpus, cpus && on_several_nodes(cpus, threads)); });
+    return guarded<void*>(nullptr, [&] { return new Pool(threads, cpus, cpus ? memory_nodes(cpus, threads) : std::vector<int32_t>()); });
 }
 
 IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }

@@ -128,19 +128,20 @@ const Kernels* choose_kernels(const char* limit, std::string& remark) {
     return chosen;
 }
 
-bool on_several_nodes(const int32_t* cpus, int count, const std::string& folder) {
+std::vector<int32_t> memory_nodes(const int32_t* cpus, int count, const std::string& folder) {
     constexpr int MOST_NODES = 1024;
-    const auto has = [&](int node, const std::string& what) {
-        return access((folder + "/node" + std::to_string(node) + what).c_str(), F_OK) == 0;
+    const auto has = [&](int node, int cpu) {
+        return access((folder + "/node" + std::to_string(node) + "/cpu" + std::to_string(cpu)).c_str(), F_OK) == 0;
     };
-    for (int node = 0; count > 1 && node < MOST_NODES; node++) {  // of the first processor
-        if (!has(node, "/cpu" + std::to_string(cpus[0]))) continue;
-        for (int i = 1; i < count; i++) {
-            if (!has(node, "/cpu" + std::to_string(cpus[i]))) return true;
-        }
-        return false;
+    std::vector<int32_t> found;
+    for (int i = 0, node = 0; i < count; i++) {
+        const int before = node;
+        if (!has(node, cpus[i])) node = 0;
+        while (node < MOST_NODES && !has(node, cpus[i])) node++;
+        if (node == MOST_NODES) return {};
+        found.push_back(found.empty() ? 0 : found.back() + int32_t(node != before));
     }
-    return false;
+    return found.empty() || found.back() == 0 ? std::vector<int32_t>() : found;
 }
 
 }  // namespace ipex_assist

@@ -1,6 +1,7 @@
 // Which of the kernels this processor can run.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "kernels.h"
 
@@ -12,7 +13,9 @@ namespace ipex_assist {
 // use AMX's tiles.
 const Kernels* choose_kernels(const char* limit, std::string& remark);
 
-// Whether some processors lie on several memory nodes; false where the system does not tell. folder: of the nodes.
-bool on_several_nodes(const int32_t* cpus, int count, const std::string& folder = "/sys/devices/system/node");
+// On which memory node each of some processors lies, from 0 on in the order in which they come: neighbours of one node are
+// one, and where a node comes again it is another. Empty where all are on one, or the system does not tell. folder: of the
+// nodes.
+std::vector<int32_t> memory_nodes(const int32_t* cpus, int count, const std::string& folder = "/sys/devices/system/node");
 
 }  // namespace ipex_assist

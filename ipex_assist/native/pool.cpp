@@ -114,8 +114,8 @@ void Barrier::add_to(Statistics& sum) const {
     for (const Waiter& waiter : waiters_) sum.waits += waiter.waits, sum.parks += waiter.parks;
 }
 
-Pool::Pool(int threads, const int32_t* cpus, bool several_nodes)
-    : threads_(threads), several_nodes_(several_nodes), barrier_(threads), end_(threads) {
+Pool::Pool(int threads, const int32_t* cpus, std::vector<int32_t> nodes)
+    : threads_(threads), node_of_(std::move(nodes)), barrier_(threads), end_(threads) {
     if (cpus) cpus_.assign(cpus, cpus + threads);
     start();
 }

@@ -55,14 +55,16 @@ private:
 class Pool {
 public:
     // cpus: one for each thread, or null to leave placement to the kernel. The calling thread is thread 0; it is bound
-    // for the duration of a run only. several_nodes: whether they lie on several memory nodes.
-    Pool(int threads, const int32_t* cpus, bool several_nodes = false);
+    // for the duration of a run only. nodes: the memory node of each, ascending from 0 on (memory_nodes); empty for one.
+    Pool(int threads, const int32_t* cpus, std::vector<int32_t> nodes = {});
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     int threads() const { return threads_; }
-    bool several_nodes() const { return several_nodes_; }
+    int nodes() const { return node_of_.empty() ? 1 : node_of_.back() + 1; }
+    int node(int thread) const { return node_of_.empty() ? 0 : node_of_[size_t(thread)]; }
+    bool several_nodes() const { return nodes() > 1; }
     // Within a run: until all threads are here. Throws where one of them has failed.
     void wait(int thread) { barrier_.wait(thread); }
     // Of all runs so far; waits for its turn.
@@ -85,8 +87,7 @@ private:
     void end();
 
     int threads_;
-    bool several_nodes_;
-    std::vector<int32_t> cpus_;
+    std::vector<int32_t> cpus_, node_of_;
     Lock turn_;
     uint64_t runs_ = 0;
     Barrier barrier_, end_;  // within a run, and at its end, where all threads come whatever happened

@@ -127,11 +127,18 @@ struct Pass {
     Batch batch{};
 };
 
+// The nodes of threads of which the second half is on a second node.
+inline std::vector<int32_t> halves(int threads) {
+    std::vector<int32_t> nodes(size_t(threads), 0);
+    std::fill(nodes.begin() + threads / 2, nodes.end(), 1);
+    return nodes;
+}
+
 struct Fixture {
     static constexpr int32_t BLOCKS = 23;
 
     Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, bool several_nodes = false, bool int8 = false)
-        : pool(threads, nullptr, several_nodes), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
+        : pool(threads, nullptr, several_nodes ? halves(threads) : std::vector<int32_t>()), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
         Spec spec = base_spec(f);
         kind.change(spec);
         const std::vector<int32_t> windows(size_t(spec.layers), kind.window);

@@ -218,11 +218,13 @@ void test_nodes() {
     const std::string folder = mkdtemp(made);
     for (const char* name : {"/node0", "/node1", "/node3"}) std::filesystem::create_directory(folder + name);
     for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12"}) std::filesystem::create_directory(folder + name);
-    const int32_t near[] = {2, 7}, far[] = {7, 12}, unknown[] = {5, 6};
-    CHECK(!on_several_nodes(near, 2, folder), "one node");
-    CHECK(on_several_nodes(far, 2, folder), "two nodes");
-    CHECK(!on_several_nodes(far, 1, folder), "one processor");
-    CHECK(!on_several_nodes(unknown, 2, folder), "nodes that the system does not tell");
+    const int32_t near[] = {2, 7}, far[] = {2, 7, 12}, again[] = {2, 12, 7}, unknown[] = {5, 6};
+    using Nodes = std::vector<int32_t>;
+    CHECK(memory_nodes(near, 2, folder).empty(), "one node");
+    CHECK((memory_nodes(far, 3, folder) == Nodes{0, 0, 1}), "two nodes");
+    CHECK((memory_nodes(again, 3, folder) == Nodes{0, 1, 2}), "a node that comes again");
+    CHECK(memory_nodes(far, 1, folder).empty(), "one processor");
+    CHECK(memory_nodes(unknown, 2, folder).empty(), "nodes that the system does not tell");
     std::filesystem::remove_all(folder);
 }
 
