@@ -53,59 +53,76 @@ private:
 
 }  // namespace
 
-Barrier::Barrier(int threads)
-    : threads_(threads), groups_((threads + GROUP - 1) / GROUP), counters_(size_t(groups_) + 1), waiters_(size_t(threads)) {}
+Barrier::Barrier(int threads, const std::vector<int32_t>& nodes)
+    : threads_(threads), words_(nodes.empty() ? 1 : size_t(nodes[size_t(threads) - 1]) + 1), waiters_(size_t(threads)) {
+    const auto node = [&](int thread) { return nodes.empty() ? 0 : nodes[size_t(thread)]; };
+    Counter* const root = count(int(words_.size()), nullptr);
+    for (int first = 0, end; first < threads; first = end) {
+        for (end = first + 1; end < threads && node(end) == node(first);) end++;
+        const int groups = (end - first + GROUP - 1) / GROUP;
+        Counter* const top = count(groups, root);
+        for (int g = 0; g < groups; g++) {
+            const int64_t from = first + share(end - first, g, groups), to = first + share(end - first, g + 1, groups);
+            Counter* const group = count(int(to - from), top);
+            for (int64_t t = from; t < to; t++) {
+                waiters_[size_t(t)].counter = group, waiters_[size_t(t)].word = &words_[size_t(node(first))];
+            }
+        }
+    }
+}
+
+// A counter of so many parts; where there is one, it counts above.
+Barrier::Counter* Barrier::count(int parts, Counter* above) {
+    return parts == 1 ? above : &counters_.emplace_back(parts, above);
+}
 
 void Barrier::wait(int thread) {
     Waiter& waiter = waiters_[size_t(thread)];
     waiter.waits++;
     if (threads_ == 1) return;
-    const uint32_t generation = generation_.load(std::memory_order_acquire);
-    const int group = thread / GROUP;
-    const int members = group + 1 < groups_ ? GROUP : threads_ - group * GROUP;
-    auto& mine = counters_[size_t(group)].arrived;
-    if (mine.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
-        mine.store(0, std::memory_order_relaxed);
-        auto& root = counters_[size_t(groups_)].arrived;
-        if (root.fetch_add(1, std::memory_order_acq_rel) + 1 == groups_) {
-            root.store(0, std::memory_order_relaxed);
-            release(generation + 1);
-            return;
-        }
+    Word& word = *waiter.word;
+    const uint32_t generation = word.generation.load(std::memory_order_acquire);
+    for (Counter* c = waiter.counter; c->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == c->parts; c = c->above) {
+        c->arrived.store(0, std::memory_order_relaxed);
+        if (!c->above) return next_generation();
     }
     const auto left = [&] {
-        // Abandoning makes a generation of its own, so that who sees neither may sleep.
+        // Abandoning makes a generation of its own, so that who sees neither may sleep. In this order: who sees that
+        // generation knows that it was abandoned.
+        const bool another = word.generation.load(std::memory_order_acquire) != generation;
         if (abandoned_.load(std::memory_order_acquire)) throw Abandoned();
-        return generation_.load(std::memory_order_acquire) != generation;
+        return another;
     };
     const auto sleep = [&] {
         waiter.parks++;
-        park(generation);
+        park(word, generation);
     };
     waiter.patience.wait(left, sleep, SystemTime());
 }
 
-// Lets everybody go. In one order with `park`: either the sleeper is seen here, or it sees the new generation there.
-void Barrier::release(uint32_t generation) {
-    generation_.store(generation, std::memory_order_seq_cst);
-    if (parked_.load(std::memory_order_seq_cst) > 0) futex_wake(generation_, INT32_MAX);
+// Lets everybody go, and then wakes who sleeps. In one order with `park`: either the sleeper is seen here, or it sees the
+// new generation there.
+void Barrier::next_generation() {
+    for (Word& word : words_) word.generation.fetch_add(1, std::memory_order_seq_cst);
+    for (Word& word : words_) {
+        if (word.parked.load(std::memory_order_seq_cst) > 0) futex_wake(word.generation, INT32_MAX);
+    }
 }
 
-void Barrier::park(uint32_t generation) {
-    parked_.fetch_add(1, std::memory_order_seq_cst);
-    futex_wait(generation_, generation);
-    parked_.fetch_sub(1, std::memory_order_seq_cst);
+void Barrier::park(Word& word, uint32_t generation) {
+    word.parked.fetch_add(1, std::memory_order_seq_cst);
+    futex_wait(word.generation, generation);
+    word.parked.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void Barrier::abandon() {
     abandoned_.store(true, std::memory_order_release);
-    generation_.fetch_add(1, std::memory_order_seq_cst);
-    if (parked_.load(std::memory_order_seq_cst) > 0) futex_wake(generation_, INT32_MAX);
+    next_generation();
 }
 
 void Barrier::reset() {
     for (Counter& counter : counters_) counter.arrived.store(0, std::memory_order_relaxed);
-    parked_.store(0, std::memory_order_relaxed);
+    for (Word& word : words_) word.parked.store(0, std::memory_order_relaxed);
     abandoned_.store(false, std::memory_order_relaxed);
 }
 
@@ -115,7 +132,7 @@ void Barrier::add_to(Statistics& sum) const {
 }
 
 Pool::Pool(int threads, const int32_t* cpus, std::vector<int32_t> nodes)
-    : threads_(threads), node_of_(std::move(nodes)), barrier_(threads), end_(threads) {
+    : threads_(threads), node_of_(std::move(nodes)), barrier_(threads, node_of_), end_(threads, node_of_) {
     if (cpus) cpus_.assign(cpus, cpus + threads);
     start();
 }

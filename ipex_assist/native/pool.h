@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <thread>
@@ -18,13 +19,16 @@ struct Statistics {
 };
 
 // Spins first, because the threads of a pass arrive within microseconds of each other; then parks, for machines whose
-// CPUs are shared with others (patience.h). Counted in groups, so that a hundred threads do not queue up at one cache line.
+// CPUs are shared with others (patience.h). Counted in groups of a memory node's threads, then by nodes, so that a hundred
+// threads do not queue up at one cache line; and each node's threads wait at a word of their own, so that what lets them go
+// crosses from one socket to another once a node, and not once a thread.
 class Barrier {
 public:
     // What `wait` throws where a thread will not come: see `abandon`.
     struct Abandoned {};
 
-    explicit Barrier(int threads);
+    // nodes: the memory node of each thread, and perhaps of others behind them; ascending from 0 on, or empty for one.
+    explicit Barrier(int threads, const std::vector<int32_t>& nodes = {});
     void wait(int thread);
     // Nobody waits any longer, and nobody will until `reset`, which is called when no thread is in `wait`.
     void abandon();
@@ -34,22 +38,31 @@ public:
 
 private:
     static constexpr int GROUP = 8;
-    struct alignas(64) Counter {
-        std::atomic<int> arrived{0};
+    struct Counter {
+        Counter(int parts_, Counter* above_) : parts(parts_), above(above_) {}
+        alignas(64) std::atomic<int> arrived{0};
+        alignas(64) const int parts;  // not in the line that is counted in: that may be gone again
+        Counter* const above;         // where the last to arrive counts next; null: at none, all are here
+    };
+    struct alignas(64) Word {  // of a node
+        std::atomic<uint32_t> generation{0};
+        std::atomic<uint32_t> parked{0};  // threads that sleep, or are about to
     };
     struct alignas(64) Waiter {
         Patience patience;
         uint64_t waits = 0, parks = 0;
+        Counter* counter = nullptr;
+        Word* word = nullptr;
     };
-    void release(uint32_t generation);
-    void park(uint32_t generation);
+    Counter* count(int parts, Counter* above);
+    void next_generation();
+    void park(Word& word, uint32_t generation);
 
-    int threads_, groups_;
-    std::vector<Counter> counters_;  // one for each group, and the root behind them
-    std::vector<Waiter> waiters_;    // of each thread
-    alignas(64) std::atomic<uint32_t> generation_{0};
-    std::atomic<uint32_t> parked_{0};  // threads that sleep, or are about to
-    std::atomic<bool> abandoned_{false};
+    int threads_;
+    std::deque<Counter> counters_;
+    std::vector<Word> words_;      // of each node
+    std::vector<Waiter> waiters_;  // of each thread
+    alignas(64) std::atomic<bool> abandoned_{false};
 };
 
 class Pool {

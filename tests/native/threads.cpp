@@ -58,6 +58,25 @@ void test_rounds() {
     }
 }
 
+// The nodes of threads of which each node has so many.
+std::vector<int32_t> nodes_of(const std::vector<int>& counts) {
+    std::vector<int32_t> nodes;
+    for (size_t i = 0; i < counts.size(); i++) nodes.insert(nodes.end(), size_t(counts[i]), int32_t(i));
+    return nodes;
+}
+
+// Threads of several nodes, each with a word of its own to wait at: as many as another node has, fewer than a group, one
+// alone, and more than a group. A node that is let go before another has arrived, or not at all.
+void test_rounds_of_nodes() {
+    for (const std::vector<int>& counts : std::vector<std::vector<int>>{{1, 1}, {3, 5}, {1, 9}, {9, 2}, {2, 1, 3}, {1, 17, 9}}) {
+        const std::vector<int32_t> nodes = nodes_of(counts);
+        Pool pool(int(nodes.size()), nullptr, nodes);
+        CHECK(pool.nodes() == int(counts.size()), "%d nodes", pool.nodes());
+        rounds(pool, 8);
+        rounds(pool, 1);
+    }
+}
+
 // A run finds its threads spinning, falling asleep, or asleep.
 void test_pauses() {
     Pool pool(3, nullptr);
@@ -142,8 +161,10 @@ Time processor_time() {
 
 // Who waits for a partner that is away leaves its CPU to others, and is back when the partner is; what the pool counted.
 void test_parking() {
-    for (const int threads : {2, 10}) {
-        Pool pool(threads, nullptr);
+    for (const std::vector<int>& counts : std::vector<std::vector<int>>{{2}, {10}, {3, 2}}) {
+        const std::vector<int32_t> nodes = nodes_of(counts);
+        const int threads = int(nodes.size());
+        Pool pool(threads, nullptr, nodes);
         const Statistics before = pool.statistics();
         Time waited{0};
         pool.run([&](int thread) {
@@ -163,24 +184,27 @@ void test_parking() {
     }
 }
 
-// A thread that fails wakes those who sleep for it.
+// A thread that fails wakes those who sleep for it, on every node.
 void test_failure_wakes() {
-    Pool pool(3, nullptr);
-    std::string message;
-    try {
-        pool.run([&](int thread) {
-            if (thread == 1) {
-                std::this_thread::sleep_for(milliseconds(20));
-                throw std::runtime_error("late");
-            }
-            pool.wait(thread);
-        });
-    } catch (const std::exception& error) {
-        message = error.what();
+    for (const std::vector<int>& counts : std::vector<std::vector<int>>{{3}, {2, 3}}) {
+        const std::vector<int32_t> nodes = nodes_of(counts);
+        Pool pool(int(nodes.size()), nullptr, nodes);
+        std::string message;
+        try {
+            pool.run([&](int thread) {
+                if (thread == 1) {
+                    std::this_thread::sleep_for(milliseconds(20));
+                    throw std::runtime_error("late");
+                }
+                pool.wait(thread);
+            });
+        } catch (const std::exception& error) {
+            message = error.what();
+        }
+        CHECK(message == "late", "%s", message.c_str());
+        CHECK(pool.statistics().parks > 0, "nobody slept");
+        rounds(pool, 20);
     }
-    CHECK(message == "late", "%s", message.c_str());
-    CHECK(pool.statistics().parks > 0, "nobody slept");
-    rounds(pool, 20);
 }
 
 // Callers in several threads take turns; each run is whole.
@@ -425,6 +449,7 @@ void test_shares() {
 
 void test_threads() {
     test_rounds();
+    test_rounds_of_nodes();
     test_pauses();
     test_patience_alone();
     test_patience_in_company();
