@@ -6,10 +6,13 @@ Counted: the core's own count of one pass, by rows and threads; a layer's is the
 layers and of two. Those for `--threads` are of a pool of so many threads, which this machine need not have CPUs for.
 Measured: with the threads of this machine, what a barrier takes where all come at once, and passes of the whole model
 (random weights, 256 cached positions), by turns.
-Modelled, and never measured: a barrier of `--threads` threads, and a pass that reads its weights and keys at
-`--bandwidth` GB/s and then waits at its barriers. Threads count in groups of eight and then at a root; each in turn
-needs the line that it counts in, which takes `--line-ns` from one core's cache to another's; the last lets all go by a
-line that everybody reads, `--spread-ns` after each other. That threads come at different times is in no figure.
+Modelled, and never measured: a barrier of `--threads` threads on `--sockets` sockets, and a pass that reads its weights
+and keys at `--bandwidth` GB/s and then waits at its barriers. Threads count in groups of at most eight, the groups of a
+socket, and then the sockets; each in turn needs the line that it counts in, which takes `--line-ns` from one core's
+cache to another's, and `--socket-ns` from another socket's. The last lets each socket go by a line of its own, one
+after the other, which its threads read `--spread-ns` after each other. Beside it the barrier that knows no sockets: at
+its root anyone may follow anyone, and all threads read one line, which those of other sockets fetch one after the
+other. That threads come at different times is in no figure.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.native_loading import planned_pool
 from ipex_assist.native.library import Pool, instruction_set
 
-GROUP = 8  # threads that count at one line: Barrier::GROUP
+GROUP = 8  # threads that count at one line at most: Barrier::GROUP
 CONTEXT = company.CONTEXT
 
 
@@ -42,12 +45,29 @@ class Machine:
     bandwidth: float
     line_ns: float
     spread_ns: float
+    sockets: int = 1
+    socket_ns: float = 0.0
 
     def barrier_us(self) -> float:
-        """Microseconds of a barrier where all threads come at once."""
+        """Microseconds of a barrier where all threads come at once, and each socket has a line to wait at."""
+        own = -(-self.threads // self.sockets)
+        counting = self._counting(own) * self.line_ns + (self.sockets * self.socket_ns if self.sockets > 1 else 0)
+        telling = self.line_ns + (self.sockets - 1) * self.socket_ns
+        return (counting + telling + (own - 1) * self.spread_ns) / 1000
+
+    def one_level_us(self) -> float:
+        """Microseconds of a barrier that knows no sockets."""
+        own = -(-self.threads // self.sockets)
         groups = -(-self.threads // GROUP)
-        counting = min(GROUP, self.threads) + groups
-        return ((counting + 1) * self.line_ns + (self.threads - 1) * self.spread_ns) / 1000
+        crossings = (groups if groups > 1 else self.threads) * (self.sockets - 1) / self.sockets
+        counting = self._counting(self.threads) * self.line_ns + crossings * (self.socket_ns - self.line_ns)
+        telling = self.line_ns + (own - 1) * self.spread_ns + (self.threads - own) * self.socket_ns
+        return (counting + telling) / 1000
+
+    def _counting(self, threads: int) -> int:
+        """How often a line goes from one to the next while so many count in groups, and then the groups."""
+        groups = -(-threads // GROUP)
+        return -(-threads // groups) + (groups if groups > 1 else 0)
 
     def pass_ms(self, size: int, barriers: int) -> tuple[float, float]:
         """Milliseconds of a pass that reads `size` bytes, and those of its barriers among them."""
@@ -103,16 +123,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=10_000, help="barriers that are timed together")
     parser.add_argument("--threads", type=int, default=56, help="of the machine on paper")
     parser.add_argument("--bandwidth", type=float, default=250, help="GB/s, of the machine on paper")
+    parser.add_argument("--sockets", type=int, default=1, help="that these threads are on, as many on each")
     parser.add_argument("--line-ns", type=float, default=70, help="a cache line from one core to another of its socket")
     parser.add_argument("--spread-ns", type=float, default=15, help="between two cores that read the same line")
-    return parser.parse_args(argv)
+    parser.add_argument("--socket-ns", type=float, default=150, help="a cache line from one socket to another")
+    args = parser.parse_args(argv)
+    if not 1 <= args.sockets <= args.threads:
+        parser.error(f"{args.threads} threads on {args.sockets} sockets: give each socket one at least")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     here, many = planned_pool(), Pool(args.threads)
     torch.set_num_threads(1)
-    paper = Machine(args.threads, args.bandwidth, args.line_ns, args.spread_ns)
+    paper = Machine(args.threads, args.bandwidth, args.line_ns, args.spread_ns, args.sockets, args.socket_ns)
     pair = Machine(here.threads, args.bandwidth, args.line_ns, args.spread_ns)
     table: list[dict[str, str]] = []
     results: list[dict[str, Any]] = []
@@ -142,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                         f"{args.threads} threads: a layer ": str(of_layer_many),
                         "a pass ": str(of_pass_many),
                         "µs each, modelled": f"{paper.barrier_us():.2f}",
+                        "(one level)": f"{paper.one_level_us():.2f}",
                         "ms a pass, modelled": f"{whole:.2f}",
                         "% at barriers, modelled": f"{100 * waiting / whole:.0f}",
                     }

@@ -92,10 +92,25 @@ def test_barriers_on_paper() -> None:
     assert whole == pytest.approx(1 + waiting)
 
 
+def test_barriers_of_sockets_on_paper() -> None:
+    """By hand: 7 groups of 8 on each of two sockets, which count after each other; one of them tells the other.
+
+    With one line for all, half of 14 groups come from the other socket, and 56 threads fetch it from there.
+    """
+    machine = barriers.Machine(112, 250, line_ns=70, spread_ns=15, sockets=2, socket_ns=150)
+    assert machine.barrier_us() == pytest.approx((8 + 7 + 1) * 0.07 + 2 * 0.15 + 0.15 + 55 * 0.015)
+    assert machine.one_level_us() == pytest.approx((8 + 7 + 1) * 0.07 + 7 * 0.15 + 55 * 0.015 + 56 * 0.15)
+    alone = barriers.Machine(5, 250, line_ns=70, spread_ns=15)
+    assert alone.barrier_us() == pytest.approx(alone.one_level_us()) == pytest.approx(6 * 0.07 + 4 * 0.015)
+
+
 def test_barriers_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """A line of the table for each number of rows, of the threads here and those on paper."""
-    barriers.main(["--models", "small", "--rows", "1,2", "--repeats", "2", "--count", "20", "--threads", "3"])
+    barriers.main(
+        ["--models", "small", "--rows", "1,2", "--repeats", "2", "--count", "20", "--threads", "4", "--sockets", "2"]
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["rows"], row["2 threads: a layer"]) for row in found["table"]] == [("1", "5"), ("2", "5")]
     assert len(found["results"][0]["barrier_us"]) == 2
-    assert found["paper"]["threads"] == 3
+    assert found["paper"]["threads"] == 4
+    assert float(found["table"][0]["(one level)"]) > float(found["table"][0]["µs each, modelled"])
