@@ -198,6 +198,36 @@ class ChoosesInOneCall(Protocol):
         ...
 
 
+class PassThreads(NamedTuple):
+    """Passes of up to `rows` rows are run by `threads` threads, others by all there are; 0 is all as well."""
+
+    threads: int = 0
+    rows: int = 0
+
+    def of(self, rows: int) -> int:
+        """How many run a pass of `rows` rows; 0 for all."""
+        return self.threads if rows <= self.rows else 0
+
+
+ALL_THREADS = PassThreads()
+
+
+@runtime_checkable
+class FewerThreads(Protocol):
+    """A model whose passes need not be run by all threads. None of their bits depends on it."""
+
+    pass_threads: PassThreads
+
+    @property
+    def thread_choices(self) -> tuple[int, ...]:
+        """Numbers of threads that may be fastest, from all on downwards; one alone where there is no choice."""
+        ...
+
+    def use_threads(self, number: int) -> None:
+        """Let so many threads run all passes of few rows; there is no choice from then on."""
+        ...
+
+
 def experts_a_layer(model: Model) -> float | None:
     """Distinct experts that the last pass read, the mean of all layers; None where there are none, or nobody counts."""
     read = model.experts_read

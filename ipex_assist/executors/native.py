@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
+    ALL_THREADS,
     ANY_ROWS,
     Choice,
     DraftRequest,
     LogitsError,
     Model,
+    PassThreads,
     Rows,
     Sequence,
     Tokens,
@@ -64,6 +66,7 @@ class NativeModel(Model):
         self._kv_memory.join(
             self.block_bytes, self.spec.context_length, workspace + (packed.nbytes if packed.settles else 0)
         )
+        self.pass_threads, self._threads_given = ALL_THREADS, False
         self._begun = False
         self._memory: BlockMemory | None = None
         self._pool: BlockPool | None = None
@@ -74,6 +77,15 @@ class NativeModel(Model):
     def experts_read(self) -> int:
         """Distinct experts that the last call's passes read, of all layers together; shared ones do not count."""
         return self.packed.experts_read if self.spec.experts else 0
+
+    @property
+    def thread_choices(self) -> tuple[int, ...]:
+        """All, half, a quarter and so on, and those of the first memory node; one where `use_threads` gave a number."""
+        return (self.pass_threads.threads,) if self._threads_given else self.packed.pool.fewer()
+
+    def use_threads(self, number: int) -> None:
+        """Let so many threads run all passes of few rows; there is no choice from then on."""
+        self.pass_threads, self._threads_given = PassThreads(number, FEW_ROWS), True
 
     @property
     def block_bytes(self) -> int:
@@ -240,6 +252,7 @@ class NativeModel(Model):
             wanted_count=len(wanted),
             vocabulary=min(vocabulary or 0, self.spec.vocab_size),
             stride=self._width,
+            threads=self.pass_threads.of(row),
         )
         return batch, keep
 

@@ -107,7 +107,7 @@ void count(Buffers& buffers, const Forward& done) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 6;
+    return 7;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -130,6 +130,14 @@ IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
 }
 
 IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
+
+// How many of a pool's threads are on the first one's memory node.
+IPEX_ASSIST_API int32_t ia_pool_first_node(void* pool) {
+    const Pool& threads = *static_cast<Pool*>(pool);
+    int32_t count = 0;
+    while (count < threads.threads() && threads.node(count) == threads.node(0)) count++;
+    return count;
+}
 
 // Runs, barriers, and what all threads waited and parked at them, since the pool was made.
 IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {

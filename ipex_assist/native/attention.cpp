@@ -58,12 +58,12 @@ void Forward::rotate_head(float* head, const float* norm, const Layer& layer, co
 void Forward::append(int thread, int32_t index) {
     const int64_t units = int64_t(pieces_.size()) * spec_.kv_heads;
     const bool owned = pool_.several_nodes();
-    const int64_t first = owned ? 0 : share(units, thread, pool_.threads()), end = owned ? units : share(units, thread + 1, pool_.threads());
+    const int64_t first = owned ? 0 : share(units, thread, threads()), end = owned ? units : share(units, thread + 1, threads());
     for (int64_t u = first; u < end; u++) {
         const Tile& piece = pieces_[size_t(u / spec_.kv_heads)];
         const int32_t kv_head = int32_t(u % spec_.kv_heads);
         const int32_t id = stretches_[size_t(piece.stretch)].blocks[last_block(piece.first)];
-        if (!owned || batch_.blocks->owner(id, kv_head, pool_.threads()) == thread) append_rows(thread, index, piece, kv_head);
+        if (!owned || batch_.blocks->owner(id, kv_head, threads()) == thread) append_rows(thread, index, piece, kv_head);
     }
 }
 
@@ -159,7 +159,7 @@ int64_t Forward::attend_blocks(int thread, int32_t index, int32_t kv_head, size_
     const Scratch s = scratch(thread);
     const auto mine = [&](int64_t block) {
         return block >= first && block < end &&
-               (!pool_.several_nodes() || batch_.blocks->owner(table[block], kv_head, pool_.threads()) == thread);
+               (!pool_.several_nodes() || batch_.blocks->owner(table[block], kv_head, threads()) == thread);
     };
     for (size_t i = first_piece_[stretch]; i < first_piece_[stretch + 1]; i++) {
         if (mine(last_block(pieces_[i].first))) append_rows(thread, index, pieces_[i], kv_head);
@@ -191,7 +191,7 @@ void Forward::attend_few(int thread, int32_t index) {
     int64_t units = 0;
     for (size_t i = 0; i < stretches_.size(); i++) units += seen(i) * spec_.kv_heads;
     const bool owned = pool_.several_nodes();
-    const int64_t from = owned ? 0 : share(units, thread, pool_.threads()), to = owned ? units : share(units, thread + 1, pool_.threads());
+    const int64_t from = owned ? 0 : share(units, thread, threads()), to = owned ? units : share(units, thread + 1, threads());
     int64_t unit = 0;
     for (int32_t h = 0; h < spec_.kv_heads; h++) {
         for (size_t i = 0; i < stretches_.size(); i++) {
@@ -229,7 +229,7 @@ void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
 
 void Forward::combine_few(int thread, int32_t index) {
     const int64_t each = attended_units(model_.layers[size_t(index)].output).each, units = rows() * each;
-    for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
+    for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         combine_unit(thread, index, u / each, u % each);
     }
 }

@@ -38,7 +38,7 @@ void Forward::reserve_between() {
 
 // Whether each thread prepares all rows: where the rows that it would not have to cost less than a barrier.
 bool Forward::repeats() const {
-    const int64_t rows = this->rows(), threads = pool_.threads();
+    const int64_t rows = this->rows(), threads = this->threads();
     if (!few() || spec_.projected_embedding) return false;
     return (rows - (rows + threads - 1) / threads) * spec_.hidden_size <= REPEATED * threads;
 }
@@ -72,7 +72,7 @@ bool Forward::last(size_t counter, int64_t done, int64_t total) {
 // The spans whose columns this thread has activated, or has activated the last of.
 void Forward::quantize_active(int thread, const Linear& up, const Linear& down) {
     const int64_t parts = spec_.gated ? 2 : 1, blocks = up.blocks / parts, each = SPAN / LANES;
-    const auto [up_first, up_last] = model_.slice(up, thread, pool_.threads());
+    const auto [up_first, up_last] = model_.slice(up, thread, threads());
     const int64_t first = up_first / parts, end = up_last / parts;
     for (int64_t s = first / each; s * each < end; s++) {
         const int64_t done = std::min(end, (s + 1) * each) - std::max(first, s * each);

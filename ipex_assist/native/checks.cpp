@@ -106,6 +106,7 @@ void check_sizes(const Model& model, const Batch& b) {
     check_range("stretches of a pass", b.stretch_count, 1, b.rows);
     check_range("rows whose logits are wanted", b.wanted_count, 0, b.rows);
     check_range("the vocabulary that is wanted", b.vocabulary, 0, vocabulary);
+    check_range("threads of a pass", b.threads, 0, LARGEST);
     if (!b.tokens || !b.stretches || !b.blocks || (b.wanted_count && !b.wanted)) refuse("a pass needs tokens, stretches and blocks");
     if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
     for (int32_t i = 0; i < b.wanted_count; i++) {

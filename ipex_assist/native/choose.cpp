@@ -23,7 +23,7 @@ int64_t Forward::choice_chunks() const { return (choice_columns() + CHUNK - 1) /
 // The maximum of each chunk of each row.
 void Forward::find_maxima(int thread) {
     const int64_t chunks = choice_chunks(), units = int64_t(wanted_.size()) * chunks;
-    for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
+    for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         const int64_t first = u % chunks * CHUNK;
         Maximum& found = w_.maxima.as<Maximum>()[u];
         found = k_.maximum(batch_.logits + u / chunks * batch_.stride + first, std::min(CHUNK, choice_columns() - first));
@@ -78,7 +78,7 @@ void Forward::choose(const Choices& c) {
         pass(thread);
         find_maxima(thread);
         const int64_t count = int64_t(wanted_.size());
-        for (int64_t r = share(count, thread, pool_.threads()); r < share(count, thread + 1, pool_.threads()); r++) {
+        for (int64_t r = share(count, thread, threads()); r < share(count, thread + 1, threads()); r++) {
             const Maximum best = likeliest(r);
             const bool number = is_number(best);
             c.tokens[r] = number ? best.index : -1;
@@ -91,7 +91,7 @@ void Forward::choose(const Choices& c) {
                 std::fill_n(c.top_logs + r * c.top, c.top, NAN);
             }
         }
-    });
+    }, threads());
     timing.total += __rdtsc() - started;
 }
 
@@ -131,7 +131,7 @@ void Forward::draft(const Drafts& drafts) {
             if (thread == 0) go_on(drafts, order);
             wait(thread);
         }
-    });
+    }, threads());
     timing.total += __rdtsc() - started;
 }
 

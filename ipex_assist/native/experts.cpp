@@ -94,7 +94,7 @@ void Forward::place_slots(int64_t rows) {
 
 // Whoever comes last with its rows places the slots of all.
 void Forward::choose_experts(int thread, const Layer& layer, int64_t rows) {
-    const int64_t first = share(rows, thread, pool_.threads()), end = share(rows, thread + 1, pool_.threads());
+    const int64_t first = share(rows, thread, threads()), end = share(rows, thread + 1, threads());
     std::vector<int32_t> order;
     for (int64_t r = first; r < end; r++) route_row(layer, r, order);
     if (first < end && last(0, end - first, rows)) place_slots(rows);
@@ -108,7 +108,7 @@ void Forward::share_experts(int thread, Counted&& units, Cost&& cost, F&& f) con
     const int32_t count = int32_t(routes_.first.size()) - 1;
     int64_t total = 0, at = 0;
     for (int32_t e = 0; e < count; e++) total += routes_.count(e) ? units(e) * cost(e) : 0;
-    const int64_t low = share(total, thread, pool_.threads()), high = share(total, thread + 1, pool_.threads());
+    const int64_t low = share(total, thread, threads()), high = share(total, thread + 1, threads());
     for (int32_t e = 0; e < count && at < high; e++) {
         if (!routes_.count(e)) continue;
         const int64_t all = units(e), each = cost(e);
@@ -194,7 +194,7 @@ void Forward::down_experts(int thread, const Layer& layer) {
 // The weighted sum of what a row's experts made of it.
 void Forward::add_experts(int thread, int64_t rows) {
     const int64_t pieces = round_up(spec_.hidden_size, SPAN) / SPAN, units = rows * pieces;
-    for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
+    for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         const int64_t row = u / pieces, first = u % pieces * SPAN, end = std::min<int64_t>(first + SPAN, spec_.hidden_size);
         float* to = w_.delta.as<float>() + row * width_;
         std::fill(to + first, to + end, 0.0f);

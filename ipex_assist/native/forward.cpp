@@ -78,7 +78,7 @@ void Forward::reserve(const int32_t* counts) {
     w_.row_values.grow(size_t(padded * depth * 4));
     w_.row_scales.grow(size_t(padded * depth / SPAN * 4));
     w_.row_sums.grow(size_t(padded * depth / 32 * 4));
-    w_.scratch.grow(size_t(scratch_bytes() * pool_.threads()));
+    w_.scratch.grow(size_t(scratch_bytes() * threads()));
     inputs_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
     reserve_between();
     reserve_experts();
@@ -146,7 +146,7 @@ Forward::Scratch Forward::scratch(int thread) const {
 
 void Forward::run() {
     const uint64_t started = __rdtsc();
-    pool_.run([this](int thread) { pass(thread); });
+    pool_.run([this](int thread) { pass(thread); }, threads());
     timing.total += __rdtsc() - started;
 }
 
@@ -175,8 +175,8 @@ void Forward::pass(int thread) {
 
 void Forward::embed_rows(int thread) {
     const bool all = repeats();
-    const int64_t first = all ? 0 : share(rows(), thread, pool_.threads());
-    const int64_t end = all ? rows() : share(rows(), thread + 1, pool_.threads());
+    const int64_t first = all ? 0 : share(rows(), thread, threads());
+    const int64_t end = all ? rows() : share(rows(), thread + 1, threads());
     float *x = all ? scratch(thread).x : w_.x.as<float>(), *delta = w_.delta.as<float>();
     if (spec_.projected_embedding) {
         for (int64_t r = first; r < end; r++) {
@@ -215,8 +215,8 @@ void Forward::prepare_rows(int thread, const Join& join, const std::vector<int32
     const int64_t count = some ? int64_t(some->size()) : rows();
     const bool narrow = some && narrows(), all = repeats();
     const Scratch s = scratch(thread);
-    const int64_t first = all ? 0 : share(count, thread, pool_.threads());
-    const int64_t end = all ? count : share(count, thread + 1, pool_.threads());
+    const int64_t first = all ? 0 : share(count, thread, threads());
+    const int64_t end = all ? count : share(count, thread + 1, threads());
     for (int64_t i = first; i < end; i++) {
         const int64_t row = some ? (*some)[size_t(i)] : i;
         float* x = (all ? s.x : w_.x.as<float>()) + row * width_;
@@ -232,7 +232,7 @@ void Forward::prepare_rows(int thread, const Join& join, const std::vector<int32
 // The norm over all heads together.
 void Forward::normalise_queries_and_keys(int thread, const Layer& layer) {
     const int64_t dim = spec_.head_dim;
-    for (int64_t r = share(rows(), thread, pool_.threads()); r < share(rows(), thread + 1, pool_.threads()); r++) {
+    for (int64_t r = share(rows(), thread, threads()); r < share(rows(), thread + 1, threads()); r++) {
         float *query = w_.qkv.as<float>() + r * qkv_width_, *key = query + model_.key_column();
         k_.normalise(true, query, layer.q_norm, nullptr, spec_.norm_eps, spec_.heads * dim, query);
         k_.normalise(true, key, layer.k_norm, nullptr, spec_.norm_eps, spec_.kv_heads * dim, key);
@@ -251,7 +251,7 @@ void Forward::quantize(int thread, const float* from, int64_t width, int64_t fir
 void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                            const std::vector<int32_t>* some, const Linear& next) {
     const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = rows * spans;
-    for (int64_t u = share(units, thread, pool_.threads()); u < share(units, thread + 1, pool_.threads()); u++) {
+    for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         const int64_t row = u / spans, first = u % spans * SPAN;
         const float* x = from + (some ? (*some)[size_t(row)] : row) * stride;
         quantize(thread, x, width, first, std::min(first + SPAN, next.depth), row, next, inputs_);
@@ -262,7 +262,7 @@ void Forward::linear(int thread, const Rows& inputs, const Linear& linear, int64
     const uint64_t started = __rdtsc();
     Rows in = inputs;
     in.depth = linear.depth;
-    const auto [first, last] = model_.slice(linear, thread, pool_.threads());
+    const auto [first, last] = model_.slice(linear, thread, threads());
     if (first < last) k_.linear(linear, in, rows, first, last, out + first * LANES, stride);
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
@@ -273,7 +273,7 @@ void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
     const uint64_t started = __rdtsc();
     Rows in = inputs(thread);
     in.depth = layer.up.depth;
-    const auto [first, last] = model_.slice(layer.up, thread, pool_.threads());
+    const auto [first, last] = model_.slice(layer.up, thread, threads());
     activate_blocks(thread, layer.up, in, rows, first, last, w_.active.as<float>(), inner_);
     const bool in_place = activates_in_place(layer.down);
     if (in_place) quantize_active(thread, layer.up, layer.down);
@@ -305,7 +305,7 @@ void Forward::head(int thread) {
     prepare_rows(thread, model_.into_head, &wanted_, next);
     if (spec_.projected_embedding) {
         linear(thread, inputs_, model_.project_out, count, w_.delta.as<float>(), width_);
-        for (int64_t r = share(count, thread, pool_.threads()); r < share(count, thread + 1, pool_.threads()); r++) {
+        for (int64_t r = share(count, thread, threads()); r < share(count, thread + 1, threads()); r++) {
             quantize(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
                      model_.head, inputs_);
         }
@@ -317,7 +317,7 @@ void Forward::head(int thread) {
 
 void Forward::cap_logits(int thread) {
     const int64_t parts = int64_t(wanted_.size()) * head_.blocks;
-    for (int64_t i = share(parts, thread, pool_.threads()); i < share(parts, thread + 1, pool_.threads()); i++) {
+    for (int64_t i = share(parts, thread, threads()); i < share(parts, thread + 1, threads()); i++) {
         float* part = batch_.logits + i / head_.blocks * batch_.stride + i % head_.blocks * LANES;
         k_.soft_cap(part, LANES, 1 / spec_.logit_cap, spec_.logit_cap);
     }

@@ -1,5 +1,6 @@
 // One pass of rows through a model, by all threads of a pool in one parallel region.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Batch {
     int32_t vocabulary;  // logits are wanted of the first so many tokens, 0: of all
     float* logits;       // (wanted_count, stride)
     int64_t stride;      // at least the vocabulary, rounded up to 16
+    int32_t threads;     // of the pool, its first ones, that run the pass; 0, or more than it has: all. Changes no bit
 };
 
 // What drafting behind a pass may do, and what it did; arrays have an element, or a row of `stride`, for each stretch.
@@ -121,6 +123,7 @@ private:
     // Whether rows without wanted logits end with the last layer's keys and values: in passes of many.
     bool narrows() const { return !few() && wanted_.size() < tokens_.size(); }
     int32_t rows() const { return int32_t(tokens_.size()); }
+    int threads() const { return batch_.threads ? std::min(batch_.threads, pool_.threads()) : pool_.threads(); }
 
     void pass(int thread);
     void embed_rows(int thread);

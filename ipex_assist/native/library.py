@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_kernels_name": (ctypes.c_char_p, (_p,)),
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
+    "ia_pool_first_node": (_i32, (_p,)),
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, _i64, ctypes.POINTER(ctypes.c_uint64))),
@@ -200,6 +201,16 @@ class Pool:
         self.handle = self._library.ia_pool_new(threads, (_i32 * threads)(*cpus) if cpus is not None else None)
         if not self.handle:
             raise IpexAssistError(f"cannot start {threads} threads: {last_error()}")
+
+    @property
+    def first_node(self) -> int:
+        """How many threads are on the first one's memory node: all, where there is one node or nobody knows."""
+        return int(self._library.ia_pool_first_node(self.handle))
+
+    def fewer(self) -> tuple[int, ...]:
+        """Numbers of threads that a pass may be fastest with: all, halves of that down to 1, and the first node's."""
+        halves = (self.threads >> shift for shift in range(self.threads.bit_length()))
+        return tuple(sorted({*halves, self.first_node}, reverse=True))
 
     def statistics(self) -> PoolStatistics:
         """Return what the threads did since they were started; waits where a pass is running."""

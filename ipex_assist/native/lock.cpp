@@ -13,9 +13,9 @@ namespace {
 
 std::atomic<uint32_t> fork_count{0};
 
-void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
+void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, uint32_t kinds) {
     static_assert(sizeof word == sizeof value, "a futex is 32 bits");
-    syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+    syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, kinds);
 }
 
 }  // namespace
@@ -26,8 +26,10 @@ uint32_t forks() {
     return fork_count.load(std::memory_order_relaxed);
 }
 
-void futex_wait(std::atomic<uint32_t>& word, uint32_t value) { futex(word, FUTEX_WAIT, value); }
-void futex_wake(std::atomic<uint32_t>& word, int32_t count) { futex(word, FUTEX_WAKE, uint32_t(count)); }
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, uint32_t kinds) { futex(word, FUTEX_WAIT_BITSET, value, kinds); }
+void futex_wake(std::atomic<uint32_t>& word, int32_t count, uint32_t kinds) {
+    futex(word, FUTEX_WAKE_BITSET, uint32_t(count), kinds);
+}
 
 bool Lock::lock() {
     const uint32_t held = 2 * (forks() + 1), awaited = held + 1;

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 
 namespace ipex_assist {
@@ -132,8 +133,10 @@ void Barrier::add_to(Statistics& sum) const {
 }
 
 Pool::Pool(int threads, const int32_t* cpus, std::vector<int32_t> nodes)
-    : threads_(threads), node_of_(std::move(nodes)), barrier_(threads, node_of_), end_(threads, node_of_) {
+    : threads_(threads), node_of_(std::move(nodes)), teams_(size_t(threads) + 1) {
+    if (threads >> JOB_BITS) throw std::invalid_argument("more threads than a pool can have");
     if (cpus) cpus_.assign(cpus, cpus + threads);
+    team(threads);
     start();
 }
 
@@ -158,8 +161,7 @@ void Pool::end() {
         return;
     }
     stop_ = true;
-    job_.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(job_, INT32_MAX);
+    post(threads_);
     for (auto& worker : *workers_) worker.join();
     workers_.reset();
     stop_ = false;
@@ -169,58 +171,96 @@ Statistics Pool::statistics() {
     const std::lock_guard<Lock> lock(turn_);
     Statistics sum;
     sum.runs = runs_;
-    barrier_.add_to(sum);
+    for (const auto& team : teams_) {
+        if (team) team->barrier.add_to(sum);
+    }
     return sum;
 }
 
-void Pool::run_any(Function function, void* context) {
+// Workers that runs with fewer threads may leave asleep together: those of the upper half, of the next quarter, and so on.
+int Pool::kind(int thread) { return 31 - __builtin_clz(unsigned(thread)); }
+
+Pool::Team& Pool::team(int threads) {
+    auto& team = teams_[size_t(threads)];
+    if (!team) team = std::make_unique<Team>(threads, node_of_);
+    return *team;
+}
+
+void Pool::run_any(Function function, void* context, int threads) {
     const std::lock_guard<Lock> lock(turn_);
+    if (threads < 1 || threads > threads_) threads = threads_;
+    Team& team = this->team(threads);
     if (!workers_ || home_ != forks()) {
         end();
         // A thread that the fork left behind may have been anywhere.
-        barrier_.reset(), end_.reset();
-        failed_ = false, sleepers_ = 0, error_ = nullptr;
+        for (const auto& each : teams_) {
+            if (each) each->barrier.reset(), each->end.reset();
+        }
+        for (auto& sleepers : sleepers_) sleepers = 0;
+        failed_ = false, error_ = nullptr;
         start();
     }
     const Binding binding(!cpus_.empty(), cpus_.empty() ? 0 : cpus_[0]);
     runs_++;
+    team_ = &team;
     function_ = function;
     context_ = context;
-    job_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake(job_, INT32_MAX);
+    if (threads > 1) post(threads);
     call(0);
     if (!failed_.load(std::memory_order_relaxed)) return;
-    barrier_.reset();
+    team.barrier.reset();
     failed_.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
+// Tells the first threads that there is something to do, and wakes those of them who sleep: in one order with `sleep`,
+// as at a barrier. Others of the last one's kind wake with it, and look.
+void Pool::post(int threads) {
+    const uint64_t job = job_.load(std::memory_order_relaxed);
+    job_.store((((job >> JOB_BITS) + 1) << JOB_BITS) + uint64_t(threads), std::memory_order_seq_cst);
+    uint32_t asleep = 0;
+    for (int k = 0; threads > 1 && k <= kind(threads - 1); k++) {
+        if (sleepers_[size_t(k)].load(std::memory_order_seq_cst) > 0) asleep |= 1u << k;
+    }
+    if (!asleep) return;
+    calls_.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(calls_, INT32_MAX, asleep);
+}
+
 // One thread's part of a run, and its end.
 void Pool::call(int thread) {
+    Team& team = *team_;
     try {
         const FloatControl control;
         function_(context_, thread);
     } catch (...) {
         // Those who were abandoned come later than who abandoned them.
         if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
-        barrier_.abandon();
+        team.barrier.abandon();
     }
-    end_.wait(thread);
+    team.end.wait(thread);
 }
 
-void Pool::work(int thread, uint32_t seen) {
+// Returns when there is a job that is not the one that was seen, or for no reason.
+void Pool::sleep(int thread, uint64_t seen) {
+    auto& sleepers = sleepers_[size_t(kind(thread))];
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t calls = calls_.load(std::memory_order_seq_cst);
+    if (job_.load(std::memory_order_seq_cst) == seen) futex_wait(calls_, calls, 1u << kind(thread));
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Pool::work(int thread, uint64_t seen) {
     if (!cpus_.empty()) bind_this_thread(cpus_[size_t(thread)]);
     for (;;) {
         const auto idle_from = std::chrono::steady_clock::now();
-        for (int i = 0; job_.load(std::memory_order_acquire) == seen; i++) {
+        for (int i = 0;; i++) {
+            const uint64_t job = job_.load(std::memory_order_acquire);
+            // The caller waits for all who take part before it posts the next job: no such one is missed.
+            if (job != std::exchange(seen, job) && takes_part(thread, job)) break;
             _mm_pause();
-            if (i % 64 != 63 || std::chrono::steady_clock::now() - idle_from < IDLE_SPIN) continue;
-            sleepers_.fetch_add(1, std::memory_order_seq_cst);
-            // Returns at once if a job came in between.
-            futex_wait(job_, seen);
-            sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+            if (i % 64 == 63 && std::chrono::steady_clock::now() - idle_from >= IDLE_SPIN) sleep(thread, seen);
         }
-        seen++;  // the caller waits for all threads before it posts the next job
         if (stop_) return;
         call(thread);
     }

@@ -1,5 +1,6 @@
 // A fixed set of threads on fixed CPUs that run one function together.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -79,23 +80,37 @@ public:
     int node(int thread) const { return node_of_.empty() ? 0 : node_of_[size_t(thread)]; }
     bool several_nodes() const { return nodes() > 1; }
     // Within a run: until all threads are here. Throws where one of them has failed.
-    void wait(int thread) { barrier_.wait(thread); }
+    void wait(int thread) { team_->barrier.wait(thread); }
     // Of all runs so far; waits for its turn.
     Statistics statistics();
 
     // f(thread) in every thread; returns when all have ended. Callers take turns. All threads compute alike, whatever
     // the caller's own floating-point control is. Where f throws, the others leave at their next `wait`, and the first
     // exception is thrown again here. A child of fork() gets threads of its own at its first run.
+    // threads: only the first so many take part, and the others are left alone; 0, or more than there are: all.
     template <class F>
-    void run(F&& f) {
-        run_any([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f);
+    void run(F&& f, int threads = 0) {
+        run_any([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f, threads);
     }
 
 private:
     using Function = void (*)(void* context, int thread);
-    void run_any(Function function, void* context);
+    // Of the first threads, as many as some run had.
+    struct Team {
+        Team(int threads, const std::vector<int32_t>& nodes) : barrier(threads, nodes), end(threads, nodes) {}
+        Barrier barrier, end;  // within a run, and at its end, where all of them come whatever happened
+    };
+    // A run and its number of threads in one value, so that a thread which took no part in others, and has perhaps not
+    // seen them, tells from one look what it is asked: the number of the run, and in the last bits that of its threads.
+    static constexpr int JOB_BITS = 16;
+    static bool takes_part(int thread, uint64_t job) { return thread < int(job & ((1u << JOB_BITS) - 1)); }
+    static int kind(int thread);
+    void run_any(Function function, void* context, int threads);
+    Team& team(int threads);
+    void post(int threads);
     void call(int thread);
-    void work(int thread, uint32_t seen);
+    void work(int thread, uint64_t seen);
+    void sleep(int thread, uint64_t seen);
     void start();
     void end();
 
@@ -103,16 +118,18 @@ private:
     std::vector<int32_t> cpus_, node_of_;
     Lock turn_;
     uint64_t runs_ = 0;
-    Barrier barrier_, end_;  // within a run, and at its end, where all threads come whatever happened
+    std::vector<std::unique_ptr<Team>> teams_;  // by their number of threads; made when it is first asked for
+    Team* team_ = nullptr;                      // of the run
     Function function_ = nullptr;
     void* context_ = nullptr;
     std::atomic<bool> failed_{false};
     std::exception_ptr error_;  // of the first thread that failed
     bool stop_ = false;
-    alignas(64) std::atomic<uint32_t> job_{0};
-    std::atomic<int> sleepers_{0};
     uint32_t home_ = 0;  // forks() where the workers are
     std::unique_ptr<std::vector<std::thread>> workers_;
+    alignas(64) std::atomic<uint64_t> job_{0};
+    std::atomic<uint32_t> calls_{0};               // where workers sleep; changes where some are to wake
+    std::array<std::atomic<int>, 32> sleepers_{};  // of each kind
 };
 
 // Share `index` of `total` things among `threads`, contiguous and as equal as can be.

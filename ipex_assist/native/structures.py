@@ -7,7 +7,7 @@ import ctypes
 from ipex_assist.models.spec import DecoderSpec, Experts
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 6  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 7  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
@@ -98,6 +98,7 @@ class Batch(ctypes.Structure):
         ("vocabulary", ctypes.c_int32),
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
+        ("threads", ctypes.c_int32),
     ]
 
 

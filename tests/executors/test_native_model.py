@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,9 @@ import torch
 from conftest import HAS_NATIVE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_models import INT8_KEYS, PRECISIONS, VARIANTS, folder, loaded, relative, text, tokens
+from native_models import INT8_KEYS, PRECISIONS, VARIANTS, folder, loaded, pool, relative, text, tokens
 
-from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.interface import PassThreads, Rows
 from ipex_assist.executors.native import FEW_ROWS, NativeModel, NativeSequence
 from ipex_assist.native.library import unavailable
 
@@ -81,6 +83,41 @@ def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str)
         first = first or results
         for got, expected in zip(results, first, strict=True):
             assert torch.equal(got, expected), threads
+
+
+@pytest.mark.parametrize("variant", ["llama", "opt-350m", "qwen2-moe"])
+def test_two_models_of_a_pool_change_their_numbers_of_threads(variant: str) -> None:
+    """In the middle of a text, each model for itself, with callers in two Python threads.
+
+    Passes that lose a thread, that wait for one which takes no part, or whose rows are shared among more than run them.
+    """
+    shared = pool(3)
+
+    def decode(precision: str, numbers: Iterable[int]) -> list[torch.Tensor]:
+        model = NativeModel(loaded(variant, precision, 3).packed)
+        assert model.packed.pool is shared
+        made, results = tiny_models.Text(model, 400), []
+        for index, number in enumerate(numbers):
+            model.pass_threads = PassThreads(number, 300 if index % 3 == 0 else 16)
+            results.append(made.forward(tokens(260 if index == 0 else 1 + index % 5, index), last=1))
+        drafted, probabilities = made.draft(tokens(1, 9), 4)
+        return [*results, torch.tensor(drafted), torch.tensor(probabilities)]
+
+    expected = {precision: decode(precision, [0] * 7) for precision in ("int8", "bf16")}
+    with ThreadPoolExecutor(2) as callers:
+        orders = [("int8", (2, 1, 0, 3, 2, 9, 1)), ("bf16", (1, 3, 2, 1, 0, 2, 2))]
+        found = list(callers.map(lambda each: (each[0], decode(*each)), orders))
+    for precision, results in found:
+        for index, (got, want) in enumerate(zip(results, expected[precision], strict=True)):
+            assert torch.equal(got, want), (precision, index)
+
+
+def test_numbers_of_threads_that_are_tried() -> None:
+    """All come first, since they are what is kept where nothing is faster."""
+    assert pool(1).fewer() == (1,)
+    assert pool(3).fewer() == (3, 1)
+    assert pool(4).fewer() == (4, 2, 1)
+    assert pool(4).first_node == 4
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -219,6 +219,31 @@ void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool sev
     }
 }
 
+// Passes of one text whose number of threads changes: a number that bits depend on, or work that nobody does because it is
+// shared among more threads than there are.
+void check_threads(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes) {
+    Fixture x(k, f, kind, 3, several_nodes), one(k, f, kind, 1);
+    const std::vector<int32_t> text = some_tokens(30, 15);
+    const Table table(x, 60), expected(one, 60);
+    const std::pair<int32_t, int32_t> passes[] = {{0, 20}, {20, 21}, {21, 24}, {24, 29}, {29, 30}};
+    for (const auto& [first, end] : passes) {
+        const std::vector<int32_t> rows(text.begin() + first, text.begin() + end);
+        const std::vector<float> all = one.append(expected, first, rows);
+        for (const int32_t threads : {2, 0, 1, 9}) {
+            x.threads = threads;
+            const std::vector<float> few = x.append(table, first, rows);
+            CHECK(same_bits(few.data(), all.data(), all.size()), "%s, %s: %d rows by %d threads", f.name, kind.name, end - first, threads);
+        }
+    }
+    std::vector<float> likely, likely_all;
+    const std::vector<int32_t> drafted = one.draft(expected, 30, {7}, 3, VOCAB, &likely_all);
+    for (const int32_t threads : {2, 1}) {
+        x.threads = threads;
+        CHECK(x.draft(table, 30, {7}, 3, VOCAB, &likely) == drafted && same_bits(likely.data(), likely_all.data(), likely.size()),
+              "%s, %s: drafted by %d threads", f.name, kind.name, threads);
+    }
+}
+
 // Slices and owners: every block of every linear has one thread, gate and up stay together.
 void check_division(const Kernels& k) {
     for (const Kind& kind : KINDS) {
@@ -352,6 +377,7 @@ void test_model(const Kernels& k) {
             check_choices(k, f, kind);
             check_wanted(k, f, kind);
             check_sharing(k, f, kind, &kind == KINDS);
+            if (std::string(k.name) == "avx2" || f.precision == INT8) check_threads(k, f, kind, &kind == KINDS);
             if (f.precision != FP32 && f.precision != BF16) continue;  // whose attention is that of bf16
             check_passes(k, f, kind, false, true);
             check_draft(k, f, kind, true);

@@ -223,6 +223,7 @@ void check_batches(const Kernels& k) {
         CHECK_REFUSED("of another model", pass([](Batch& b, Stretch&) { b.blocks = foreign; }));
         CHECK_REFUSED("logits of 63 columns for a vocabulary that takes 64", pass([](Batch& b, Stretch&) { b.stride = 63; }));
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Stretch&) { b.logits = nullptr; }));
+        CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Stretch&) { b.threads = -1; }));
         CHECK_REFUSED("wanted is 51", pass([](Batch& b, Stretch&) { b.vocabulary = 51; }));
         pass([](Batch& b, Stretch&) { b.vocabulary = 16, b.stride = 16; });
         if (x.model->spec.rotary_dim) CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));

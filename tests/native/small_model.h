@@ -207,6 +207,7 @@ struct Fixture {
         batch.rows = batch.wanted_count = int32_t(tokens.size()), batch.stretch_count = int32_t(pass.stretches.size());
         batch.stretches = pass.stretches.data(), batch.tokens = pass.tokens.data(), batch.wanted = pass.wanted.data();
         batch.blocks = blocks.get();
+        batch.threads = threads;
         batch.logits = logits, batch.stride = (VOCAB + LANES - 1) / LANES * LANES;
         return pass;
     }
@@ -234,6 +235,7 @@ struct Fixture {
     }
 
     Pool pool;
+    int32_t threads = 0;  // of its passes; 0: all
     Workspace workspace;
     std::unique_ptr<Model> model;
     std::unique_ptr<Blocks> blocks;

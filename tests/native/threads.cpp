@@ -1,6 +1,7 @@
 // The pool and its barrier with more threads than processors, and the choice of kernels; nothing here uses vectors.
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xmmintrin.h>
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -27,19 +29,22 @@ namespace check {
 namespace {
 
 // Plain integers that each thread writes and all others read a barrier later: a thread that is let through too early or
-// too late reads another round's value (and ThreadSanitizer sees the race).
-void rounds(Pool& pool, int count) {
-    std::vector<int> slots(size_t(pool.threads()), -1);
-    std::atomic<int> wrong{0};
+// too late reads another round's value (and ThreadSanitizer sees the race). Of the first `threads`, 0: of all.
+void rounds(Pool& pool, int count, int threads = 0) {
+    const int team = threads ? std::min(threads, pool.threads()) : pool.threads();
+    std::vector<int> slots(size_t(team), -1);
+    std::atomic<int> wrong{0}, calls{0};
     pool.run([&](int thread) {
+        calls++;
         for (int i = 0; i < count; i++) {
-            slots[size_t(thread)] = i;
+            slots.at(size_t(thread)) = i;
             pool.wait(thread);
             for (const int slot : slots) wrong += slot != i;
             pool.wait(thread);
         }
-    });
-    CHECK(wrong == 0, "%d of %d threads' values are of another round", wrong.load(), pool.threads());
+    }, threads);
+    CHECK(wrong == 0, "%d of %d threads' values are of another round", wrong.load(), team);
+    CHECK(calls == team, "%d calls of %d threads", calls.load(), team);
 }
 
 void test_rounds() {
@@ -84,6 +89,71 @@ void test_pauses() {
         std::this_thread::sleep_for(std::chrono::microseconds(i % 6 * 700));
         rounds(pool, 2);
     }
+}
+
+// Runs of fewer threads than there are, by turns with others: who takes no part is in none, misses many, and comes when it
+// is asked again, from its sleep, too.
+void test_fewer_threads() {
+    for (const std::vector<int>& counts : std::vector<std::vector<int>>{{4}, {9}, {2, 3}}) {
+        const std::vector<int32_t> nodes = nodes_of(counts);
+        const int threads = int(nodes.size());
+        Pool pool(threads, nullptr, nodes);
+        for (const int team : {1, threads, 2, 3, threads, threads - 1, 99, 2, 0}) rounds(pool, 3, team);
+        for (int i = 0; i < 200; i++) rounds(pool, 1, 2);
+        rounds(pool, 3);
+        std::this_thread::sleep_for(std::chrono::milliseconds(4));
+        for (const int team : {3, 1, threads, 2, threads}) rounds(pool, 1, team);
+        const Statistics before = pool.statistics();
+        rounds(pool, 5, 2), rounds(pool, 4, 3);
+        const Statistics after = pool.statistics();
+        CHECK(after.barriers - before.barriers == 18 && after.waits - before.waits == 44, "%lu barriers, %lu waits",
+              (unsigned long)(after.barriers - before.barriers), (unsigned long)(after.waits - before.waits));
+    }
+}
+
+// A failing thread of a run that not all take part in: the next one is whole, with fewer and with all.
+void test_failures_of_fewer() {
+    Pool pool(5, nullptr, nodes_of({2, 3}));
+    for (const int failing : {0, 2}) {
+        std::string message;
+        try {
+            pool.run([&](int thread) {
+                if (thread == failing) throw std::runtime_error("few");
+                pool.wait(thread);
+            }, 3);
+        } catch (const std::exception& error) {
+            message = error.what();
+        }
+        CHECK(message == "few", "%s", message.c_str());
+        for (const int team : {3, 0, 2}) rounds(pool, 3, team);
+    }
+}
+
+// How often a thread of this process has given its processor back.
+long switches(long thread) {
+    std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+    const std::string name = "voluntary_ctxt_switches:";
+    for (std::string line; std::getline(status, line);) {
+        if (line.compare(0, name.size(), name) == 0) return std::stol(line.substr(name.size()));
+    }
+    return -1;
+}
+
+// Who sleeps and takes no part is not woken, whoever else is.
+void test_sleepers_are_left_alone() {
+    Pool pool(8, nullptr);
+    std::atomic<long> last{0};
+    pool.run([&](int thread) {
+        if (thread == 7) last = syscall(SYS_gettid);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    const long before = switches(last);
+    for (int i = 0; i < 20; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(4));
+        rounds(pool, 1, 2);
+    }
+    const long after = switches(last);
+    CHECK(before >= 0 && after - before < 8, "it gave its processor back %ld times, and then %ld", before, after);
 }
 
 using Time = Patience::Time;
@@ -207,23 +277,23 @@ void test_failure_wakes() {
     }
 }
 
-// Callers in several threads take turns; each run is whole.
+// Callers in several threads take turns, each with a number of threads of its own; each run is whole.
 void test_callers() {
     Pool pool(3, nullptr);
     std::vector<long> sums(3);
     std::vector<std::thread> callers;
     for (int c = 0; c < 4; c++) {
-        callers.emplace_back([&] {
+        callers.emplace_back([&, c] {
             for (int i = 0; i < 60; i++) {
                 pool.run([&](int thread) {
                     sums[size_t(thread)]++;
                     pool.wait(thread);
-                });
+                }, c);
             }
         });
     }
     for (std::thread& caller : callers) caller.join();
-    for (const long sum : sums) CHECK(sum == 240, "%ld of 240 runs", sum);
+    CHECK((sums == std::vector<long>{240, 180, 120}), "%ld, %ld and %ld runs", sums[0], sums[1], sums[2]);
 }
 
 // Pools come and go, used and unused, while their threads spin or sleep.
@@ -367,9 +437,9 @@ void in_child(const char* what, F&& f) {
 void test_forks() {
     Pool pool(3, nullptr);
     in_child("not used before", [&] { rounds(pool, 20); });
-    rounds(pool, 20);
+    rounds(pool, 20), rounds(pool, 20, 2);
     in_child("used before", [&] {
-        rounds(pool, 20);
+        rounds(pool, 20, 2), rounds(pool, 20);
         in_child("a child's child", [&] { rounds(pool, 20); });
         rounds(pool, 20);
     });
@@ -451,6 +521,9 @@ void test_threads() {
     test_rounds();
     test_rounds_of_nodes();
     test_pauses();
+    test_fewer_threads();
+    test_failures_of_fewer();
+    test_sleepers_are_left_alone();
     test_patience_alone();
     test_patience_in_company();
     test_patience_false_alarm();
