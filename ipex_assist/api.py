@@ -17,6 +17,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
+from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.late_torch import torch_is_here
 from ipex_assist.executors.load import load_model
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.executors.interface import Model
 
 log = logging.getLogger("ipex_assist")
 
@@ -236,7 +236,19 @@ def _models(request: _Request, before_packing: Callable[[], object]) -> tuple[Mo
         kv_memory=kv_memory,
         kv_precision=options.kv_precision,
     )
+    if options.draft_threads is not None:
+        _use_threads(assistant, options.draft_threads, request.executor)
     return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
+
+
+def _use_threads(assistant: Model, number: int, executor: str) -> None:
+    """Run the assistant's passes of few rows by so many threads."""
+    if not isinstance(assistant, FewerThreads):
+        log.warning("--draft-threads: no effect with --executor %s, whose passes have all threads", executor)
+    elif number > assistant.thread_choices[0]:
+        raise UsageError(f"--draft-threads {number}: there are {assistant.thread_choices[0]} threads")
+    else:
+        assistant.use_threads(number)
 
 
 def _by_transformers(request: _Request) -> TextModel:
@@ -251,6 +263,7 @@ def _by_transformers(request: _Request) -> TextModel:
         )
     idle = {
         "--cache-packed": options.cache_packed,
+        "--draft-threads": options.draft_threads is not None,
         "--draft-vocabulary": options.draft_vocabulary is not None,
         "--kv-memory": options.kv_memory is not None,
         "--kv-precision": options.kv_precision is not None,
@@ -305,6 +318,7 @@ def _cache(request: _Request, drafts: bool) -> PairCache:
         "machine": read_isa().model,
         "cpus": sorted(plan.cpus if plan else MASK_AT_START),
         "threads": plan.threads if plan else compute_threads(),
+        "draft_threads": request.options.draft_threads,
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         "torch": importlib.metadata.version("torch"),
     }

@@ -163,6 +163,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
     names = (
         "universal",
         "draft_vocabulary",
+        "draft_threads",
         "recalibrate",
         "executor",
         "kv_memory",

@@ -40,6 +40,9 @@ class LoadOptions(Options):
     draft_vocabulary: int | None = option(
         None, "draft only among the first N token ids", Number(256, 10_000_000, whole=True), "N"
     )
+    draft_threads: int | None = option(
+        None, "threads of the assistant's passes of few rows (default: measured)", Number(1, 65_535, whole=True), "N"
+    )
     recalibrate: bool = option(False, "forget what was measured of this pair here", Switch())
     executor: str = option(
         "auto",

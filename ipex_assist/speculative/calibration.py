@@ -8,14 +8,18 @@ from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 
 from ipex_assist.executors.interface import (
+    ALL_THREADS,
     ChoosesInOneCall,
     DraftsInOneCall,
+    FewerThreads,
     Model,
+    PassThreads,
     Rows,
     Sequence,
     experts_a_layer,
 )
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_threads import choose_threads
 from ipex_assist.speculative.expert_costs import ExpertCosts
 
 # To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
@@ -47,7 +51,8 @@ def calibrate(
     """Time the target's pass at 1 to 64 rows and the assistant's steps. Takes 3 s, or a few passes of large models.
 
     Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
-    slower, never faster. Sequences of other texts are not touched.
+    slower, never faster. Sequences of other texts are not touched. The assistant's passes keep the number of threads
+    that was the fastest for them.
     """
     read: dict[int, float] = {}
     few = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock, read)
@@ -55,9 +60,10 @@ def calibrate(
     experts = _expert_costs(target, verify, read, clock)
     if assistant is None:
         return Costs(verify, experts=experts)
+    threads = _choose_threads(assistant, draft_vocabulary, clock)
     rows = time_passes(assistant, DRAFT_ROWS, DRAFT_SECONDS, clock, {})
     step, reading = _time_step(assistant, draft_vocabulary, clock), _time_reading(assistant, rows, clock)
-    return Costs(verify, step, rows, reading, experts)
+    return Costs(verify, step, rows, reading, experts, threads)
 
 
 def time_passes(
@@ -168,20 +174,41 @@ def _time_pass(model: Model, sequence: Sequence, rows: int, clock: Clock, *, ali
     return elapsed
 
 
+def _choose_threads(model: Model, vocabulary: int | None, clock: Clock) -> PassThreads:
+    if not isinstance(model, FewerThreads):
+        return ALL_THREADS
+    most = max(1, min(max(DRAFT_ROWS), model.spec.context_length - _BEFORE))
+    stepped, passed = model.new_sequence(_BEFORE + _DRAFTED + 1), _started(model, most + _BEFORE)
+    _read(model, stepped, _tokens(model, _BEFORE))
+    return choose_threads(
+        model,
+        lambda: _time_draft(model, stepped, vocabulary, clock),
+        lambda rows: _time_pass(model, passed, rows, clock),
+        most,
+    )
+
+
+def _time_draft(model: Model, sequence: Sequence, vocabulary: int | None, clock: Clock) -> float:
+    """Return the seconds of each of a few greedily drafted tokens."""
+    before = sequence.length
+    started = clock()
+    if isinstance(model, DraftsInOneCall):
+        model.draft(sequence, [3], _DRAFTED, vocabulary)
+    else:
+        for _ in range(_DRAFTED):
+            model.extend(sequence, [3]).argmax(-1)
+    elapsed = clock() - started
+    sequence.truncate(before)
+    return elapsed / _DRAFTED
+
+
 def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
     """Return the seconds of one greedily drafted token, the fastest of a few."""
     sequence = model.new_sequence(_BEFORE + _DRAFTED + 1)
     _read(model, sequence, _tokens(model, _BEFORE))
     best, began = float("inf"), clock()
     while best == float("inf") or clock() - began < STEP_SECONDS:
-        started = clock()
-        if isinstance(model, DraftsInOneCall):
-            model.draft(sequence, [3], _DRAFTED, vocabulary)
-        else:
-            for _ in range(_DRAFTED):
-                model.extend(sequence, [3]).argmax(-1)
-        best = min(best, (clock() - started) / _DRAFTED)
-        sequence.truncate(_BEFORE)
+        best = min(best, _time_draft(model, sequence, vocabulary, clock))
     return best
 
 
@@ -219,4 +246,5 @@ def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: I
 def describe(costs: Costs) -> str:
     """Return what passes cost, in milliseconds, as text for people."""
     passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in costs.verify[:9])
-    return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms"
+    threads = f" by {costs.threads.threads} threads" if costs.threads.threads else ""
+    return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms{threads}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipex_assist.executors.interface import ALL_THREADS, PassThreads
 from ipex_assist.speculative.expert_costs import ExpertCosts
 
 
@@ -13,7 +14,7 @@ class Costs:
 
     verify: the target's pass over 1, 2, … rows, never falling. draft: one drafted token. rows: the draft's pass over
     1, 2, … 16 rows, by which it catches up; read: each token of a longer stretch. A source without a model has zeros.
-    experts: of a target that is a mixture of them.
+    experts: of a target that is a mixture of them. threads: those that ran the draft's passes.
     """
 
     verify: tuple[float, ...]
@@ -21,6 +22,7 @@ class Costs:
     rows: tuple[float, ...] = ()
     read: float = 0.0
     experts: ExpertCosts | None = None
+    threads: PassThreads = ALL_THREADS
 
     def reading(self, unread: int) -> float:
         """Return the seconds to read `unread` tokens, beyond the one row that a draft step reads anyway."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ipex_assist.executors.interface import Model
+from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive import Adaptive
 from ipex_assist.speculative.assistant_model import AssistantModel
@@ -34,6 +35,8 @@ from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("ipex_assist")
 
 
 @dataclass
@@ -81,10 +84,18 @@ class Drafting:
         """What passes cost: measured once, or what the cache keeps, which texts correct. Asked before a text begins."""
         with self._measuring:  # once, though several texts begin at the same time
             if self.cache is not None:
-                return self.cache.costs(self.measure)
+                return self._with_threads(self.cache.costs(self.measure))
             if self._costs is None:
                 self._costs = self.measure()
-            return self._costs
+            return self._with_threads(self._costs)
+
+    def _with_threads(self, costs: Costs) -> Costs:
+        """The costs, and the assistant runs by the threads that they were measured with."""
+        model = self.assistant
+        if isinstance(model, FewerThreads) and model.pass_threads != costs.threads and len(model.thread_choices) > 1:
+            model.pass_threads = costs.threads
+            log.info("draft passes of up to %d rows run on %d threads", costs.threads.rows, costs.threads.threads)
+        return costs
 
     @property
     def possible(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from ipex_assist.executors.blocks import NoBlocksError
+from ipex_assist.executors.interface import PassThreads
 from ipex_assist.speculative.calibration import describe
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.expert_costs import ExpertCosts
@@ -112,12 +113,14 @@ def _costs(content: Any) -> Costs | None:
     try:
         verify, rows = tuple(map(float, content["verify"])), tuple(map(float, content["rows"]))
         experts = _experts(content.get("experts"))
-        found = Costs(verify, float(content["draft"]), rows, float(content["read"]), experts)
+        number, up_to = map(int, content["threads"])
+        threads = PassThreads(number, up_to)
+        found = Costs(verify, float(content["draft"]), rows, float(content["read"]), experts, threads)
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
     others = (found.draft, found.read, *rows)
     known = verify and all(0 < seconds < 1e4 for seconds in verify) and all(0 <= seconds < 1e4 for seconds in others)
-    return found if known else None
+    return found if known and min(threads) >= 0 and max(threads) < 1 << 16 else None
 
 
 def _experts(content: Any) -> ExpertCosts | None:

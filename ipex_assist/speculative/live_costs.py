@@ -157,4 +157,4 @@ class LiveCosts:
         verify = tuple(np.maximum.accumulate(calibrated * factors[:-1]).tolist())
         draft, old = float(factors[-1]), self.calibrated
         rows = tuple(row * draft for row in old.rows)
-        return Costs(verify, old.draft * draft, rows, old.read * draft, old.experts)
+        return Costs(verify, old.draft * draft, rows, old.read * draft, old.experts, old.threads)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-FORMAT = 4  # of the files
+FORMAT = 5  # of the files
 
 
 def pair_facts(
