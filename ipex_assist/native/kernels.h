@@ -43,6 +43,7 @@ struct Linear {
     const float* scales;     // int8: (blocks · 16)
     const float* bias;       // (blocks · 16), or null
     const int32_t* order;    // (depth) which column of a row goes with input column i; null where that is i
+    int64_t unit = 1;        // blocks that stay with one thread: 2 where those of gate and up take turns
 };
 
 inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {

@@ -119,6 +119,7 @@ Mlp Model::make_mlp(int64_t size) {
     Mlp mlp;
     const Precision precision = spec.experts ? spec.expert_precision : spec.precision;
     mlp.up = make_linear(part_width(size) * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, precision);
+    if (spec.gated) mlp.up.unit = 2;
     mlp.down = make_linear(part_width(spec.hidden_size), size, spec.mlp_bias, precision);
     return mlp;
 }
@@ -148,10 +149,8 @@ void Model::make_joins() {
 }
 
 std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int threads) const {
-    // Blocks of gate and up go in pairs.
-    const bool pairs = spec.gated && !layers.empty() && linear.blocks % 2 == 0;
-    const int64_t unit = pairs ? 2 : 1, units = linear.blocks / unit;
-    return {share(units, thread, threads) * unit, share(units, thread + 1, threads) * unit};
+    const int64_t units = linear.blocks / linear.unit;
+    return {share(units, thread, threads) * linear.unit, share(units, thread + 1, threads) * linear.unit};
 }
 
 Part Model::part(Slot slot, int32_t index) const {

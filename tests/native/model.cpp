@@ -244,17 +244,26 @@ void check_threads(const Kernels& k, const Format& f, const Kind& kind, bool sev
     }
 }
 
-// Slices and owners: every block of every linear has one thread, gate and up stay together.
+// Slices and owners: every block of every linear has one thread, gate and up stay together, and only they: one that has
+// more blocks than it must is who all others wait for.
 void check_division(const Kernels& k) {
     for (const Kind& kind : KINDS) {
         const Fixture x(k, FORMATS[3], kind, 1);
         for (int threads = 1; threads <= 9; threads++) {
-            for (const Linear* linear : {&x.model->layers[0].qkv, &x.model->layers[1].up, &x.model->layers[0].down, &x.model->head}) {
+            const Model& model = *x.model;
+            const Layer& layer = model.layers[1];
+            const bool experts = model.spec.experts;
+            const Linear &up = experts ? layer.experts[1].up : layer.up, &down = experts ? layer.experts[1].down : layer.down;
+            Linear even = down;  // of as many blocks as make pairs
+            even.blocks = 10;
+            for (const Linear* linear : std::vector<const Linear*>{&layer.qkv, &up, &down, &even, &layer.output, &layer.router, &model.head}) {
+                const int64_t unit = model.spec.gated && linear == &up ? 2 : 1;
                 int64_t reached = 0;
                 for (int t = 0; t < threads; t++) {
-                    const auto [first, last] = x.model->slice(*linear, t, threads);
+                    const auto [first, last] = model.slice(*linear, t, threads);
                     CHECK(first == reached && last >= first, "slice %d of %d", t, threads);
-                    CHECK(!x.model->spec.gated || linear != &x.model->layers[1].up || first % 2 == 0, "gate without up");
+                    CHECK(first % unit == 0, "gate without up");
+                    CHECK(last - first <= (linear->blocks / unit + threads - 1) / threads * unit, "%ld blocks for one of %d", long(last - first), threads);
                     reached = last;
                 }
                 CHECK(reached == linear->blocks, "%ld of %ld blocks", long(reached), long(linear->blocks));
