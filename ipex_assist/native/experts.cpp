@@ -192,7 +192,7 @@ void Forward::down_experts(int thread, const Layer& layer) {
 }
 
 // The weighted sum of what a row's experts made of it.
-void Forward::add_experts(int thread, int64_t rows) {
+void Forward::add_experts(int thread, int64_t rows, const Linear& next) {
     const int64_t pieces = round_up(spec_.hidden_size, SPAN) / SPAN, units = rows * pieces;
     for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         const int64_t row = u / pieces, first = u % pieces * SPAN, end = std::min<int64_t>(first + SPAN, spec_.hidden_size);
@@ -204,17 +204,18 @@ void Forward::add_experts(int thread, int64_t rows) {
             for (int64_t c = first; c < end; c++) to[c] += weight * from[c];
         }
     }
+    ask_for(thread, next);
     wait(thread);
 }
 
-void Forward::run_experts(int thread, const Layer& layer, int64_t rows) {
+void Forward::run_experts(int thread, const Layer& layer, int64_t rows, const Linear& next) {
     linear(thread, inputs(thread), layer.router, rows, w_.routed.as<float>(), layer.router.blocks * LANES);
     choose_experts(thread, layer, rows);
     fill_slots(thread, layer);
     up_experts(thread, layer);
     quantize_slots(thread, layer);
     down_experts(thread, layer);
-    add_experts(thread, rows);
+    add_experts(thread, rows, next);
 }
 
 }  // namespace ipex_assist

@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t UP_BLOCKS = 16;     // of gate and up, which are activated while they are still in the cache
 constexpr int64_t TILE_QUERIES = 64;  // that one piece of attention works on
 constexpr int64_t WEIGHT_SCALES = KEYS / SHARED;
+constexpr int64_t ASKED = 4096;  // bytes of the next weights that are asked for ahead
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -156,19 +157,21 @@ void Forward::pass(int thread) {
         const Layer& layer = model_.layers[i];
         const std::vector<int32_t>* some = narrows() && i + 1 == model_.layers.size() ? &wanted_ : nullptr;
         const int64_t rows = some ? int64_t(some->size()) : this->rows();
+        const Linear &mlp = spec_.experts ? layer.router : layer.up;
+        const Linear &next = i + 1 < model_.layers.size() ? model_.layers[i + 1].qkv : behind_layers();
         prepare_rows(thread, layer.into_attention, nullptr, layer.qkv);
-        linear(thread, inputs(thread), layer.qkv, this->rows(), w_.qkv.as<float>(), qkv_width_);
+        linear(thread, inputs(thread), layer.qkv, this->rows(), w_.qkv.as<float>(), qkv_width_, &layer.output);
         if (spec_.qk_norm == ALL_HEADS) normalise_queries_and_keys(thread, layer);
         if (!rows) return append(thread, int32_t(i));
         attention(thread, int32_t(i), some);
-        linear(thread, inputs_, layer.output, rows, w_.delta.as<float>(), width_);
-        prepare_rows(thread, layer.into_mlp, some, spec_.experts ? layer.router : layer.up);
+        linear(thread, inputs_, layer.output, rows, w_.delta.as<float>(), width_, &mlp);
+        prepare_rows(thread, layer.into_mlp, some, mlp);
         if (spec_.experts) {
-            run_experts(thread, layer, rows);
+            run_experts(thread, layer, rows, next);
             continue;
         }
         up_linear(thread, layer, rows);
-        linear(thread, activates_in_place(layer.down) ? down_inputs_ : inputs_, layer.down, rows, w_.delta.as<float>(), width_);
+        linear(thread, activates_in_place(layer.down) ? down_inputs_ : inputs_, layer.down, rows, w_.delta.as<float>(), width_, &next);
     }
     if (!wanted_.empty()) head(thread);
 }
@@ -258,12 +261,25 @@ void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_
     }
 }
 
-void Forward::linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride) {
+// The first lines of what this thread reads next, before it waits for the others: they are on their way meanwhile. Of passes
+// whose time is that of reading weights.
+void Forward::ask_for(int thread, const Linear& next) const {
+    const auto [first, last] = model_.slice(next, thread, threads());
+    if (!few() || first == last) return;
+    const int64_t each = block_bytes(next.precision, next.group, next.depth);
+    const uint8_t* start = next.weights + first * each;
+    for (int64_t i = 0; i < std::min(ASKED, (last - first) * each); i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T1);
+}
+
+// next: whose inputs these outputs become, if that is known.
+void Forward::linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
+                     const Linear* next) {
     const uint64_t started = __rdtsc();
     Rows in = inputs;
     in.depth = linear.depth;
     const auto [first, last] = model_.slice(linear, thread, threads());
     if (first < last) k_.linear(linear, in, rows, first, last, out + first * LANES, stride);
+    if (next) ask_for(thread, *next);
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
 }
@@ -277,6 +293,7 @@ void Forward::up_linear(int thread, const Layer& layer, int64_t rows) {
     activate_blocks(thread, layer.up, in, rows, first, last, w_.active.as<float>(), inner_);
     const bool in_place = activates_in_place(layer.down);
     if (in_place) quantize_active(thread, layer.up, layer.down);
+    ask_for(thread, layer.down);
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
     if (in_place) return;
@@ -300,11 +317,11 @@ void Forward::activate_blocks(int thread, const Linear& up, const Rows& in, int6
 }
 
 void Forward::head(int thread) {
-    const Linear& next = spec_.projected_embedding ? model_.project_out : model_.head;
+    const Linear& next = behind_layers();
     const int64_t count = int64_t(wanted_.size());
     prepare_rows(thread, model_.into_head, &wanted_, next);
     if (spec_.projected_embedding) {
-        linear(thread, inputs_, model_.project_out, count, w_.delta.as<float>(), width_);
+        linear(thread, inputs_, model_.project_out, count, w_.delta.as<float>(), width_, &head_);
         for (int64_t r = share(count, thread, threads()); r < share(count, thread + 1, threads()); r++) {
             quantize(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
                      model_.head, inputs_);

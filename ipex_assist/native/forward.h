@@ -136,7 +136,10 @@ private:
                   const Linear& next, Rows to);
     void quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                       const std::vector<int32_t>* some, const Linear& next);
-    void linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride);
+    const Linear& behind_layers() const { return spec_.projected_embedding ? model_.project_out : head_; }
+    void ask_for(int thread, const Linear& next) const;
+    void linear(int thread, const Rows& inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
+                const Linear* next = nullptr);
     void up_linear(int thread, const Layer& layer, int64_t rows);
     void activate_blocks(int thread, const Linear& up, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
                          int64_t stride);
@@ -174,8 +177,8 @@ private:
     void up_experts(int thread, const Layer& layer);
     void quantize_slots(int thread, const Layer& layer);
     void down_experts(int thread, const Layer& layer);
-    void add_experts(int thread, int64_t rows);
-    void run_experts(int thread, const Layer& layer, int64_t rows);
+    void add_experts(int thread, int64_t rows, const Linear& next);
+    void run_experts(int thread, const Layer& layer, int64_t rows, const Linear& next);
 
     // choose.cpp
     int32_t choice_columns() const;
