@@ -33,7 +33,6 @@ log = logging.getLogger("ipex_assist")
 LAYOUT_VERSION = 2  # of the image: changes with native/kernels.h, Model::lay_out and the packing in native/pack.h
 MAGIC = "ipex-assist packed weights"
 MODE_VARIABLE = "IPEX_ASSIST_PACKED"
-_PIECE = 64 << 20
 _MARGIN = 1 << 30  # of memory that a run needs beside its weights
 _DEAD_AFTER = 24 * 3600  # seconds without a write
 
@@ -227,8 +226,7 @@ def _new_header(model: PackedModel, source: str) -> dict[str, Any]:
 
 
 def _write(model: PackedModel, header: dict[str, Any], file: BinaryIO) -> None:
-    image = memoryview(model.image()).cast("B")
     file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
-    for start in range(0, len(image), _PIECE):
-        file.write(image[start : start + _PIECE])
+    for piece in model.image():
+        file.write(piece)
     file.flush()

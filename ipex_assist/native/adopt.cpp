@@ -37,32 +37,39 @@ bool Model::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
         madvise(mapped.data(), mapped.size(), MADV_WILLNEED);
         image_ = std::move(mapped);
         writable_ = false, settled_ = 0;
+        divide(nullptr);
         lay_out();
         expect_none();
         return how == MAP;
     }
-    allocate();
+    allocate(pool);
     pool.run([&](int thread) {
-        const auto fetch = [&](const uint8_t* to, int64_t bytes) {
-            read_file(file, offset + (to - image_.data()), const_cast<uint8_t*>(to), bytes);
-        };
-        int64_t done = 0;
-        for (const Linear* linear : linears_) {
-            const int64_t start = linear->weights - image_.data();
-            if (thread == 0) fetch(image_.data() + done, start - done);
-            const int64_t bytes = block_bytes(linear->precision, linear->group, linear->depth);
-            const auto [first, last] = slice(*linear, thread, pool.threads());
-            fetch(linear->weights + first * bytes, (last - first) * bytes);
-            done = start + linear->blocks * bytes;
+        for (const Piece& piece : pieces_) {
+            // Of a node's blocks its threads read as much each, and of what everybody reads everybody.
+            const bool everybody = piece.node < 0;
+            if (!everybody && piece.node != pool.node(thread)) continue;
+            const int before = everybody ? 0 : node_threads_[size_t(piece.node)];
+            const int threads = everybody ? pool.threads() : node_threads_[size_t(piece.node) + 1] - before;
+            const int64_t pages = (piece.bytes + PAGE - 1) / PAGE;
+            const int64_t first = share(pages, thread - before, threads) * PAGE;
+            const int64_t last = std::min(share(pages, thread - before + 1, threads) * PAGE, piece.bytes);
+            read_file(file, offset + piece.start + first, piece.at + first, last - first);
         }
-        // The rest is the table, in which every thread looks up.
-        const int64_t pages = (image_bytes_ - done) / PAGE;
-        const int64_t first = share(pages, thread, pool.threads()), last = share(pages, thread + 1, pool.threads());
-        fetch(image_.data() + done + first * PAGE, (last - first) * PAGE);
-        if (thread == 0) fetch(image_.data() + done + pages * PAGE, image_bytes_ - done - pages * PAGE);
     });
     expect_none();
     return true;
+}
+
+const uint8_t* Model::image(int64_t offset, int64_t bytes, uint8_t* buffer) const {
+    const auto starts_behind = [](int64_t place, const Piece& piece) { return place < piece.start; };
+    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset, starts_behind) - 1;
+    if (offset + bytes <= piece->start + piece->bytes) return piece->at + (offset - piece->start);
+    for (int64_t done = 0; done < bytes; piece++) {
+        const int64_t skipped = offset + done - piece->start, size = std::min(piece->bytes - skipped, bytes - done);
+        std::memcpy(buffer + done, piece->at + skipped, size_t(size));
+        done += size;
+    }
+    return buffer;
 }
 
 bool Model::settle(Pool& pool, int64_t bytes) {
@@ -84,29 +91,51 @@ bool Model::settle(Pool& pool, int64_t bytes) {
     return settled_ >= end;
 }
 
-uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
-    constexpr int64_t CHUNK = 1 << 20;
-    constexpr uint64_t PRIME = 0x9e3779b185ebca87;
+namespace {
+
+constexpr int64_t CHUNK = 1 << 20;
+constexpr uint64_t PRIME = 0x9e3779b185ebca87;
+
+uint64_t sum_of(const uint8_t* data, int64_t size) {
+    uint64_t lanes[4] = {1, 2, 3, 4}, sum = 0;
+    for (int64_t i = 0; i < size; i += 32) {
+        uint64_t words[4] = {};
+        std::memcpy(words, data + i, size_t(size - i < 32 ? size - i : 32));
+        for (int j = 0; j < 4; j++) {
+            lanes[j] = (lanes[j] ^ words[j]) * PRIME;
+            lanes[j] ^= lanes[j] >> 29;
+        }
+    }
+    for (const uint64_t lane : lanes) sum = (sum ^ lane) * PRIME;
+    return sum;
+}
+
+// at(offset, bytes, buffer): where that chunk is.
+template <class At>
+uint64_t sum_of_chunks(Pool& pool, int64_t size, bool buffered, At&& at) {
     const int64_t chunks = (size + CHUNK - 1) / CHUNK;
     std::vector<uint64_t> sums(static_cast<size_t>(chunks));
     pool.run([&](int thread) {
+        std::vector<uint8_t> buffer(buffered ? size_t(CHUNK) : 0);
         for (int64_t c = share(chunks, thread, pool.threads()); c < share(chunks, thread + 1, pool.threads()); c++) {
-            const int64_t end = (c + 1) * CHUNK < size ? (c + 1) * CHUNK : size;
-            uint64_t lanes[4] = {1, 2, 3, 4};
-            for (int64_t i = c * CHUNK; i < end; i += 32) {
-                uint64_t words[4] = {};
-                std::memcpy(words, data + i, size_t(end - i < 32 ? end - i : 32));
-                for (int j = 0; j < 4; j++) {
-                    lanes[j] = (lanes[j] ^ words[j]) * PRIME;
-                    lanes[j] ^= lanes[j] >> 29;
-                }
-            }
-            for (const uint64_t lane : lanes) sums[size_t(c)] = (sums[size_t(c)] ^ lane) * PRIME;
+            const int64_t bytes = std::min(CHUNK, size - c * CHUNK);
+            sums[size_t(c)] = sum_of(at(c * CHUNK, bytes, buffer.data()), bytes);
         }
     });
     uint64_t total = uint64_t(size);
     for (const uint64_t sum : sums) total = ((total ^ sum) * PRIME) ^ (total >> 31);
     return total;
+}
+
+}  // namespace
+
+uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
+    return sum_of_chunks(pool, size, false, [data](int64_t offset, int64_t, uint8_t*) { return data + offset; });
+}
+
+uint64_t Model::checksum(Pool& pool) const {
+    if (!has_memory()) refuse("the checksum of an image that is not there");
+    return sum_of_chunks(pool, image_bytes_, pieces_.size() > 1, [this](int64_t offset, int64_t bytes, uint8_t* buffer) { return image(offset, bytes, buffer); });
 }
 
 }  // namespace ipex_assist

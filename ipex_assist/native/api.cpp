@@ -164,10 +164,9 @@ IPEX_ASSIST_API double ia_barrier_seconds(void* pool_handle, int64_t count) {
     });
 }
 
-IPEX_ASSIST_API int32_t ia_checksum(void* pool, const void* data, int64_t size, uint64_t* sum) {
-    return guarded(-1, [&] {
-        return *sum = checksum(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(data), size), 0;
-    });
+// Of a model's image.
+IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
+    return guarded(-1, [&] { return *sum = static_cast<Handle*>(handle)->model.checksum(*static_cast<Pool*>(pool)), 0; });
 }
 
 // See Model: windows (layers), tables (layers) or null, slopes (heads) or null.
@@ -180,10 +179,20 @@ IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const 
 
 IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
 IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return static_cast<Handle*>(handle)->model.image_bytes(); }
-IPEX_ASSIST_API const void* ia_model_image(void* handle) { return static_cast<Handle*>(handle)->model.image(); }
 
-IPEX_ASSIST_API int32_t ia_model_allocate(void* handle) {
-    return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.allocate(), 0; });
+// See Model::image; null where there is none, or less of it.
+IPEX_ASSIST_API const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer) {
+    return guarded<const void*>(nullptr, [&] {
+        const Model& model = static_cast<Handle*>(handle)->model;
+        if (!model.has_memory() || offset < 0 || bytes < 1 || bytes > model.image_bytes() - offset) {
+            refuse("%lld bytes from %lld on of an image of %lld", (long long)bytes, (long long)offset, (long long)model.image_bytes());
+        }
+        return model.image(offset, bytes, static_cast<uint8_t*>(buffer));
+    });
+}
+
+IPEX_ASSIST_API int32_t ia_model_allocate(void* handle, void* pool) {
+    return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.allocate(*static_cast<Pool*>(pool)), 0; });
 }
 
 // how: 0 maps, 1 copies, 2 maps what ia_model_settle is to copy, where that makes sense. 0 done, 1 it is to settle,

@@ -22,6 +22,7 @@ COMMON = (
     "key_factors.cpp",
     "blocks.cpp",
     "model.cpp",
+    "layout.cpp",
     "adopt.cpp",
     "forward.cpp",
     "attention.cpp",

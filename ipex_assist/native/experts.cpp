@@ -185,7 +185,7 @@ void Forward::down_experts(int thread, const Layer& layer) {
     const auto cost = [&](int32_t e) { return READING + routes_.count(e); };
     share_experts(thread, units, cost, [&](int32_t e, int64_t first, int64_t end) {
         float* out = w_.made.as<float>() + routes_.first[size_t(e)] * width_ + first * each * LANES;
-        k_.linear(layer.experts[size_t(e)].down, down_rows(layer, e), routes_.count(e), first * each, end * each, out, width_);
+        model_.multiply(layer.experts[size_t(e)].down, down_rows(layer, e), routes_.count(e), first * each, end * each, out, width_);
     });
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;

@@ -267,7 +267,7 @@ void Forward::ask_for(int thread, const Linear& next) const {
     const auto [first, last] = model_.slice(next, thread, threads());
     if (!few() || first == last) return;
     const int64_t each = block_bytes(next.precision, next.group, next.depth);
-    const uint8_t* start = next.weights + first * each;
+    const uint8_t* start = weights_of(next, first);
     for (int64_t i = 0; i < std::min(ASKED, (last - first) * each); i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T1);
 }
 
@@ -278,7 +278,7 @@ void Forward::linear(int thread, const Rows& inputs, const Linear& linear, int64
     Rows in = inputs;
     in.depth = linear.depth;
     const auto [first, last] = model_.slice(linear, thread, threads());
-    if (first < last) k_.linear(linear, in, rows, first, last, out + first * LANES, stride);
+    model_.multiply(linear, in, rows, first, last, out + first * LANES, stride);
     if (next) ask_for(thread, *next);
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
@@ -308,7 +308,7 @@ void Forward::activate_blocks(int thread, const Linear& up, const Rows& in, int6
     const int64_t parts = spec_.gated ? 2 : 1;
     for (int64_t b = first; b < last; b += UP_BLOCKS) {
         const int64_t end = std::min(b + UP_BLOCKS, last);
-        k_.linear(up, in, rows, b, end, temporary, UP_BLOCKS * LANES);
+        model_.multiply(up, in, rows, b, end, temporary, UP_BLOCKS * LANES);
         for (int64_t r = 0; r < rows; r++) {
             k_.activate(spec_.activation, spec_.gated, temporary + r * UP_BLOCKS * LANES, (end - b) / parts,
                         out + r * stride + b / parts * LANES);

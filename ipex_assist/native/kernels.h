@@ -34,6 +34,12 @@ constexpr int FEW = 16;    // rows of a pass whose attention threads share by bl
 constexpr int SHARED = 32;  // elements of a query, or weights of values, that share a scale beside keys and values of int8
 constexpr int ZERO_BITS = 31;
 
+// Blocks of a linear on one memory node, from `first` on: block b lies at weights + b · block_bytes.
+struct NodeBlocks {
+    int64_t first;
+    const uint8_t* weights;
+};
+
 struct Linear {
     Precision precision;
     int32_t group;           // input columns that share an int4 scale; of mxfp4 always 32
@@ -44,6 +50,8 @@ struct Linear {
     const float* bias;       // (blocks · 16), or null
     const int32_t* order;    // (depth) which column of a row goes with input column i; null where that is i
     int64_t unit = 1;        // blocks that stay with one thread: 2 where those of gate and up take turns
+    // Of each memory node, and {blocks, null}; null where all blocks lie side by side, as kernels take them (model.h: each_part).
+    const NodeBlocks* nodes = nullptr;
 };
 
 inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {

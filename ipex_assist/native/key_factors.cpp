@@ -38,7 +38,7 @@ void probe(const Model& model, size_t index, const Rows& in, float* keys, int64_
         const float* x = Model::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
         model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
     }
-    model.kernels->linear(layer.qkv, in, ROWS, model.key_column() / LANES, model.value_column() / LANES, keys, stride);
+    model.multiply(layer.qkv, in, ROWS, model.key_column() / LANES, model.value_column() / LANES, keys, stride);
 }
 
 // Near the root of a size whose square this is.

@@ -9,7 +9,7 @@ namespace ipex_assist {
 
 void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which which, const float* x, int64_t rows, float* out,
                  int64_t stride) {
-    if (!model.image()) refuse("the model has no weights yet");
+    if (!model.has_memory()) refuse("the model has no weights yet");
     if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
     const Spec& spec = model.spec;
@@ -40,7 +40,7 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
             }
             pool.wait(thread);
             const auto [first, last] = model.slice(linear, thread, pool.threads());
-            if (first < last) model.kernels->linear(linear, in, rows, first, last, out + first * LANES, stride);
+            model.multiply(linear, in, rows, first, last, out + first * LANES, stride);
             pool.wait(thread);
         }
     });

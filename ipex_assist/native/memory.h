@@ -19,6 +19,8 @@ public:
         data_ = static_cast<uint8_t*>(got);
         madvise(data_, bytes, MADV_HUGEPAGE);
     }
+    // From a border of huge pages on.
+    static Memory at_border(size_t bytes) { return like(nullptr, bytes); }
     // `bytes` of a file from `offset` (a multiple of the page size), read-only and shared with others who map it.
     Memory(int file, int64_t offset, size_t bytes) : bytes_(bytes) {
         void* got = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, offset);

@@ -1,4 +1,4 @@
-// A model's packed weights: where each of them lies in one image, and how they get there.
+// A model's packed weights: where a checkpoint's go, and how they get there.
 #include "model.h"
 
 #include <atomic>
@@ -17,135 +17,6 @@ Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_,
     if (tables) tables_.assign(tables, tables + spec.layers);
     for (int32_t h = 0; slopes_ && h < spec.heads; h++) slopes.push_back(slopes_[h] / spec.attention_scale);
     lay_out();  // from address 0: how many bytes it takes
-}
-
-void Model::allocate() {
-    image_ = Memory(size_t(image_bytes_));
-    writable_ = true;
-    lay_out();
-    expect_weights();
-}
-
-const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
-    const int64_t at = (image_bytes_ + alignment - 1) / alignment * alignment;
-    image_bytes_ = at + bytes;
-    return reinterpret_cast<const uint8_t*>(base_ + uintptr_t(at));
-}
-
-Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision) {
-    Linear linear{};
-    linear.precision = precision;
-    linear.group = precision == INT4 ? spec.group : precision == MXFP4 ? 32 : SPAN;
-    linear.depth = padded_depth(precision, width);
-    linear.blocks = columns_padded / LANES;
-    if (bias) linear.bias = make_vector(columns_padded);
-    if (precision == INT8) linear.scales = make_vector(columns_padded);
-    if (spec.ordered) linear.order = reinterpret_cast<const int32_t*>(take(linear.depth * 4, 64));
-    const int64_t bytes = linear.blocks * block_bytes(linear.precision, linear.group, linear.depth);
-    linear.weights = take(bytes, 4096);
-    return linear;
-}
-
-const float* Model::make_vector(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
-
-Norm Model::make_norm() {
-    Norm norm;
-    if (spec.norm_weight) norm.weight = make_vector(spec.hidden_size);
-    if (spec.norm_bias) norm.bias = make_vector(spec.hidden_size);
-    return norm;
-}
-
-// The one place that says what lies where; layout version in ipex_assist/packed_cache.py changes with it.
-void Model::lay_out() {
-    image_bytes_ = 0;
-    base_ = reinterpret_cast<uintptr_t>(image_.data());
-    const int64_t attended = int64_t(spec.heads) * spec.head_dim;
-    const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
-    layers.assign(size_t(spec.layers), Layer{});
-    for (size_t i = 0; i < layers.size(); i++) {
-        Layer& layer = layers[i];
-        layer.window = windows_[i];
-        layer.rotation = tables_[i] < 0 ? -1 : tables_[i] * spec.rotary_dim;
-        if (spec.norm_place != BEHIND) layer.attention_norm = make_norm();
-        layer.qkv = make_linear(value_column() + value_column() - key_column(), spec.hidden_size, spec.qkv_bias,
-                                spec.precision);
-        if (spec.qk_norm) {
-            layer.q_norm = make_vector(vector_size(Q_NORM));
-            layer.k_norm = make_vector(vector_size(K_NORM));
-        }
-        if (spec.attention_sinks) layer.sinks = make_vector(spec.heads);
-        layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
-        if (behind) layer.attention_out_norm = make_norm();
-        if (spec.norm_place != BEHIND && !spec.shared_norm) layer.mlp_norm = make_norm();
-        lay_out_mlp(layer);
-        if (behind) layer.mlp_out_norm = make_norm();
-    }
-    if (spec.final_norm) final_norm = make_norm();
-    if (spec.embedding_norm) embedding_norm = make_norm();
-    make_joins();
-    if (spec.projected_embedding) {
-        project_in = make_linear(part_width(spec.hidden_size), spec.embedding_size, false, spec.outer_precision);
-        project_out = make_linear(part_width(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
-    }
-    head = make_linear(part_width(spec.vocab_size), spec.embedding_size, spec.head_bias, spec.outer_precision);
-    if (spec.positions) positions_ = make_vector(int64_t(spec.positions) * spec.hidden_size);
-    if (!shared_table()) {
-        table_ = take(int64_t(spec.vocab_size) * spec.embedding_size * (spec.precision == FP32 ? 4 : 2), 4096);
-    }
-    image_bytes_ = (image_bytes_ + 4095) / 4096 * 4096;
-    linears_.clear();
-    for (const Layer& layer : layers) {
-        linears_.insert(linears_.end(), {&layer.qkv, &layer.output});
-        if (!spec.experts) linears_.insert(linears_.end(), {&layer.up, &layer.down});
-        if (spec.experts) linears_.push_back(&layer.router);
-        for (const Mlp& expert : layer.experts) linears_.insert(linears_.end(), {&expert.up, &expert.down});
-    }
-    if (spec.projected_embedding) linears_.insert(linears_.end(), {&project_in, &project_out});
-    linears_.push_back(&head);
-}
-
-void Model::lay_out_mlp(Layer& layer) {
-    if (!spec.experts) {
-        const Mlp mlp = make_mlp(spec.intermediate_size);
-        layer.up = mlp.up, layer.down = mlp.down;
-        return;
-    }
-    layer.router = make_linear(part_width(spec.experts) + (spec.shared_gate ? LANES : 0), spec.hidden_size, spec.router_bias, FP32);
-    for (int32_t e = 0; e < spec.experts; e++) layer.experts.push_back(make_mlp(spec.intermediate_size));
-    if (spec.shared_size) layer.experts.push_back(make_mlp(spec.shared_size));
-}
-
-Mlp Model::make_mlp(int64_t size) {
-    Mlp mlp;
-    const Precision precision = spec.experts ? spec.expert_precision : spec.precision;
-    mlp.up = make_linear(part_width(size) * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, precision);
-    if (spec.gated) mlp.up.unit = 2;
-    mlp.down = make_linear(part_width(spec.hidden_size), size, spec.mlp_bias, precision);
-    return mlp;
-}
-
-// What a row goes through between linears: see Join.
-void Model::make_joins() {
-    const bool before = spec.norm_place == BEFORE || spec.norm_place == AROUND, of_sum = spec.norm_place == OF_SUM;
-    const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
-    const Layer* last = nullptr;
-    const auto behind_last = [&](Join& join) {
-        join.add = last != nullptr;
-        if (behind && last) join.behind = &last->mlp_out_norm;
-        if (of_sum && last) join.sum = &last->mlp_norm;
-    };
-    for (Layer& layer : layers) {
-        behind_last(layer.into_attention);
-        layer.into_mlp.late = spec.parallel;
-        if (behind) layer.into_mlp.behind = &layer.attention_out_norm;
-        if (of_sum) layer.into_mlp.sum = &layer.attention_norm;
-        if (before) layer.into_attention.before = &layer.attention_norm;
-        if (before) layer.into_mlp.before = spec.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
-        last = &layer;
-    }
-    into_head = Join{};
-    behind_last(into_head);
-    if (spec.final_norm) into_head.before = &final_norm;
 }
 
 std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int threads) const {
@@ -243,7 +114,6 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
         }
         return numbers;
     }
-    const int64_t size = block_bytes(linear.precision, linear.group, linear.depth);
     pool.run([&](int thread) {
         std::vector<float> scratch(size_t(linear.depth * (LANES + 2)));
         // Whoever writes a block has it on its own node; where there is one node, all have as much to do.
@@ -255,7 +125,7 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
             if (owned && (block < first || block >= last)) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
             if (!kernels->pack(linear.precision, linear.group, type, source(i * LANES, part.width), part.width, columns_of(i),
-                               part.width, linear.depth, const_cast<uint8_t*>(linear.weights) + block * size, scales,
+                               part.width, linear.depth, const_cast<uint8_t*>(weights_of(linear, block)), scales,
                                scratch.data())) {
                 numbers = false;
             }
@@ -287,7 +157,6 @@ bool Model::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* value
     if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
     if (columns != where.columns || width != where.width) return false;
     const Linear& linear = *where.linear;
-    const int64_t size = block_bytes(INT4, linear.group, linear.depth);
     const int64_t groups = (width + linear.group - 1) / linear.group;
     std::atomic<bool> numbers{true};
     pool.run([&](int thread) {
@@ -295,7 +164,7 @@ bool Model::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* value
         for (int64_t i = 0; i * LANES < columns; i++) {
             const int64_t at = where.first + i * where.step;
             if (at < first || at >= last) continue;
-            uint8_t* block = const_cast<uint8_t*>(linear.weights) + at * size;
+            uint8_t* block = const_cast<uint8_t*>(weights_of(linear, at));
             for (int lane = 0; lane < LANES && i * LANES + lane < columns; lane++) {
                 const int64_t column = i * LANES + lane;
                 place_int4_column(values + column * width, width, linear.depth, linear.group, block, lane);
@@ -347,9 +216,19 @@ bool Model::share_table(const Model& other) {
     if (!fits || shared_table()) return fits;
     table_of_ = &other;
     if (!spec.tied_head) arrived(EMBED_TOKENS, 0, false);
-    // It is the last of the image; zero from now on, if it was there, and takes no memory.
-    if (image_.data()) madvise(const_cast<uint8_t*>(table_), size_t(image_.data() + image_bytes_ - table_), MADV_DONTNEED);
+    if (!image_.data()) return fits;
+    // Behind it come no other weights that all nodes read; zero from now on, it takes no memory.
+    constexpr int64_t PAGE = 4096;
+    const int64_t first = (table_ - image_.data() + PAGE - 1) / PAGE * PAGE, end = image_bytes_ - elsewhere_;
+    if (first < end) madvise(image_.data() + first, size_t(end - first), MADV_DONTNEED);
     return fits;
+}
+
+void Model::multiply(const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+                     int64_t stride) const {
+    each_part(linear, first, last, [&](const Linear& part, int64_t from, int64_t end) {
+        kernels->linear(part, in, rows, from, end, out + (from - first) * LANES, stride);
+    });
 }
 
 void Model::embed(int32_t token, float* out) const {
@@ -361,7 +240,7 @@ void Model::embed(int32_t token, float* out) const {
         return;
     }
     // The head's column of this token: 4 bytes in each line of its block.
-    const uint8_t* block = head.weights + token / LANES * block_bytes(head.precision, head.group, head.depth);
+    const uint8_t* block = weights_of(head, token / LANES);
     const int64_t step = head.precision == FP32 ? 1 : 2;
     for (int64_t k = 0; k < spec.embedding_size; k += step) {
         uint32_t bits;

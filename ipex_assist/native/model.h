@@ -110,14 +110,19 @@ public:
 
     // Bytes of the image; it is the same on every machine and for any number of threads.
     int64_t image_bytes() const { return image_bytes_; }
-    const uint8_t* image() const { return image_.data(); }
+    // Bytes of the image from `offset` on: where they are, or copied to `buffer` where memory has them elsewhere.
+    const uint8_t* image(int64_t offset, int64_t bytes, uint8_t* buffer) const;
+    uint64_t checksum(Pool& pool) const;  // of the image
+    bool has_memory() const { return image_.data() != nullptr; }
     // Whether every weight is there, so that passes may run.
     bool ready() const;
     int64_t missing() const { return missing_count_; }  // weights that are not packed yet, of an image that is allocated
-    // Empty memory to pack into; or a file's part, mapped, or copied by the threads that own the slices. A mapped file
-    // must keep its length as long as the model lives, or until `settle` is done with it. SETTLE maps where all threads
-    // are on one memory node, and copies where not. True where all is in memory of our own, or stays mapped.
-    void allocate();
+    // Empty memory to pack into; or a file's part, mapped, or copied. A mapped file must keep its length as long as the
+    // model lives, or until `settle` is done with it. SETTLE maps where all threads are on one memory node, and copies
+    // where not. True where all is in memory of our own, or stays mapped.
+    // Memory of our own follows the nodes of this pool, if it has several (layout.cpp). Another pool computes the same with
+    // it, and reads more of other nodes.
+    void allocate(const Pool& pool);
     enum Adoption : int32_t { MAP, COPY, SETTLE };
     bool adopt(Pool& pool, int file, int64_t offset, Adoption how);
     // Copies the next `bytes` or so of a mapped image and puts the copy in its place, between two passes. True where there
@@ -147,6 +152,9 @@ public:
     // The blocks of a linear that `thread` computes, and packed: [first, second).
     std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) const;
 
+    // Blocks first <= b < last of a linear: see Kernels::linear.
+    void multiply(const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+                  int64_t stride) const;
     void embed(int32_t token, float* out) const;
     const float* position_row(int32_t position) const;
 
@@ -175,9 +183,21 @@ public:
 private:
     static int64_t part_width(int64_t columns) { return (columns + LANES - 1) / LANES * LANES; }
     bool shared_table() const { return spec.tied_head && (spec.precision == FP32 || spec.precision == BF16); }
+    // Bytes of the image that lie side by side in memory, too.
+    struct Piece {
+        int64_t start, bytes;
+        uint8_t* at;
+        int node;  // -1: all read it
+    };
+
+    // layout.cpp
+    void place(const Pool& pool);
+    void divide(const Pool* pool);
     const uint8_t* take(int64_t bytes, int64_t alignment);
+    void end_piece();
+    void place_on_nodes(Linear& linear);
     void lay_out();
-    Linear make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision);
+    Linear make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision, int64_t unit = 1);
     const float* make_vector(int64_t size);
     Norm make_norm();
     void make_joins();
@@ -200,8 +220,12 @@ private:
 
     std::vector<int32_t> windows_, tables_;
     std::vector<const Linear*> linears_;
-    int64_t image_bytes_ = 0;
-    uintptr_t base_ = 0;  // of the image while it is laid out
+    int64_t image_bytes_ = 0, elsewhere_ = 0;  // and of these, blocks on nodes
+    uintptr_t base_ = 0;                       // of the image while it is laid out
+    std::vector<int> node_threads_;            // each node's first thread, and how many there are of all; empty: one node
+    std::vector<uintptr_t> node_starts_, node_at_;  // of each node's blocks, and while it is laid out of the next ones
+    std::vector<std::vector<NodeBlocks>> parts_;    // Linear::nodes
+    std::vector<Piece> pieces_;                     // all of the image, in its order
     Memory image_;
     bool writable_ = false;         // image_ is memory of our own, not a file's
     int64_t settled_ = 0;           // of a mapped image, bytes that are memory of our own by now
@@ -212,7 +236,30 @@ private:
     const float* positions_ = nullptr;    // (positions, hidden)
 };
 
-// Of an image in memory, by all threads at the speed of reading it.
+// Where a block of a linear lies.
+inline const uint8_t* weights_of(const Linear& linear, int64_t block) {
+    const NodeBlocks* node = linear.nodes;
+    while (node && node[1].first <= block) node++;
+    return (node ? node->weights : linear.weights) + block * block_bytes(linear.precision, linear.group, linear.depth);
+}
+
+// f(part, from, end) for blocks first <= b < last of a linear: for those of each memory node, as `part` has them.
+template <class F>
+void each_part(const Linear& linear, int64_t first, int64_t last, F&& f) {
+    if (!linear.nodes) {
+        if (first < last) f(linear, first, last);
+        return;
+    }
+    Linear part = linear;
+    part.nodes = nullptr;
+    for (const NodeBlocks* node = linear.nodes; node->first < last; node++) {
+        const int64_t from = first > node->first ? first : node->first, end = last < node[1].first ? last : node[1].first;
+        part.weights = node->weights;
+        if (from < end) f(part, from, end);
+    }
+}
+
+// Of bytes in memory, by all threads at the speed of reading it; a model's checksum is that of its image.
 uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size);
 
 }  // namespace ipex_assist

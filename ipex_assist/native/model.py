@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
@@ -54,19 +55,27 @@ class PackedModel:
         self.check(size)
         return size
 
-    def image(self) -> ctypes.Array[ctypes.c_char]:
-        """The packed image, as it lies in memory."""
-        return (ctypes.c_char * self.nbytes).from_address(self.library.ia_model_image(self.handle))
+    def image(self, piece: int = 64 << 20) -> Iterator[memoryview]:
+        """Yield the packed image, at most `piece` bytes at a time; one of them is gone when the next is asked for.
+
+        It is the same on every machine; where memory has it in another order (native/layout.cpp) it is copied.
+        """
+        buffer = (ctypes.c_char * piece)()
+        for start in range(0, self.nbytes, piece):
+            size = min(piece, self.nbytes - start)
+            found = self.library.ia_model_image(self.handle, start, size, buffer)
+            self.check(0 if found else -1)
+            yield memoryview((ctypes.c_char * size).from_address(found)).cast("B")
 
     def checksum(self) -> int:
         """Return the checksum of the packed image; 64 bits, not cryptographic."""
-        image, found = self.library.ia_model_image(self.handle), ctypes.c_uint64()
-        self.check(self.library.ia_checksum(self.pool.handle, image, self.nbytes, ctypes.byref(found)))
+        found = ctypes.c_uint64()
+        self.check(self.library.ia_checksum(self.handle, self.pool.handle, ctypes.byref(found)))
         return found.value
 
     def allocate(self) -> None:
-        """Reserve empty memory for `pack`."""
-        self.check(self.library.ia_model_allocate(self.handle))
+        """Reserve empty memory for `pack`, each thread's slice on its own node."""
+        self.check(self.library.ia_model_allocate(self.handle, self.pool.handle))
 
     def adopt(self, file: int, offset: int, copy: bool, *, settle: bool = False) -> None:
         """Take the image from an open file: mapped, or copied so that each thread has its slice on its own node.

@@ -66,13 +66,13 @@ def test_copied_and_mapped_are_the_same(source: Path, folder: Path) -> None:
     """On several NUMA nodes threads copy their slices: one that is left out, or a gap between them, is zero."""
     packed = load(source)
     (path,) = files(folder)
-    image = bytes(packed.packed.image())
+    image = b"".join(packed.packed.image())
     for threads in (1, 2, 3):
         pool = Pool(threads)
         for copy in (False, True):
             model = PackedModel(packed.spec, "int4", pool)
             assert load_packed(model, path, copy=copy)
-            assert bytes(model.image()) == image, (threads, copy)
+            assert b"".join(model.image()) == image, (threads, copy)
             assert torch.equal(logits(NativeModel(model)), logits(packed)), (threads, copy)
         del model
         pool.close()
@@ -171,7 +171,7 @@ def test_a_shared_table_takes_no_memory(tmp_path: Path, folder: Path) -> None:
         target = load_model(checkpoint, "bf16", "native", cache_packed=True)
         draft = load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target)
         assert isinstance(draft, NativeModel)
-        table = bytes(draft.packed.image())[-16000 * 256 * 2 :]
+        table = b"".join(draft.packed.image())[-16000 * 256 * 2 :]
         assert table == bytes(len(table))
         drafts.append(logits(draft))
     assert torch.equal(*drafts)
@@ -316,7 +316,7 @@ def test_a_quick_start_has_the_same_bits(source: Path, folder: Path, monkeypatch
     while model.packed.settles:
         assert is_mapped(path)
         assert torch.equal(logits(model), expected), passes
-        assert bytes(model.packed.image()) == whole[HEADER_BYTES:], passes
+        assert b"".join(model.packed.image()) == whole[HEADER_BYTES:], passes
         passes += 2
     assert passes >= 4, "it was moved in one piece"
     assert not is_mapped(path)

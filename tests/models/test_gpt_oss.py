@@ -102,7 +102,7 @@ def test_mxfp4_stays_as_it_is(tmp_path: Path) -> None:
     assert stored_precision(checkpoint, "native") == "mxfp4"
     assert stored_precision(checkpoint, "torch") == "bf16"
     models = [tiny_models.model(folder, "native", "mxfp4") for folder in folders]
-    images = [bytes(each.packed.image()) for each in models if isinstance(each, NativeModel)]
+    images = [b"".join(each.packed.image()) for each in models if isinstance(each, NativeModel)]
     assert images[0] == images[1]
     assert len(images) == 2
     bf16 = tiny_models.model(folders[0], "native", "bf16")

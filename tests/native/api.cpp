@@ -21,12 +21,12 @@ int32_t ia_abi(int32_t* sizes);
 const void* ia_kernels(const char* limit);
 void* ia_pool_new(int32_t threads, const int32_t* cpus);
 void ia_pool_delete(void* pool);
-int32_t ia_checksum(void* pool, const void* data, int64_t size, uint64_t* sum);
+int32_t ia_checksum(void* handle, void* pool, uint64_t* sum);
 void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows, const int32_t* tables, const float* slopes);
 void ia_model_delete(void* handle);
 int64_t ia_model_bytes(void* handle);
-const void* ia_model_image(void* handle);
-int32_t ia_model_allocate(void* handle);
+const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer);
+int32_t ia_model_allocate(void* handle, void* pool);
 int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type, const void* data,
                       int64_t rows, int64_t columns);
 void* ia_blocks_new(void* handle, int64_t count, int32_t precision);
@@ -83,7 +83,7 @@ struct Loaded {
         spec.positions = ROOM + 20, spec.rotary_dim = spec.rotary_tables = 0;
         const std::vector<int32_t> windows(size_t(spec.layers));
         handle = ia_model_new(&k, &spec, windows.data(), nullptr, nullptr);
-        CHECK(pool && handle && ia_model_allocate(handle) == 0, "%s", ia_last_error());
+        CHECK(pool && handle && ia_model_allocate(handle, pool) == 0, "%s", ia_last_error());
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
@@ -224,9 +224,8 @@ void test_memory(const Kernels& k) {
             CHECK(fed.text() == whole, "other bits behind failed calls");
         }
         uint64_t sum = 0, again = 0;
-        const void* image = ia_model_image(x.handle);
-        CHECK(ia_checksum(x.pool, image, ia_model_bytes(x.handle), &sum) == 0, "%s", ia_last_error());
-        starve("ia_checksum", [&] { return ia_checksum(x.pool, image, ia_model_bytes(x.handle), &again) == 0; });
+        CHECK(ia_checksum(x.handle, x.pool, &sum) == 0, "%s", ia_last_error());
+        starve("ia_checksum", [&] { return ia_checksum(x.handle, x.pool, &again) == 0; });
         CHECK(sum == again, "another checksum");
         x.tensor.assign(size_t(50 * hidden), 0.5f);
         starve("ia_model_pack, a matrix", [&] { return x.pack(Q_PROJ, 0, false, hidden, hidden) == 0; });
@@ -332,10 +331,23 @@ void test_versions() {
     CHECK(sizes[0] == sizeof(Spec) && sizes[1] == sizeof(Batch), "%d and %d bytes", sizes[0], sizes[1]);
 }
 
+// Bytes that an image does not have would be read from wherever that is.
+void test_image(const Kernels& k) {
+    Loaded x(k, 2);
+    const int64_t size = ia_model_bytes(x.handle);
+    std::vector<uint8_t> buffer(100);
+    const auto read = [&](int64_t offset, int64_t bytes) { return ia_model_image(x.handle, offset, bytes, buffer.data()) != nullptr; };
+    CHECK(read(0, size) && read(size - 100, 100), "%s", ia_last_error());
+    for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{{-1, 10}, {0, 0}, {size - 99, 100}, {size, 1}, {5, INT64_MAX}}) {
+        CHECK(!read(offset, bytes) && std::string(ia_last_error()).find("of an image of") != std::string::npos, "%ld, %ld", long(offset), long(bytes));
+    }
+}
+
 }  // namespace
 
 void test_api(const Kernels& k) {
     test_versions();
+    test_image(k);
     test_callers(k);
     test_denormals(k);
 #ifdef FORKS_AMONG_THREADS

@@ -183,6 +183,7 @@ void test_linears(const Kernels& k);
 void test_rows(const Kernels& k);
 void test_attention(const Kernels& k);
 void test_model(const Kernels& k);
+void test_nodes(const Kernels& k);  // a part of it
 void test_refusals(const Kernels& k);
 void test_api(const Kernels& k);
 void test_levels_agree(const std::vector<const Kernels*>& levels);

@@ -18,8 +18,8 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
     const std::vector<int32_t> prompt = some_tokens(70, 1), steps = some_tokens(16, 2), other = some_tokens(5, 3);
     for (int run = 1; run <= (more_threads ? 5 : 3); run++) {
         const int threads = run < 3 ? run : run - 1;
-        Fixture x(k, f, kind, threads, run == 3 || run == 4, int8);
-        const std::vector<uint8_t> image(x.model->image(), x.model->image() + x.model->image_bytes());
+        Fixture x(k, f, kind, threads, run == 3 || run == 4 ? 2 : 1, int8);
+        const std::vector<uint8_t> image = image_of(*x.model);
         if (threads == 1) first_image = image;
         CHECK(image == first_image, "%s, %s: packed by %d threads", f.name, kind.name, threads);
 
@@ -69,7 +69,7 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
 
 // Drafting in one call gives the tokens of single greedy passes, across a block's end, and their probabilities.
 void check_draft(const Kernels& k, const Format& f, const Kind& kind, bool int8 = false) {
-    Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1, false, int8);
+    Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1, 1, int8);
     const Table table(x, 300);
     x.append(table, 245 - 40, some_tokens(40, 4));
     std::vector<int32_t> feed = some_tokens(3, 5), expected;
@@ -201,8 +201,8 @@ void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
 }
 
 // A row of several sequences that share blocks has the bits of sequences of their own; and a copied block is the same.
-void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes, bool int8 = false) {
-    Fixture x(k, f, kind, 3, several_nodes, int8);
+void check_sharing(const Kernels& k, const Format& f, const Kind& kind, int nodes, bool int8 = false) {
+    Fixture x(k, f, kind, 3, nodes, int8);
     const std::vector<int32_t> text = some_tokens(290, 13), steps = some_tokens(2, 14);
     const Table table(x, 300);
     x.append(table, 0, text);
@@ -221,8 +221,8 @@ void check_sharing(const Kernels& k, const Format& f, const Kind& kind, bool sev
 
 // Passes of one text whose number of threads changes: a number that bits depend on, or work that nobody does because it is
 // shared among more threads than there are.
-void check_threads(const Kernels& k, const Format& f, const Kind& kind, bool several_nodes) {
-    Fixture x(k, f, kind, 3, several_nodes), one(k, f, kind, 1);
+void check_threads(const Kernels& k, const Format& f, const Kind& kind, int nodes) {
+    Fixture x(k, f, kind, 3, nodes), one(k, f, kind, 1);
     const std::vector<int32_t> text = some_tokens(30, 15);
     const Table table(x, 60), expected(one, 60);
     const std::pair<int32_t, int32_t> passes[] = {{0, 20}, {20, 21}, {21, 24}, {24, 29}, {29, 30}};
@@ -385,18 +385,19 @@ void test_model(const Kernels& k) {
             check_drafts(k, f, kind);
             check_choices(k, f, kind);
             check_wanted(k, f, kind);
-            check_sharing(k, f, kind, &kind == KINDS);
-            if (std::string(k.name) == "avx2" || f.precision == INT8) check_threads(k, f, kind, &kind == KINDS);
+            check_sharing(k, f, kind, &kind == KINDS ? 2 : 1);
+            if (std::string(k.name) == "avx2" || f.precision == INT8) check_threads(k, f, kind, &kind == KINDS ? 2 : 1);
             if (f.precision != FP32 && f.precision != BF16) continue;  // whose attention is that of bf16
             check_passes(k, f, kind, false, true);
             check_draft(k, f, kind, true);
-            check_sharing(k, f, kind, &kind == KINDS, true);
+            check_sharing(k, f, kind, &kind == KINDS ? 2 : 1, true);
         }
     }
     check_division(k);
     check_blocks(k);
     check_embedding(k);
     check_checksum();
+    test_nodes(k);
 }
 
 }  // namespace check

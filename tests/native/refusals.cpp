@@ -126,7 +126,7 @@ void check_weights(const Kernels& k) {
             };
             CHECK_REFUSED("allocated first", pack(all[0], 0, all[0].rows, all[0].columns));
             CHECK(!model.ready(), "%s: ready without memory", kind.name);
-            model.allocate();
+            model.allocate(pool);
             const int64_t weights = model.missing();
             CHECK(weights > 0 && !model.ready(), "%s: %ld weights are missing", kind.name, long(weights));
             CHECK_REFUSED("source type 3", model.pack(pool, EMBED_TOKENS, 0, false, SourceType(3), values.data(), VOCAB, spec.embedding_size));
@@ -158,7 +158,7 @@ void check_weights(const Kernels& k) {
             CHECK(model.ready() && count == weights, "%s: %ld of %ld weights", kind.name, long(count), long(weights));
             CHECK(model.pack(pool, Slot(-1), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot -1");
             CHECK(model.pack(pool, Slot(99), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot 99");
-            model.allocate();
+            model.allocate(pool);
             CHECK(!model.ready(), "%s: ready with new memory", kind.name);
         }
     }
@@ -247,7 +247,7 @@ void check_batches(const Kernels& k) {
         const Pass made = x.make_pass({1}, {0}, {&table}, logits.data());
         const Batch& batch = made.batch;
         CHECK_REFUSED("no weights yet", Forward(empty, x.pool, x.workspace, batch));
-        empty.allocate();
+        empty.allocate(x.pool);
         CHECK_REFUSED("weights are not packed yet", Forward(empty, x.pool, x.workspace, batch));
     }
 }
@@ -267,7 +267,8 @@ void check_stored_weights(const Kernels& k) {
     const auto set = [&] { return model.set_order(Q_PROJ, 1, order.data(), 40); };
     CHECK_REFUSED("allocated first", pack());
     CHECK_REFUSED("allocated first", set());
-    model.allocate();
+    CHECK_REFUSED("not there", model.checksum(pool));
+    model.allocate(pool);
     const int64_t weights = model.missing();
     for (const float bad : {NAN, INFINITY}) {
         scales[77] = bad;

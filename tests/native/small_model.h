@@ -1,5 +1,6 @@
 // Small models with random weights, for tests of whole passes.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -127,18 +128,30 @@ struct Pass {
     Batch batch{};
 };
 
-// The nodes of threads of which the second half is on a second node.
-inline std::vector<int32_t> halves(int threads) {
-    std::vector<int32_t> nodes(size_t(threads), 0);
-    std::fill(nodes.begin() + threads / 2, nodes.end(), 1);
-    return nodes;
+// The memory nodes of threads that so many nodes share evenly.
+inline std::vector<int32_t> spread(int threads, int nodes) {
+    std::vector<int32_t> each;
+    for (int i = 0; i < threads && nodes > 1; i++) each.push_back(i * nodes / threads);
+    return each;
+}
+
+// The image of a model, read in pieces of so many bytes.
+inline std::vector<uint8_t> image_of(const Model& model, int64_t piece = 1 << 20) {
+    std::vector<uint8_t> image;
+    Buffer<uint8_t> buffer{size_t(piece)};
+    for (int64_t start = 0; start < model.image_bytes(); start += piece) {
+        const int64_t size = std::min(piece, model.image_bytes() - start);
+        const uint8_t* from = model.image(start, size, buffer.data());
+        image.insert(image.end(), from, from + size);
+    }
+    return image;
 }
 
 struct Fixture {
     static constexpr int32_t BLOCKS = 23;
 
-    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, bool several_nodes = false, bool int8 = false)
-        : pool(threads, nullptr, several_nodes ? halves(threads) : std::vector<int32_t>()), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
+    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, int nodes = 1, bool int8 = false)
+        : pool(threads, nullptr, spread(threads, nodes)), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
         Spec spec = base_spec(f);
         kind.change(spec);
         const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
@@ -147,7 +160,7 @@ struct Fixture {
         tables.back() = spec.rotary_tables - 1;
         const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
         model = std::make_unique<Model>(spec, windows.data(), &k, tables.data(), kind.sloped ? slopes.data() : nullptr);
-        model->allocate();
+        model->allocate(pool);
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {

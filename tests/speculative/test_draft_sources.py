@@ -276,7 +276,7 @@ def test_the_targets_copy_shares_its_embedding(folders: Path) -> None:
     tokens = model.tokenizer(PROMPT)["input_ids"]
     ours, expected = (tiny_models.Text(each).forward(tokens) for each in (model.assistant, alone))
     assert torch.equal(ours, expected)
-    image, whole = bytes(model.assistant.packed.image()), bytes(alone.packed.image())
+    image, whole = b"".join(model.assistant.packed.image()), b"".join(alone.packed.image())
     table = checkpoint_files.VOCAB_SIZE * 64 * 2
     assert len(image) == len(whole)
     assert image.count(0) > whole.count(0) + 0.9 * table

@@ -1,0 +1,155 @@
+// Models whose memory follows several memory nodes: their image, their bits, and where their blocks lie.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+#include <set>
+
+#include "small_model.h"
+
+namespace check {
+namespace {
+
+constexpr int64_t HEADER = 4096;
+constexpr uintptr_t HUGE_PAGE = uintptr_t(2) << 20;
+
+// Orders of columns (GPTQ's act-order), without which no linear has one.
+const Kind ORDERED = {"orders of columns", 0, [](Spec& s) { s.ordered = s.tied_head = s.qkv_bias = 1; }};
+
+// A second packing of some weights, by threads that are not those whom memory follows.
+void pack_again(const Fixture& x, Pool& pool) {
+    const Spec& s = x.model->spec;
+    Random random(5);
+    const int64_t attended = int64_t(s.heads) * s.head_dim;
+    std::vector<float> values(size_t(attended * s.hidden_size));
+    for (float& value : values) value = random.normal() * 0.2f;
+    CHECK(x.model->pack(pool, Q_PROJ, 1, false, SOURCE_F32, values.data(), attended, s.hidden_size), "queries");
+    if (s.precision == INT4) {
+        std::vector<uint8_t> nibbles(values.size()), zeros(values.size());
+        for (uint8_t& nibble : nibbles) nibble = uint8_t(random.below(16));
+        for (uint8_t& zero : zeros) zero = uint8_t(random.below(16));
+        std::vector<float> scales(values.size(), 0.03f);
+        CHECK(x.model->pack_int4(pool, O_PROJ, 0, nibbles.data(), scales.data(), zeros.data(), s.hidden_size, attended), "output");
+    }
+    std::vector<int32_t> order(static_cast<size_t>(s.hidden_size));
+    for (size_t i = 0; i < order.size(); i++) order[i] = int32_t((i * 7 + 3) % order.size());
+    CHECK(x.model->set_order(Q_PROJ, 0, order.data(), s.hidden_size) == bool(s.ordered), "an order");
+}
+
+// Logits of a prompt and of few rows behind it, by a pool of the caller's.
+std::vector<float> logits_of(Fixture& x, Pool& pool) {
+    const Table table(x, 40);
+    std::vector<float> all;
+    int32_t start = 0;
+    for (const int32_t rows : {20, 3, 1}) {
+        Buffer<float> logits(size_t(rows) * 64, NAN);
+        std::vector<int32_t> positions;
+        for (int32_t i = 0; i < rows; i++) positions.push_back(start + i);
+        const std::vector<const Table*> tables(size_t(rows), &table);
+        const Pass pass = x.make_pass(some_tokens(rows, uint32_t(rows)), positions, tables, logits.data());
+        Forward(*x.model, pool, x.workspace, pass.batch).run();
+        for (int32_t r = 0; r < rows; r++) all.insert(all.end(), logits.data() + r * 64, logits.data() + r * 64 + VOCAB);
+        start += rows;
+    }
+    return all;
+}
+
+// The image in a file behind a page of something else.
+int file_of(const std::vector<uint8_t>& image) {
+    const int file = memfd_create("image", 0);
+    const bool written = file >= 0 && !ftruncate(file, HEADER) &&
+                         pwrite(file, image.data(), image.size(), HEADER) == ssize_t(image.size());
+    CHECK(written, "a file of %zu bytes", image.size());
+    return file;
+}
+
+std::vector<const Linear*> linears_of(const Model& model) {
+    std::vector<const Linear*> all = {&model.head, &model.project_in, &model.project_out};
+    for (const Layer& layer : model.layers) {
+        all.insert(all.end(), {&layer.qkv, &layer.output, &layer.up, &layer.down, &layer.router});
+        for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
+    }
+    return all;
+}
+
+// Each block lies on the node of the thread whose slice has it, and huge pages have blocks of one node, and nothing else.
+void check_pages(const Fixture& x, int nodes) {
+    const Model& model = *x.model;
+    std::map<uintptr_t, int> pages;  // the node of each
+    std::set<const uint8_t*> blocks;
+    const auto note = [&](const void* from, int64_t bytes, int node) {
+        for (uintptr_t page = uintptr_t(from) / HUGE_PAGE; page <= (uintptr_t(from) + uintptr_t(bytes) - 1) / HUGE_PAGE; page++) {
+            CHECK(pages.emplace(page, node).first->second == node, "a page of nodes %d and %d", pages[page], node);
+        }
+    };
+    for (const Linear* linear : linears_of(model)) {
+        for (int t = 0; t < x.pool.threads(); t++) {
+            const auto [first, last] = model.slice(*linear, t, x.pool.threads());
+            for (int64_t b = first; b < last; b++) {
+                const uint8_t* block = weights_of(*linear, b);
+                CHECK(blocks.insert(block).second, "two blocks in one place");
+                note(block, block_bytes(linear->precision, linear->group, linear->depth), x.pool.node(t));
+            }
+        }
+        if (linear->scales) note(linear->scales, linear->blocks * LANES * 4, -1);
+        if (linear->bias) note(linear->bias, linear->blocks * LANES * 4, -1);
+        if (linear->order) note(linear->order, linear->depth * 4, -1);
+    }
+    CHECK(pages.size() >= size_t(nodes), "%zu pages", pages.size());
+}
+
+// What memory follows changes neither the image nor any bit, and an image goes from any number of nodes to any other.
+void check_image(const Kernels& k, const Format& f, const Kind& kind) {
+    Fixture one(k, f, kind, 2);
+    pack_again(one, one.pool);
+    const std::vector<uint8_t> image = image_of(*one.model);
+    const std::vector<float> expected = logits_of(one, one.pool);
+    const uint64_t sum = one.model->checksum(one.pool);
+    CHECK(sum == checksum(one.pool, image.data(), int64_t(image.size())), "%s, %s", f.name, kind.name);
+    const int file = file_of(image);
+    for (const int nodes : {2, 3}) {
+        Fixture x(k, f, kind, 3, nodes);
+        Pool other(2, nullptr, spread(2, 2));
+        pack_again(x, other);
+        const auto same = [&](const char* what, const std::vector<Pool*>& pools) {
+            CHECK(image_of(*x.model, 1000) == image, "%s, %s: %s, %d nodes", f.name, kind.name, what, nodes);
+            CHECK(x.model->checksum(x.pool) == sum, "%s, %s: %s, %d nodes: checksum", f.name, kind.name, what, nodes);
+            for (Pool* pool : pools) {
+                CHECK(logits_of(x, *pool) == expected, "%s, %s: %s, %d nodes, by %d threads", f.name, kind.name, what, nodes, pool->threads());
+            }
+        };
+        same("packed", {&x.pool, &other, &one.pool});
+        check_pages(x, nodes);
+        CHECK(x.model->adopt(x.pool, file, HEADER, Model::MAP), "%s: mapped", f.name);
+        same("mapped", {&x.pool});
+        CHECK(x.model->adopt(x.pool, file, HEADER, nodes == 2 ? Model::COPY : Model::SETTLE), "%s: copied", f.name);
+        same("copied", {&x.pool});
+        check_pages(x, nodes);
+    }
+    close(file);
+}
+
+// A table that another model has is no longer in memory, and everything else is.
+void check_shared_table(const Kernels& k) {
+    Fixture one(k, FORMATS[2], KINDS[0], 1), x(k, FORMATS[2], KINDS[0], 3, 2);
+    const std::vector<float> expected = logits_of(one, one.pool);
+    CHECK(x.model->share_table(*one.model), "shared");
+    CHECK(logits_of(x, x.pool) == expected, "other logits by a shared table");
+}
+
+}  // namespace
+
+void test_nodes(const Kernels& k) {
+    for (const Format& f : FORMATS) {
+#ifdef __SANITIZE_THREAD__
+        if (f.precision != INT8) continue;
+#endif
+        check_image(k, f, ORDERED);
+        if (f.precision != INT8 && f.group != 32) continue;  // fewer formats show it
+        // Those whose linears differ in kind: of the embedding, and of experts.
+        for (const int kind : {1, 6}) check_image(k, f, KINDS[kind]);
+    }
+    check_shared_table(k);
+}
+
+}  // namespace check
