@@ -28,10 +28,9 @@ int64_t value_bytes(Precision precision, const Kernels& kernels) {
 void Forward::reserve_between() {
     const Layer& layer = model_.layers[0];
     const int64_t depth = round_up(layer.down.depth, SPAN);
-    w_.down_values.grow(size_t(PADDED * depth * value_bytes(layer.down.precision, k_)));
-    w_.down_scales.grow(size_t(PADDED * depth / SPAN * 4));
-    w_.down_sums.grow(size_t(PADDED * depth / 32 * 4));
-    down_inputs_ = {w_.down_values.data(), w_.down_scales.as<float>(), w_.down_sums.as<int32_t>(), 0};
+    reserve_copies(w_.down_values, PADDED * depth * value_bytes(layer.down.precision, k_));
+    reserve_copies(w_.down_scales, PADDED * depth / SPAN * 4);
+    reserve_copies(w_.down_sums, PADDED * depth / 32 * 4);
     const int64_t units = std::min<int64_t>(FEW, batch_.stretch_count) * attended_units(layer.output).each;
     counters_ = std::vector<Counter>(size_t(std::max((inner_ + SPAN - 1) / SPAN, units)));
 }

@@ -27,6 +27,7 @@ COMMON = (
     "forward.cpp",
     "attention.cpp",
     "between.cpp",
+    "copies.cpp",
     "experts.cpp",
     "choose.cpp",
     "linears.cpp",

@@ -36,14 +36,15 @@ void Forward::reserve_experts() {
     const int64_t inner_depth = round_up(layer.experts[0].down.depth, SPAN), shared_depth = round_up(layer.experts[size_t(last)].down.depth, SPAN);
     const int64_t deep = (chosen + PADDED) * inner_depth + (shared ? (shared + PADDED) * shared_depth : 0);
     w_.routed.grow(size_t(rows * layer.router.blocks * LANES * 4));
-    w_.slot_values.grow(size_t((slots + PADDED) * columns * 4));
-    w_.slot_scales.grow(size_t((slots + PADDED) * round_up(columns, SPAN) / SPAN * 4));
-    w_.slot_sums.grow(size_t((slots + PADDED) * round_up(columns, SPAN) / 32 * 4));
+    reserve_copies(w_.slot_values, (slots + PADDED) * columns * 4);
+    reserve_copies(w_.slot_scales, (slots + PADDED) * round_up(columns, SPAN) / SPAN * 4);
+    reserve_copies(w_.slot_sums, (slots + PADDED) * round_up(columns, SPAN) / 32 * 4);
     w_.active.grow(size_t((chosen * inner(layer, 0) + shared * inner(layer, int32_t(last))) * 4));
-    w_.down_values.grow(size_t(deep * 4));
-    w_.down_scales.grow(size_t(deep / SPAN * 4));
-    w_.down_sums.grow(size_t(deep / 32 * 4));
+    reserve_copies(w_.down_values, deep * 4);
+    reserve_copies(w_.down_scales, deep / SPAN * 4);
+    reserve_copies(w_.down_sums, deep / 32 * 4);
     w_.made.grow(size_t(slots * width_ * 4));
+    slot_inputs_ = copies(w_.slot_values, w_.slot_scales, w_.slot_sums);
     routes_.each = spec_.experts_per_token + (shared ? 1 : 0);
     routes_.chosen.resize(size_t(slots)), routes_.weights.resize(size_t(slots));
     routes_.slots.resize(size_t(slots)), routes_.rows.resize(size_t(slots));
@@ -119,18 +120,19 @@ void Forward::share_experts(int thread, Counted&& units, Cost&& cost, F&& f) con
 }
 
 // The rows of an expert in one of the two buffers, where rows have `depth` columns, and those of the first expert `usual`.
-Rows Forward::slot_rows(const Memory& values, const Memory& scales, const Memory& sums, int32_t expert, const Linear& next, int64_t usual) const {
+Rows Forward::slot_rows(const Copies& all, int node, int32_t expert, const Linear& next, int64_t usual) const {
+    const Rows& rows = all[size_t(node)];
     const int64_t start = int64_t(routes_.first[size_t(expert)]) * round_up(usual, next.precision == FP32 || next.precision == BF16 ? 32 : SPAN);
-    return {values.data() + start * 4, scales.as<float>() + start / SPAN, sums.as<int32_t>() + start / 32, next.depth};
+    return {rows.values + start * 4, rows.scales + start / SPAN, rows.negated_sums + start / 32, next.depth};
 }
 
-Rows Forward::up_rows(const Layer& layer, int32_t expert) const {
+Rows Forward::up_rows(const Layer& layer, int32_t expert, int node) const {
     const Linear& up = layer.experts[size_t(expert)].up;
-    return slot_rows(w_.slot_values, w_.slot_scales, w_.slot_sums, expert, up, up.depth);
+    return slot_rows(slot_inputs_, node, expert, up, up.depth);
 }
 
-Rows Forward::down_rows(const Layer& layer, int32_t expert) const {
-    return slot_rows(w_.down_values, w_.down_scales, w_.down_sums, expert, layer.experts[size_t(expert)].down, layer.experts[0].down.depth);
+Rows Forward::down_rows(const Layer& layer, int32_t expert, int node) const {
+    return slot_rows(down_inputs_, node, expert, layer.experts[size_t(expert)].down, layer.experts[0].down.depth);
 }
 
 float* Forward::active_rows(const Layer& layer, int32_t expert) const {
@@ -145,7 +147,9 @@ void Forward::fill_slots(int thread, const Layer& layer) {
         const Linear& up = layer.experts[size_t(e)].up;
         for (int64_t i = first; i < end; i++) {
             const int64_t row = routes_.rows[size_t(routes_.first[size_t(e)] + i)];
-            quantize(thread, x + row * layer.router.depth, spec_.hidden_size, 0, up.depth, i, up, up_rows(layer, e));
+            for (int node = 0; node < nodes(); node++) {
+                quantize(thread, x + row * layer.router.depth, spec_.hidden_size, 0, up.depth, i, up, up_rows(layer, e, node));
+            }
         }
     });
     wait(thread);
@@ -156,7 +160,7 @@ void Forward::up_experts(int thread, const Layer& layer) {
     const auto pairs = [&](int32_t e) { return layer.experts[size_t(e)].up.blocks / 2; };
     const auto cost = [&](int32_t e) { return READING + routes_.count(e); };
     share_experts(thread, pairs, cost, [&](int32_t e, int64_t first, int64_t end) {
-        activate_blocks(thread, layer.experts[size_t(e)].up, up_rows(layer, e), routes_.count(e), first * 2, end * 2,
+        activate_blocks(thread, layer.experts[size_t(e)].up, up_rows(layer, e, pool_.node(thread)), routes_.count(e), first * 2, end * 2,
                         active_rows(layer, e), inner(layer, e));
     });
     wait(thread);
@@ -171,8 +175,10 @@ void Forward::quantize_slots(int thread, const Layer& layer) {
         const int64_t size = e == spec_.experts ? spec_.shared_size : spec_.intermediate_size;
         for (int64_t u = begin; u < end; u++) {
             const int64_t i = u / spans(e), first = u % spans(e) * SPAN;
-            quantize(thread, active_rows(layer, e) + i * inner(layer, e), size, first, std::min(first + SPAN, down.depth), i,
-                     down, down_rows(layer, e));
+            for (int node = 0; node < nodes(); node++) {
+                quantize(thread, active_rows(layer, e) + i * inner(layer, e), size, first, std::min(first + SPAN, down.depth),
+                         i, down, down_rows(layer, e, node));
+            }
         }
     });
     wait(thread);
@@ -185,7 +191,8 @@ void Forward::down_experts(int thread, const Layer& layer) {
     const auto cost = [&](int32_t e) { return READING + routes_.count(e); };
     share_experts(thread, units, cost, [&](int32_t e, int64_t first, int64_t end) {
         float* out = w_.made.as<float>() + routes_.first[size_t(e)] * width_ + first * each * LANES;
-        model_.multiply(layer.experts[size_t(e)].down, down_rows(layer, e), routes_.count(e), first * each, end * each, out, width_);
+        const Rows in = down_rows(layer, e, pool_.node(thread));
+        model_.multiply(layer.experts[size_t(e)].down, in, routes_.count(e), first * each, end * each, out, width_);
     });
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
@@ -196,13 +203,14 @@ void Forward::add_experts(int thread, int64_t rows, const Linear& next) {
     const int64_t pieces = round_up(spec_.hidden_size, SPAN) / SPAN, units = rows * pieces;
     for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         const int64_t row = u / pieces, first = u % pieces * SPAN, end = std::min<int64_t>(first + SPAN, spec_.hidden_size);
-        float* to = w_.delta.as<float>() + row * width_;
+        float* to = delta(thread) + row * width_;
         std::fill(to + first, to + end, 0.0f);
         for (int64_t i = row * routes_.each; i < (row + 1) * routes_.each; i++) {
             const float weight = routes_.weights[size_t(i)];
             const float* from = w_.made.as<float>() + routes_.slots[size_t(i)] * width_;
             for (int64_t c = first; c < end; c++) to[c] += weight * from[c];
         }
+        share_delta(thread, row, row + 1, first, end);
     }
     ask_for(thread, next);
     wait(thread);

@@ -72,20 +72,21 @@ void Forward::reserve(const int32_t* counts) {
     const int64_t rows = batch_.rows, padded = round_up(rows, 32);  // AMX reads whole tiles of rows
     const int64_t depth = round_up(std::max({width_, inner_, attended_width_}), SPAN);
     w_.x.grow(size_t(rows * width_ * 4));
-    w_.delta.grow(size_t(rows * width_ * 4));
+    reserve_copies(w_.delta, rows * width_ * 4);
     w_.qkv.grow(size_t(rows * qkv_width_ * 4));
     w_.attended.grow(size_t(rows * attended_width_ * 4));
     w_.active.grow(size_t(rows * inner_ * 4));
-    w_.row_values.grow(size_t(padded * depth * 4));
-    w_.row_scales.grow(size_t(padded * depth / SPAN * 4));
-    w_.row_sums.grow(size_t(padded * depth / 32 * 4));
+    reserve_copies(w_.row_values, padded * depth * 4);
+    reserve_copies(w_.row_scales, padded * depth / SPAN * 4);
+    reserve_copies(w_.row_sums, padded * depth / 32 * 4);
     w_.scratch.grow(size_t(scratch_bytes() * threads()));
-    inputs_ = {w_.row_values.data(), w_.row_scales.as<float>(), w_.row_sums.as<int32_t>(), 0};
     reserve_between();
     reserve_experts();
+    inputs_ = copies(w_.row_values, w_.row_scales, w_.row_sums);
+    down_inputs_ = copies(w_.down_values, w_.down_scales, w_.down_sums);
     if (k_.tiled && rows > FEW) {
-        w_.row_tiles.grow(size_t(padded * depth));
-        inputs_.tiles = w_.row_tiles.data();
+        reserve_copies(w_.row_tiles, padded * depth);
+        for (int node = 0; node < nodes(); node++) inputs_[size_t(node)].tiles = copy(w_.row_tiles, node);
     }
     const int64_t attended_rows = few() ? rows : counts ? std::min<int64_t>(FEW, batch_.stretch_count) : 0;
     if (!attended_rows) return;
@@ -164,14 +165,15 @@ void Forward::pass(int thread) {
         if (spec_.qk_norm == ALL_HEADS) normalise_queries_and_keys(thread, layer);
         if (!rows) return append(thread, int32_t(i));
         attention(thread, int32_t(i), some);
-        linear(thread, inputs_, layer.output, rows, w_.delta.as<float>(), width_, &mlp);
+        linear(thread, of_node(inputs_, thread), layer.output, rows, delta(thread), width_, &mlp);
         prepare_rows(thread, layer.into_mlp, some, mlp);
         if (spec_.experts) {
             run_experts(thread, layer, rows, next);
             continue;
         }
         up_linear(thread, layer, rows);
-        linear(thread, activates_in_place(layer.down) ? down_inputs_ : inputs_, layer.down, rows, w_.delta.as<float>(), width_, &next);
+        const Rows& active = of_node(activates_in_place(layer.down) ? down_inputs_ : inputs_, thread);
+        linear(thread, active, layer.down, rows, delta(thread), width_, &next);
     }
     if (!wanted_.empty()) head(thread);
 }
@@ -180,7 +182,7 @@ void Forward::embed_rows(int thread) {
     const bool all = repeats();
     const int64_t first = all ? 0 : share(rows(), thread, threads());
     const int64_t end = all ? rows() : share(rows(), thread + 1, threads());
-    float *x = all ? scratch(thread).x : w_.x.as<float>(), *delta = w_.delta.as<float>();
+    float *x = all ? scratch(thread).x : w_.x.as<float>(), *delta = this->delta(thread);
     if (spec_.projected_embedding) {
         for (int64_t r = first; r < end; r++) {
             model_.embed(tokens_[size_t(r)], delta + r * width_);
@@ -188,7 +190,7 @@ void Forward::embed_rows(int thread) {
                      inputs_);
         }
         wait(thread);
-        linear(thread, inputs_, model_.project_in, rows(), x, width_);
+        linear(thread, of_node(inputs_, thread), model_.project_in, rows(), x, width_);
     }
     for (int64_t r = first; r < end; r++) {
         if (!spec_.projected_embedding) model_.embed(tokens_[size_t(r)], x + r * width_);
@@ -223,10 +225,12 @@ void Forward::prepare_rows(int thread, const Join& join, const std::vector<int32
     for (int64_t i = first; i < end; i++) {
         const int64_t row = some ? (*some)[size_t(i)] : i;
         float* x = (all ? s.x : w_.x.as<float>()) + row * width_;
-        const float* delta = w_.delta.as<float>() + (narrow ? i : row) * width_;
+        const float* delta = this->delta(thread) + (narrow ? i : row) * width_;
         if (join.add && !join.late) add_delta(join, x, delta, s.row);
         if (join.before) normalise(*join.before, x, s.row);
-        quantize(thread, join.before ? s.row : x, spec_.hidden_size, 0, next.depth, i, next, all ? s.rows : inputs_);
+        const float* from = join.before ? s.row : x;
+        if (all) quantize(thread, from, spec_.hidden_size, 0, next.depth, i, next, s.rows);
+        else quantize(thread, from, spec_.hidden_size, 0, next.depth, i, next, inputs_);
         if (join.late) add_delta(join, x, delta, s.row);
     }
     if (!all) wait(thread);
@@ -279,6 +283,7 @@ void Forward::linear(int thread, const Rows& inputs, const Linear& linear, int64
     in.depth = linear.depth;
     const auto [first, last] = model_.slice(linear, thread, threads());
     model_.multiply(linear, in, rows, first, last, out + first * LANES, stride);
+    if (out == delta(thread)) share_delta(thread, 0, rows, first * LANES, last * LANES);
     if (next) ask_for(thread, *next);
     wait(thread);
     if (thread == 0) timing.linear += __rdtsc() - started;
@@ -321,9 +326,9 @@ void Forward::head(int thread) {
     const int64_t count = int64_t(wanted_.size());
     prepare_rows(thread, model_.into_head, &wanted_, next);
     if (spec_.projected_embedding) {
-        linear(thread, inputs_, model_.project_out, count, w_.delta.as<float>(), width_, &head_);
+        linear(thread, of_node(inputs_, thread), model_.project_out, count, delta(thread), width_, &head_);
         for (int64_t r = share(count, thread, threads()); r < share(count, thread + 1, threads()); r++) {
-            quantize(thread, w_.delta.as<float>() + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
+            quantize(thread, delta(thread) + r * width_, spec_.embedding_size, 0, model_.head.depth, r,
                      model_.head, inputs_);
         }
         wait(thread);

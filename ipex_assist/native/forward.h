@@ -57,10 +57,17 @@ struct Choices {
 
 // Buffers of passes; they grow with the largest one.
 struct Workspace {
+    // Of delta, rows, down and slots there is one for each memory node (copies.cpp).
     Memory x, delta, qkv, attended, active, partials, row_values, row_tiles, row_scales, row_sums, scratch, maxima;
     Memory down_values, down_scales, down_sums;  // rows of the down linear, which are made while those of up are in use
     Memory routed, slot_values, slot_scales, slot_sums, made;  // of experts: logits, their rows, and what they give
 };
+
+// Rows that all threads read: one copy for each memory node.
+using Copies = std::vector<Rows>;
+
+// Bytes of each copy, in memory that has one for every node.
+inline int64_t copy_bytes(const Memory& memory, int nodes) { return int64_t(memory.size()) / nodes / 64 * 64; }
 
 // Which experts the rows of a layer pass through; slots are rows of experts, see experts.cpp.
 struct Routes {
@@ -134,6 +141,8 @@ private:
     void cap_logits(int thread);
     void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
                   const Linear& next, Rows to);
+    void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
+                  const Linear& next, const Copies& to);
     void quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                       const std::vector<int32_t>* some, const Linear& next);
     const Linear& behind_layers() const { return spec_.projected_embedding ? model_.project_out : head_; }
@@ -145,12 +154,21 @@ private:
                          int64_t stride);
     void head(int thread);
 
+    // copies.cpp
+    int nodes() const { return pool_.node(threads() - 1) + 1; }  // whose threads take part
+    uint8_t* copy(const Memory& memory, int node) const { return memory.data() + node * copy_bytes(memory, pool_.nodes()); }
+    const Rows& of_node(const Copies& copies, int thread) const { return copies[size_t(pool_.node(thread))]; }
+    void reserve_copies(Memory& memory, int64_t bytes);
+    Copies copies(const Memory& values, const Memory& scales, const Memory& sums) const;
+    float* delta(int thread) const;
+    void share_delta(int thread, int64_t row, int64_t end_row, int64_t first, int64_t end) const;
+
     // between.cpp
     void reserve_between();
     bool repeats() const;
     Rows own_rows(uint8_t* memory) const;
     int64_t own_bytes() const;
-    Rows inputs(int thread) const { return repeats() ? scratch(thread).rows : inputs_; }
+    Rows inputs(int thread) const { return repeats() ? scratch(thread).rows : of_node(inputs_, thread); }
     bool activates_in_place(const Linear& down) const { return few() && !down.order; }
     void quantize_active(int thread, const Linear& up, const Linear& down);
     Units attended_units(const Linear& next) const;
@@ -168,10 +186,9 @@ private:
     void choose_experts(int thread, const Layer& layer, int64_t rows);
     template <class Counted, class Cost, class F>
     void share_experts(int thread, Counted&& units, Cost&& cost, F&& f) const;
-    Rows slot_rows(const Memory& values, const Memory& scales, const Memory& sums, int32_t expert, const Linear& next,
-                   int64_t usual) const;
-    Rows up_rows(const Layer& layer, int32_t expert) const;
-    Rows down_rows(const Layer& layer, int32_t expert) const;
+    Rows slot_rows(const Copies& all, int node, int32_t expert, const Linear& next, int64_t usual) const;
+    Rows up_rows(const Layer& layer, int32_t expert, int node) const;
+    Rows down_rows(const Layer& layer, int32_t expert, int node) const;
     float* active_rows(const Layer& layer, int32_t expert) const;
     void fill_slots(int thread, const Layer& layer);
     void up_experts(int thread, const Layer& layer);
@@ -217,8 +234,9 @@ private:
     Pool& pool_;
     Workspace& w_;
     Batch batch_;
-    Rows inputs_{};       // of the next linear
-    Rows down_inputs_{};  // of a down linear whose rows are made where they are activated
+    Copies inputs_;       // of the next linear
+    Copies down_inputs_;  // of a down linear whose rows are made where they are activated, or of the experts'
+    Copies slot_inputs_;  // of the experts' up linears
     Routes routes_;
     std::vector<Counter> counters_;  // of what several threads have done of a span or of a head; 0 between two phases
     Linear head_;  // of the vocabulary that is wanted: its threads share these columns evenly

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <set>
 
@@ -137,6 +138,68 @@ void check_shared_table(const Kernels& k) {
     CHECK(logits_of(x, x.pool) == expected, "other logits by a shared table");
 }
 
+// Which copies of rows the threads of a pass read: kernels that look at what they are given.
+struct Watch {
+    const Kernels* kernels = nullptr;
+    const Workspace* workspace = nullptr;
+    int nodes = 1;
+    bool delta = false;                        // whether all threads read what all of them made
+    std::atomic<long> right{0}, wrong{0}, of_delta{0};
+};
+Watch watch;
+thread_local int here = 0;  // the node of this thread
+
+void look(const void* at) {
+    const Workspace& w = *watch.workspace;
+    for (const Memory* memory : {&w.row_values, &w.row_scales, &w.row_sums, &w.row_tiles, &w.down_values, &w.down_scales, &w.down_sums,
+                                 &w.slot_values, &w.slot_scales, &w.slot_sums, &w.delta}) {
+        const int64_t place = static_cast<const uint8_t*>(at) - memory->data();
+        if (!at || !memory->data() || place < 0 || place >= int64_t(memory->size())) continue;
+        if (memory == &w.delta && !watch.delta) continue;
+        if (memory == &w.delta) watch.of_delta++;
+        (place / copy_bytes(*memory, watch.nodes) == here ? watch.right : watch.wrong)++;
+    }
+}
+
+Kernels watched(const Kernels& k) {
+    Kernels looking = k;
+    looking.linear = [](const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+        look(in.values), look(in.scales), look(in.negated_sums), look(in.tiles);
+        watch.kernels->linear(linear, in, rows, first, last, out, stride);
+    };
+    looking.quantize = [](Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row, const Rows& to) {
+        look(x);
+        watch.kernels->quantize(precision, group, x, width, first, last, row, to);
+    };
+    looking.add = [](float* x, const float* y, int64_t size) {
+        look(y);
+        watch.kernels->add(x, y, size);
+    };
+    looking.normalise = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size, float* out) {
+        look(x);
+        watch.kernels->normalise(rms, x, weight, bias, epsilon, size, out);
+    };
+    return looking;
+}
+
+// Threads read the copies of their own node: of another's, whose bits are the same, nothing else would tell.
+void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
+    const Kernels looking = watched(k);
+    Fixture x(looking, f, kind, 3, 2);
+    watch.kernels = &k, watch.workspace = &x.workspace, watch.nodes = 2;
+    watch.right = watch.wrong = watch.of_delta = 0;
+    x.pool.run([&](int thread) { here = x.pool.node(thread); });
+    const Table table(x, 40);
+    for (const int32_t rows : {20, 3}) {
+        // Few rows are prepared by every thread, but those that a projection makes.
+        watch.delta = rows <= FEW && !x.model->spec.projected_embedding;
+        x.append(table, rows == 20 ? 0 : 20, some_tokens(rows, 4));
+    }
+    here = 0;
+    CHECK(watch.right > 0 && watch.wrong == 0, "%s, %s: %ld reads, %ld of another node", f.name, kind.name, watch.right.load(), watch.wrong.load());
+    CHECK((watch.of_delta > 0) == watch.delta, "%s, %s: %ld reads of what linears gave", f.name, kind.name, watch.of_delta.load());
+}
+
 }  // namespace
 
 void test_nodes(const Kernels& k) {
@@ -145,9 +208,11 @@ void test_nodes(const Kernels& k) {
         if (f.precision != INT8) continue;
 #endif
         check_image(k, f, ORDERED);
+        check_copies(k, f, ORDERED);
         if (f.precision != INT8 && f.group != 32) continue;  // fewer formats show it
         // Those whose linears differ in kind: of the embedding, and of experts.
         for (const int kind : {1, 6}) check_image(k, f, KINDS[kind]);
+        for (const int kind : {0, 1, 3, 6}) check_copies(k, f, KINDS[kind]);
     }
     check_shared_table(k);
 }
