@@ -1,7 +1,8 @@
 // The experts of a layer: which of them its rows pass through, and what these make of them.
 //
 // A slot is one row of one expert. An expert's slots lie side by side, so that its weights are read once for all rows of the
-// pass that have it; threads share the blocks of all experts evenly, whichever these are. A row's slots are added in the
+// pass that have it; threads share the blocks of all experts evenly, whichever these are, or, on several
+// memory nodes, each node's threads its blocks of them. A row's slots are added in the
 // order of the experts, so that its bits depend on nothing but itself.
 #include <x86intrin.h>
 
@@ -45,6 +46,7 @@ void Forward::reserve_experts() {
     reserve_copies(w_.down_sums, deep / 32 * 4);
     w_.made.grow(size_t(slots * width_ * 4));
     slot_inputs_ = copies(w_.slot_values, w_.slot_scales, w_.slot_sums);
+    by_node_ = threads() == pool_.threads() && model_.follows(pool_);
     routes_.each = spec_.experts_per_token + (shared ? 1 : 0);
     routes_.chosen.resize(size_t(slots)), routes_.weights.resize(size_t(slots));
     routes_.slots.resize(size_t(slots)), routes_.rows.resize(size_t(slots));
@@ -102,20 +104,40 @@ void Forward::choose_experts(int thread, const Layer& layer, int64_t rows) {
     wait(thread);
 }
 
-// f(expert, first, end) for this thread's share of what `units(expert)` counts, each of which takes as long as `cost(expert)`
-// says: of all experts that have rows.
+// Who shares the blocks of an expert's linear that this thread may have: where memory follows nodes, the threads of its own,
+// which share that node's blocks; else all.
+Forward::Sharers Forward::sharers_of_blocks(int thread) const {
+    if (!by_node_) return {thread, threads()};
+    int first = thread, end = thread + 1;
+    while (first > 0 && pool_.node(first - 1) == pool_.node(thread)) first--;
+    while (end < threads() && pool_.node(end) == pool_.node(thread)) end++;
+    return {thread - first, end - first};
+}
+
+// And these blocks, `each` of them at a time.
+Forward::Range Forward::blocks_of_node(int thread, const Linear& linear, int64_t each) const {
+    if (!by_node_) return {0, linear.blocks / each};
+    const NodeBlocks* node = linear.nodes + pool_.node(thread);
+    return {node[0].first / each, node[1].first / each};
+}
+
+// f(expert, first, end) for a thread's share of the `units(expert)`, each of which takes as long as `cost(expert)` says: of
+// all experts that have rows.
 template <class Counted, class Cost, class F>
-void Forward::share_experts(int thread, Counted&& units, Cost&& cost, F&& f) const {
+void Forward::share_experts(const Sharers& sharers, Counted&& units, Cost&& cost, F&& f) const {
     const int32_t count = int32_t(routes_.first.size()) - 1;
     int64_t total = 0, at = 0;
-    for (int32_t e = 0; e < count; e++) total += routes_.count(e) ? units(e) * cost(e) : 0;
-    const int64_t low = share(total, thread, threads()), high = share(total, thread + 1, threads());
+    for (int32_t e = 0; e < count; e++) total += routes_.count(e) ? units(e).size() * cost(e) : 0;
+    const int64_t low = share(total, sharers.thread, sharers.threads), high = share(total, sharers.thread + 1, sharers.threads);
     for (int32_t e = 0; e < count && at < high; e++) {
         if (!routes_.count(e)) continue;
-        const int64_t all = units(e), each = cost(e);
-        const auto from = [&](int64_t border) { return std::min(all, (std::max<int64_t>(0, border - at) + each - 1) / each); };
+        const Range all = units(e);
+        const int64_t each = cost(e);
+        const auto from = [&](int64_t border) {
+            return all.first + std::min(all.size(), (std::max<int64_t>(0, border - at) + each - 1) / each);
+        };
         if (from(low) < from(high)) f(e, from(low), from(high));
-        at += all * each;
+        at += all.size() * each;
     }
 }
 
@@ -142,8 +164,8 @@ float* Forward::active_rows(const Layer& layer, int32_t expert) const {
 // What each slot gets of its row, in the form that its expert multiplies.
 void Forward::fill_slots(int thread, const Layer& layer) {
     const float* x = reinterpret_cast<const float*>(inputs(thread).values);
-    const auto rows = [&](int32_t e) { return int64_t(routes_.count(e)); };
-    share_experts(thread, rows, [](int32_t) { return 1; }, [&](int32_t e, int64_t first, int64_t end) {
+    const auto rows = [&](int32_t e) { return Range{0, routes_.count(e)}; };
+    share_experts({thread, threads()}, rows, [](int32_t) { return 1; }, [&](int32_t e, int64_t first, int64_t end) {
         const Linear& up = layer.experts[size_t(e)].up;
         for (int64_t i = first; i < end; i++) {
             const int64_t row = routes_.rows[size_t(routes_.first[size_t(e)] + i)];
@@ -157,9 +179,9 @@ void Forward::fill_slots(int thread, const Layer& layer) {
 
 void Forward::up_experts(int thread, const Layer& layer) {
     const uint64_t started = __rdtsc();
-    const auto pairs = [&](int32_t e) { return layer.experts[size_t(e)].up.blocks / 2; };
+    const auto pairs = [&](int32_t e) { return blocks_of_node(thread, layer.experts[size_t(e)].up, 2); };
     const auto cost = [&](int32_t e) { return READING + routes_.count(e); };
-    share_experts(thread, pairs, cost, [&](int32_t e, int64_t first, int64_t end) {
+    share_experts(sharers_of_blocks(thread), pairs, cost, [&](int32_t e, int64_t first, int64_t end) {
         activate_blocks(thread, layer.experts[size_t(e)].up, up_rows(layer, e, pool_.node(thread)), routes_.count(e), first * 2, end * 2,
                         active_rows(layer, e), inner(layer, e));
     });
@@ -169,8 +191,8 @@ void Forward::up_experts(int thread, const Layer& layer) {
 
 void Forward::quantize_slots(int thread, const Layer& layer) {
     const auto spans = [&](int32_t e) { return (layer.experts[size_t(e)].down.depth + SPAN - 1) / SPAN; };
-    const auto units = [&](int32_t e) { return routes_.count(e) * spans(e); };
-    share_experts(thread, units, [](int32_t) { return 1; }, [&](int32_t e, int64_t begin, int64_t end) {
+    const auto units = [&](int32_t e) { return Range{0, routes_.count(e) * spans(e)}; };
+    share_experts({thread, threads()}, units, [](int32_t) { return 1; }, [&](int32_t e, int64_t begin, int64_t end) {
         const Linear& down = layer.experts[size_t(e)].down;
         const int64_t size = e == spec_.experts ? spec_.shared_size : spec_.intermediate_size;
         for (int64_t u = begin; u < end; u++) {
@@ -186,10 +208,10 @@ void Forward::quantize_slots(int thread, const Layer& layer) {
 
 void Forward::down_experts(int thread, const Layer& layer) {
     const uint64_t started = __rdtsc();
-    const int64_t each = layer.experts[0].down.blocks % 2 ? 1 : 2;  // blocks go in pairs where they can
-    const auto units = [&](int32_t e) { return layer.experts[size_t(e)].down.blocks / each; };
+    const int64_t each = by_node_ || layer.experts[0].down.blocks % 2 ? 1 : 2;  // blocks go in pairs where they can
+    const auto units = [&](int32_t e) { return blocks_of_node(thread, layer.experts[size_t(e)].down, each); };
     const auto cost = [&](int32_t e) { return READING + routes_.count(e); };
-    share_experts(thread, units, cost, [&](int32_t e, int64_t first, int64_t end) {
+    share_experts(sharers_of_blocks(thread), units, cost, [&](int32_t e, int64_t first, int64_t end) {
         float* out = w_.made.as<float>() + routes_.first[size_t(e)] * width_ + first * each * LANES;
         const Rows in = down_rows(layer, e, pool_.node(thread));
         model_.multiply(layer.experts[size_t(e)].down, in, routes_.count(e), first * each, end * each, out, width_);

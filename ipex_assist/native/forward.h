@@ -184,8 +184,17 @@ private:
     void route_row(const Layer& layer, int64_t row, std::vector<int32_t>& order);
     void place_slots(int64_t rows);
     void choose_experts(int thread, const Layer& layer, int64_t rows);
+    struct Sharers {  // of work: this one's number, and how many there are
+        int thread, threads;
+    };
+    struct Range {
+        int64_t first, end;
+        int64_t size() const { return end - first; }
+    };
+    Sharers sharers_of_blocks(int thread) const;
+    Range blocks_of_node(int thread, const Linear& linear, int64_t each) const;
     template <class Counted, class Cost, class F>
-    void share_experts(int thread, Counted&& units, Cost&& cost, F&& f) const;
+    void share_experts(const Sharers& sharers, Counted&& units, Cost&& cost, F&& f) const;
     Rows slot_rows(const Copies& all, int node, int32_t expert, const Linear& next, int64_t usual) const;
     Rows up_rows(const Layer& layer, int32_t expert, int node) const;
     Rows down_rows(const Layer& layer, int32_t expert, int node) const;
@@ -238,6 +247,7 @@ private:
     Copies down_inputs_;  // of a down linear whose rows are made where they are activated, or of the experts'
     Copies slot_inputs_;  // of the experts' up linears
     Routes routes_;
+    bool by_node_ = false;  // whether each node's threads share its own blocks of experts
     std::vector<Counter> counters_;  // of what several threads have done of a span or of a head; 0 between two phases
     Linear head_;  // of the vocabulary that is wanted: its threads share these columns evenly
     const int64_t width_, qkv_width_, inner_, attended_width_;  // of a row in the buffers

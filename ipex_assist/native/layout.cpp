@@ -53,6 +53,15 @@ void Model::divide(const Pool* pool) {
     node_threads_.push_back(pool->threads());
 }
 
+bool Model::follows(const Pool& pool) const {
+    if (int(node_threads_.size()) != pool.nodes() + 1 || node_threads_.back() != pool.threads()) return false;
+    for (int thread = 0; thread < pool.threads(); thread++) {
+        const size_t node = size_t(pool.node(thread));
+        if (thread < node_threads_[node] || thread >= node_threads_[node + 1]) return false;
+    }
+    return true;
+}
+
 const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
     const int64_t at = (image_bytes_ + alignment - 1) / alignment * alignment;
     image_bytes_ = at + bytes;

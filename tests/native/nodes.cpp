@@ -74,7 +74,7 @@ std::vector<const Linear*> linears_of(const Model& model) {
 }
 
 // Each block lies on the node of the thread whose slice has it, and huge pages have blocks of one node, and nothing else.
-void check_pages(const Fixture& x, int nodes) {
+std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
     const Model& model = *x.model;
     std::map<uintptr_t, int> pages;  // the node of each
     std::set<const uint8_t*> blocks;
@@ -97,6 +97,7 @@ void check_pages(const Fixture& x, int nodes) {
         if (linear->order) note(linear->order, linear->depth * 4, -1);
     }
     CHECK(pages.size() >= size_t(nodes), "%zu pages", pages.size());
+    return pages;
 }
 
 // What memory follows changes neither the image nor any bit, and an image goes from any number of nodes to any other.
@@ -138,13 +139,14 @@ void check_shared_table(const Kernels& k) {
     CHECK(logits_of(x, x.pool) == expected, "other logits by a shared table");
 }
 
-// Which copies of rows the threads of a pass read: kernels that look at what they are given.
+// Which weights and copies of rows the threads of a pass read: kernels that look at what they are given.
 struct Watch {
     const Kernels* kernels = nullptr;
     const Workspace* workspace = nullptr;
     int nodes = 1;
+    std::map<uintptr_t, int> pages;  // of weights: the node of each
     bool delta = false;                        // whether all threads read what all of them made
-    std::atomic<long> right{0}, wrong{0}, of_delta{0};
+    std::atomic<long> right{0}, wrong{0}, wrong_weights{0}, of_delta{0};
 };
 Watch watch;
 thread_local int here = 0;  // the node of this thread
@@ -165,6 +167,8 @@ Kernels watched(const Kernels& k) {
     Kernels looking = k;
     looking.linear = [](const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
         look(in.values), look(in.scales), look(in.negated_sums), look(in.tiles);
+        const uintptr_t place = uintptr_t(weights_of(linear, first)) / HUGE_PAGE;
+        (watch.pages.at(place) == here ? watch.right : watch.wrong_weights)++;
         watch.kernels->linear(linear, in, rows, first, last, out, stride);
     };
     looking.quantize = [](Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row, const Rows& to) {
@@ -182,12 +186,13 @@ Kernels watched(const Kernels& k) {
     return looking;
 }
 
-// Threads read the copies of their own node: of another's, whose bits are the same, nothing else would tell.
+// Threads read the weights and the copies of their own node: of another's, whose bits are the same, nothing else would tell.
 void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
     const Kernels looking = watched(k);
     Fixture x(looking, f, kind, 3, 2);
     watch.kernels = &k, watch.workspace = &x.workspace, watch.nodes = 2;
-    watch.right = watch.wrong = watch.of_delta = 0;
+    watch.pages = check_pages(x, 2);
+    watch.right = watch.wrong = watch.wrong_weights = watch.of_delta = 0;
     x.pool.run([&](int thread) { here = x.pool.node(thread); });
     const Table table(x, 40);
     for (const int32_t rows : {20, 3}) {
@@ -197,6 +202,7 @@ void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
     }
     here = 0;
     CHECK(watch.right > 0 && watch.wrong == 0, "%s, %s: %ld reads, %ld of another node", f.name, kind.name, watch.right.load(), watch.wrong.load());
+    CHECK(watch.wrong_weights == 0, "%s, %s: %ld times another node's weights", f.name, kind.name, watch.wrong_weights.load());
     CHECK((watch.of_delta > 0) == watch.delta, "%s, %s: %ld reads of what linears gave", f.name, kind.name, watch.of_delta.load());
 }
 
