@@ -2,8 +2,11 @@
 //
 // Up to 16 rows: threads share the blocks that rows see evenly, or, on several memory nodes, each takes what it wrote
 // (Blocks::owner). It appends the rows that lie in its blocks, which needs no barrier as it is who reads them, and computes
-// its blocks' parts of every row. The parts of a head are merged in the order of the blocks: a barrier later, or, where that is
-// little, by whoever comes last (between.cpp). More rows: threads take tiles of rows in turn, each going through all blocks that its rows see.
+// its blocks' parts of every row. The parts of a head are merged a barrier later, or, where that is little, by whoever comes
+// last (between.cpp). More rows: threads take tiles of rows in turn, each going through all blocks that its rows see.
+//
+// Blocks are merged in their order within runs of 8, and the runs in theirs. Which run a block is in follows from its
+// positions alone; who merges it, and whether a run is one part or each of its blocks is, changes no bits.
 #include <algorithm>
 #include <cstring>
 
@@ -13,6 +16,13 @@
 
 namespace ipex_assist {
 namespace {
+
+// A partial costs another thread about a sixteenth of its block: a query's 600 bytes out of another core's cache, line by
+// line, for 130 KB of keys and values (head_dim 128, bf16) that are read ahead.
+constexpr int64_t EVEN = 16;
+
+// Behind the last block of the run, or of fewer that are stored as one partial.
+int64_t part_end(int64_t block, int64_t size) { return (block / size + 1) * size; }
 
 Partial partial_at(float* row, int64_t width) {
     return {row[width - LANES], row[width - LANES + 1], row};
@@ -90,10 +100,6 @@ int64_t Forward::first_block(int32_t row, int32_t window) const {
     return window > 0 && position >= window ? (position - window + 1) / KEYS : 0;
 }
 
-int64_t Forward::base_block(int32_t row, int32_t window) const {
-    return first_block(first_row_[size_t(stretch_of_[size_t(row)])], window);
-}
-
 KeyValueBlock Forward::block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const {
     return batch_.blocks->at(stretches_[size_t(tile.stretch)].blocks[block], index, kv_head);
 }
@@ -146,10 +152,66 @@ void Forward::limit_tile(const Scratch& s, const Tile& tile, int64_t block, int3
     }
 }
 
-// Where the part of a block, counted from the first one its sequence's rows see, lies for the queries of a row.
-float* Forward::partial(int64_t block, int32_t kv_head, int64_t row) const {
+// Where the part that a block belongs to lies for the queries of a row: counted from the first that its stretch sees.
+float* Forward::partial(int32_t index, int64_t block, int32_t kv_head, int64_t row) const {
+    const int64_t size = part_blocks_[size_t(index)];
+    const int64_t first = first_block(first_row_[size_t(stretch_of_[size_t(row)])], model_.layers[size_t(index)].window);
     return w_.partials.as<float>() +
-           ((block * spec_.kv_heads + kv_head) * rows() + row) * group() * partial_width_;
+           (((block / size - first / size) * spec_.kv_heads + kv_head) * rows() + row) * group() * partial_width_;
+}
+
+// The border between two runs that is nearest to a unit: a block of a stretch for a KV head, in the order of attend_few.
+int64_t Forward::border(int32_t window, int64_t unit) const {
+    int64_t all = 0, within = unit;
+    for (size_t i = 0; i < stretches_.size(); i++) all += seen_blocks(i, window);
+    size_t i = 0;
+    for (within %= all; within >= seen_blocks(i, window); i++) within -= seen_blocks(i, window);
+    const int64_t first = first_block(first_row_[i], window), block = first + within;
+    const int64_t lower = std::max(first, part_end(block, RUN) - RUN), upper = std::min(first + seen_blocks(i, window), part_end(block, RUN));
+    return unit - block + (block - lower < upper - block ? lower : upper);
+}
+
+// Whether threads take whole runs: where none of them then has much more than its share of the blocks.
+bool Forward::takes_runs(int32_t window) const {
+    const int threads = pool_.threads();
+    if (pool_.several_nodes()) return spec_.kv_heads % threads == 0;  // who owns a block then owns all of its head
+    int64_t blocks = 0, most = 0, from = 0;
+    for (size_t i = 0; i < stretches_.size(); i++) blocks += seen_blocks(i, window) * spec_.kv_heads;
+    for (int t = 1; t <= threads; t++) {
+        const int64_t end = border(window, share(blocks, t, threads));
+        most = std::max(most, end - from), from = end;
+    }
+    return most * threads * EVEN <= blocks * (EVEN + 1);
+}
+
+void Forward::place_parts() {
+    part_blocks_.clear();
+    for (const Layer& layer : model_.layers) {
+        const auto same = std::find_if(model_.layers.begin(), model_.layers.end(), [&](const Layer& other) { return other.window == layer.window; });
+        const size_t known = size_t(same - model_.layers.begin());
+        part_blocks_.push_back(known < part_blocks_.size() ? part_blocks_[known] : few() && takes_runs(layer.window) ? RUN : 1);
+    }
+}
+
+// Merges, or begins with what is merged first, which then lies at `to`.
+void Forward::add_part(Partial& sum, const Partial& next, float* to) const {
+    if (sum.output) return k_.merge(sum, next, spec_.attention_scale, spec_.head_dim);
+    sum = {next.maximum, next.sum, to};
+    if (next.output != to) std::memcpy(to, next.output, size_t(model_.value_width()) * 4);
+}
+
+// Blocks [first, end) of a run, merged for each query in s.runs, whose values are from `to` on; no values where it sees none.
+void Forward::attend_run(const Scratch& s, const AttentionTile& t, int32_t index, int32_t kv_head, const Tile& tile,
+                         int64_t first, int64_t end, float* to) const {
+    std::fill_n(s.runs, t.queries, Partial{});
+    for (int64_t b = first; b < end; b++) {
+        limit_tile(s, tile, b, model_.layers[size_t(index)].window);
+        for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, (b == first ? to : s.results) + q * partial_width_};
+        k_.attend(t, block_of(tile, index, kv_head, b), s.partials);
+        for (int32_t q = 0; q < t.queries; q++) {
+            if (s.first[q] < s.end[q]) add_part(s.runs[q], s.partials[q], to + q * partial_width_);
+        }
+    }
 }
 
 // Blocks [first, end) of a stretch's sequence, for one KV head, or those of them that this thread owns: how many.
@@ -166,16 +228,16 @@ int64_t Forward::attend_blocks(int thread, int32_t index, int32_t kv_head, size_
     }
     for (size_t i = first_tile_[stretch]; i < first_tile_[stretch + 1]; i++) {
         const Tile& tile = tiles_[i];
-        const int64_t base = base_block(tile.first, window);
+        const int64_t seen_end = std::min(end, last_block(tile.end - 1) + 1);
         AttentionTile t{};
-        for (int64_t b = std::max(first, first_block(tile.first, window)); b < std::min(end, last_block(tile.end - 1) + 1); b++) {
+        for (int64_t b = std::max(first, first_block(tile.first, window)), next; b < seen_end; b = next) {
+            next = std::min(seen_end, part_end(b, part_blocks_[size_t(index)]));
             if (!mine(b)) continue;
             if (!t.queries) t = prepare_tile(s, index, kv_head, tile);
-            limit_tile(s, tile, b, window);
-            float* to = partial(b - base, kv_head, tile.first);
-            for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, to + q * partial_width_};
-            k_.attend(t, block_of(tile, index, kv_head, b), s.partials);
-            for (int32_t q = 0; q < t.queries; q++) keep_partial(s.partials[q], s.partials[q].output, partial_width_);
+            attend_run(s, t, index, kv_head, tile, b, next, partial(index, b, kv_head, tile.first));
+            for (int32_t q = 0; q < t.queries; q++) {
+                if (s.runs[q].output) keep_partial(s.runs[q], s.runs[q].output, partial_width_);
+            }
         }
     }
     int64_t number = 0;
@@ -191,7 +253,11 @@ void Forward::attend_few(int thread, int32_t index) {
     int64_t units = 0;
     for (size_t i = 0; i < stretches_.size(); i++) units += seen(i) * spec_.kv_heads;
     const bool owned = pool_.several_nodes();
-    const int64_t from = owned ? 0 : share(units, thread, threads()), to = owned ? units : share(units, thread + 1, threads());
+    const auto share_from = [&](int t) {
+        const int64_t from = share(units, t, threads());
+        return part_blocks_[size_t(index)] == RUN ? border(window, from) : from;
+    };
+    const int64_t from = owned ? 0 : share_from(thread), to = owned ? units : share_from(thread + 1);
     int64_t unit = 0;
     for (int32_t h = 0; h < spec_.kv_heads; h++) {
         for (size_t i = 0; i < stretches_.size(); i++) {
@@ -215,12 +281,16 @@ void Forward::add_sink(int32_t index, int32_t head, Partial& sum) const {
 
 void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     const int32_t window = model_.layers[size_t(index)].window, kv_head = head / group();
-    const int64_t base = base_block(int32_t(row), window);
-    const auto at = [&](int64_t block) { return partial(block - base, kv_head, row) + head % group() * partial_width_; };
-    const int64_t first = first_block(int32_t(row), window);
-    Partial sum = partial_at(at(first), partial_width_);
-    for (int64_t b = first + 1; b <= last_block(int32_t(row)); b++) {
-        k_.merge(sum, partial_at(at(b), partial_width_), spec_.attention_scale, spec_.head_dim);
+    const int64_t end = last_block(int32_t(row)) + 1;
+    const auto at = [&](int64_t block) {
+        return partial_at(partial(index, block, kv_head, row) + head % group() * partial_width_, partial_width_);
+    };
+    Partial sum{};
+    for (int64_t b = first_block(int32_t(row), window), run_end; b < end; b = run_end) {
+        run_end = std::min(end, part_end(b, RUN));
+        Partial run = at(b);
+        while ((b = part_end(b, part_blocks_[size_t(index)])) < run_end) add_part(run, at(b), nullptr);
+        add_part(sum, run, run.output);
     }
     add_sink(index, head, sum);
     float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
@@ -246,26 +316,19 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, const Tile
     const int32_t window = model_.layers[size_t(index)].window;
     const Scratch s = scratch(thread);
     const AttentionTile t = prepare_tile(s, index, kv_head, tile);
-    std::fill_n(s.merged, t.queries, Partial{});
-    for (int64_t b = first_block(tile.first, window); b <= last_block(tile.end - 1); b++) {
-        limit_tile(s, tile, b, window);
-        for (int32_t q = 0; q < t.queries; q++) s.partials[q] = {0, 0, s.results + q * partial_width_};
-        k_.attend(t, block_of(tile, index, kv_head, b), s.partials);
+    const int64_t first = first_block(tile.first, window), end = last_block(tile.end - 1) + 1;
+    std::fill_n(s.sums, t.queries, Partial{});
+    for (int64_t b = first, next; b < end; b = next) {
+        next = std::min(end, part_end(b, RUN));
+        attend_run(s, t, index, kv_head, tile, b, next, b == first ? s.totals : s.running);
         for (int32_t q = 0; q < t.queries; q++) {
-            if (s.first[q] >= s.end[q]) continue;
-            Partial &sum = s.merged[q], &next = s.partials[q];
-            if (sum.output) {
-                k_.merge(sum, next, spec_.attention_scale, spec_.head_dim);
-            } else {
-                sum = {next.maximum, next.sum, s.running + q * partial_width_};
-                std::memcpy(sum.output, next.output, size_t(model_.value_width()) * 4);
-            }
+            if (s.runs[q].output) add_part(s.sums[q], s.runs[q], s.totals + q * partial_width_);
         }
     }
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
-        Partial& sum = s.merged[q];
+        Partial& sum = s.sums[q];
         add_sink(index, head, sum);
         for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
     }

@@ -106,13 +106,20 @@ int64_t Forward::seen_blocks(size_t stretch, int32_t window) const {
     return (s.start + s.rows - 1) / KEYS + 1 - first_block(first_row_[stretch], window);
 }
 
+// And the partials that are stored of its blocks.
+int64_t Forward::seen_parts(size_t stretch, int32_t index) const {
+    const int32_t part = part_blocks_[size_t(index)];
+    const int64_t first = first_block(first_row_[stretch], model_.layers[size_t(index)].window);
+    return last_block(first_row_[stretch] + stretches_[stretch].rows - 1) / part + 1 - first / part;
+}
+
 // Whether who comes last with the blocks of a stretch merges them: where one thread does it as fast as all would
 // behind a barrier.
 bool Forward::combines_in_place(int32_t index) const {
     const Layer& layer = model_.layers[size_t(index)];
     const int64_t heads = std::max<int64_t>(group(), attended_units(layer.output).columns / spec_.head_dim);
     for (size_t i = 0; i < stretches_.size(); i++) {
-        if (stretches_[i].rows * std::min<int64_t>(heads, spec_.heads) * seen_blocks(i, layer.window) > MERGED) return false;
+        if (stretches_[i].rows * std::min<int64_t>(heads, spec_.heads) * seen_parts(i, index) > MERGED) return false;
     }
     return true;
 }

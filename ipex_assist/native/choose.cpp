@@ -116,7 +116,7 @@ void Forward::go_on(const Drafts& d, std::vector<int32_t>& order) {
     }
     stretches_.resize(kept), order.resize(kept), tokens_.resize(kept), wanted_.resize(kept);
     done_ = kept == 0;
-    place_rows();
+    if (!done_) place_rows();
 }
 
 void Forward::draft(const Drafts& drafts) {

@@ -62,6 +62,7 @@ void Forward::place_rows() {
         }
     }
     first_tile_.push_back(tiles_.size()), first_piece_.push_back(pieces_.size());
+    place_parts();
     if (few()) return;
     // Those that see most come last, and are taken first: none of them is left over at the end.
     std::sort(tiles_.begin(), tiles_.end(),
@@ -90,13 +91,13 @@ void Forward::reserve(const int32_t* counts) {
     }
     const int64_t attended_rows = few() ? rows : counts ? std::min<int64_t>(FEW, batch_.stretch_count) : 0;
     if (!attended_rows) return;
-    int64_t blocks = 0;
+    int64_t parts = 0;
     for (size_t i = 0; i < stretches_.size(); i++) {
-        const Stretch& s = stretches_[i];
-        const int64_t last = int64_t(s.start) + s.rows - 1 + (counts ? counts[i] : 0);
-        blocks = std::max(blocks, last / KEYS + 1 - first_block(first_row_[i], 0));
+        // Drafting may come to where each block is a part.
+        if (counts) parts = std::max(parts, (int64_t(stretches_[i].start) + stretches_[i].rows - 1 + counts[i]) / KEYS + 1);
+        for (int32_t l = 0; !counts && l < spec_.layers; l++) parts = std::max(parts, seen_parts(i, l));
     }
-    w_.partials.grow(size_t(blocks * spec_.heads * attended_rows * partial_width_ * 4));
+    w_.partials.grow(size_t(parts * spec_.heads * attended_rows * partial_width_ * 4));
 }
 
 int64_t Forward::ordered_width() const {
@@ -108,8 +109,8 @@ int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QU
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
     const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
-                           queries * (model_.key_depth() + 2 * KEYS + 2 * partial_width_ + 4 + WEIGHT_SCALES + 2 * model_.key_depth() / SHARED + 2 * int64_t(sizeof(Partial) / 4));
-    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + own_bytes() + 21 * 64, 4096);
+                           queries * (model_.key_depth() + 2 * KEYS + 3 * partial_width_ + 4 + WEIGHT_SCALES + 2 * model_.key_depth() / SHARED + 3 * int64_t(sizeof(Partial) / 4));
+    return round_up(floats * 4 + widened_bytes(model_.key_depth()) + own_bytes() + 23 * 64, 4096);
 }
 
 Forward::Scratch Forward::scratch(int thread) const {
@@ -129,6 +130,7 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.scores = take_floats(queries * KEYS);
     s.results = take_floats(queries * partial_width_);
     s.running = take_floats(queries * partial_width_);
+    s.totals = take_floats(queries * partial_width_);
     s.slopes = take_floats(queries);
     s.distances = take_floats(queries);
     s.query_scales = take_floats(queries * model_.key_depth() / SHARED);
@@ -140,7 +142,8 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.first = reinterpret_cast<int32_t*>(take(queries));
     s.end = reinterpret_cast<int32_t*>(take(queries));
     s.partials = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
-    s.merged = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
+    s.runs = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
+    s.sums = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
     s.x = take_floats(FEW * width_);
     s.rows = own_rows(at);
     return s;

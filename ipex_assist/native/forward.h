@@ -106,10 +106,10 @@ private:
         int32_t first, end, stretch;
     };
     struct Scratch {  // one thread's own buffers
-        float *row, *ordered, *up, *head, *scores, *results, *running, *slopes, *distances, *query_scales, *weight_scales;
+        float *row, *ordered, *up, *head, *scores, *results, *running, *totals, *slopes, *distances, *query_scales, *weight_scales;
         uint8_t *query, *probabilities, *widened;
         int32_t *first, *end, *query_offsets;
-        Partial *partials, *merged;
+        Partial *partials, *runs, *sums;
         float* x;   // of rows that every thread prepares itself, and …
         Rows rows;  // … what the next linear gets of them
     };
@@ -122,6 +122,7 @@ private:
     };
 
     void place_rows();
+    void place_parts();
     void reserve(const int32_t* counts);
     int64_t scratch_bytes() const;
     Scratch scratch(int thread) const;
@@ -173,6 +174,7 @@ private:
     void quantize_active(int thread, const Linear& up, const Linear& down);
     Units attended_units(const Linear& next) const;
     int64_t seen_blocks(size_t stretch, int32_t window) const;
+    int64_t seen_parts(size_t stretch, int32_t index) const;
     bool combines_in_place(int32_t index) const;
     void combine_unit(int thread, int32_t index, int64_t row, int64_t unit);
     void finish_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t blocks);
@@ -218,12 +220,17 @@ private:
     void attention(int thread, int32_t index, const std::vector<int32_t>* some);
     void append(int thread, int32_t index);
     void append_rows(int thread, int32_t index, const Tile& piece, int32_t kv_head);
+    bool takes_runs(int32_t window) const;
+    int64_t border(int32_t window, int64_t unit) const;
     int64_t attend_blocks(int thread, int32_t index, int32_t kv_head, size_t stretch, int64_t first, int64_t end);
     void attend_few(int thread, int32_t index);
     void combine_few(int thread, int32_t index);
     void combine_head(int32_t index, int64_t row, int32_t head);
     void attend_many(int thread, int32_t index);
+    void add_part(Partial& sum, const Partial& next, float* to) const;
     void add_sink(int32_t index, int32_t head, Partial& sum) const;
+    void attend_run(const Scratch& s, const AttentionTile& t, int32_t index, int32_t kv_head, const Tile& tile, int64_t first,
+                    int64_t end, float* to) const;
     void attend_tile(int thread, int32_t index, int32_t kv_head, const Tile& tile);
     AttentionTile prepare_tile(const Scratch& s, int32_t index, int32_t kv_head, const Tile& tile) const;
     void limit_tile(const Scratch& s, const Tile& tile, int64_t block, int32_t window) const;
@@ -231,11 +238,10 @@ private:
     KeyValueBlock block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const;
     int64_t first_block(int32_t row, int32_t window) const;
     int64_t last_block(int32_t row) const { return positions_[size_t(row)] / KEYS; }
-    int64_t base_block(int32_t row, int32_t window) const;  // the first that its stretch sees
     int32_t group() const { return spec_.heads / spec_.kv_heads; }
     int32_t tile_rows() const;
     int64_t ordered_width() const;
-    float* partial(int64_t block, int32_t kv_head, int64_t row) const;
+    float* partial(int32_t index, int64_t block, int32_t kv_head, int64_t row) const;
 
     const Model& model_;
     const Kernels& k_;
@@ -257,6 +263,7 @@ private:
     std::vector<int32_t> first_row_;                                 // of each stretch
     std::vector<Tile> tiles_;   // whose queries are attended to together
     std::vector<Tile> pieces_;  // whose keys are appended together: of one block, at most 16 positions
+    std::vector<int32_t> part_blocks_;  // of each layer, that one stored partial is of: RUN or 1
     std::vector<size_t> first_tile_, first_piece_;  // of each stretch, and how many there are behind them
     std::vector<float> nothing_;  // the value of a sink: zeros, as many as a head has; empty where there are no sinks
     bool done_ = false;  // of drafting

@@ -30,6 +30,7 @@ enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 constexpr int LANES = 16;  // output columns of a block
 constexpr int SPAN = 128;  // input columns that share the scale of a row in int8
 constexpr int KEYS = 256;  // positions of a block of the KV cache
+constexpr int RUN = 8;     // blocks, from every eighth of a sequence on, that are merged before runs are
 constexpr int FEW = 16;    // rows of a pass whose attention threads share by blocks, not by rows; changes no bits
 constexpr int SHARED = 32;  // elements of a query, or weights of values, that share a scale beside keys and values of int8
 constexpr int ZERO_BITS = 31;

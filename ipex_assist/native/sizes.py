@@ -74,7 +74,7 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) 
     rows = PASS_ROWS * (2 * width + qkv + attended + inner + 1.1 * depth) + 1.1 * _PADDED_ROWS * (inner + 128)
     queries = _TILE_QUERIES + spec.num_attention_heads // spec.num_key_value_heads
     own = _FEW_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)  # of rows that each thread prepares itself
-    scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (3 * head + 2 * _BLOCK + 32) + own
+    scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (4 * head + 2 * _BLOCK + 32) + own
     partials = -(-context // _BLOCK) * spec.num_attention_heads * _FEW_ROWS * head
     slots = _slot_floats(spec, width)
     logits = 2 * wanted * (spec.vocab_size + 16)

@@ -152,6 +152,7 @@ def weight_names(spec: DecoderSpec) -> list[str]:
     for layer in range(spec.num_hidden_layers):
         here = [f"{norm}.{kind}" for norm in before + behind for kind in norms if spec.norm_affine]
         here += ["q_norm.weight", "k_norm.weight"] if spec.qk_norm else []
+        here += ["sinks.weight"] if spec.attention_sinks else []
         here += [f"{name}_proj.weight" for name in biases]
         here += [f"{name}_proj.bias" for name, wanted in biases.items() if wanted]
         names += [

@@ -1,0 +1,122 @@
+"""Attention over many blocks, merged in runs of 8: bits follow from a row's position, not from who merged what."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from conftest import HAS_NATIVE
+from native_models import pool
+from test_rows import random_model, some_tokens
+
+from ipex_assist.executors.interface import Rows
+from ipex_assist.executors.native import NativeModel
+from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.native.library import unavailable
+
+pytestmark = [
+    pytest.mark.one_stack,  # the core is the same C++ on both; torch holds the numbers
+    pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
+]
+
+TEXT = some_tokens(4400, 1)
+ENDS = (1030, 2054, 4100, 4400)  # within the first run, across a border of runs, across the next, and 17 blocks
+STEPS = 12  # rows up to each of these, which lie on both sides of a border
+PRECISIONS = ["fp32", "fp32+int8"]  # with linears of bf16 the last bits would not show
+CASES = {
+    "all": {},
+    "window in two runs": {"sliding_windows": (700,)},  # from the third block of a run on, and from the last
+    "window in three runs": {"sliding_windows": (3000,)},
+    "slopes": {"rope": None, "alibi": (0.5, 0.01, 0.002, 0.001)},
+    "sinks and a cap": {"attention_sinks": True, "attention_cap": 2.0},
+}
+
+
+@functools.cache
+def model(case: str, precision: str, threads: int) -> NativeModel:
+    """One layer, two KV heads: of one thread or two each has whole runs, of more they share their blocks."""
+    own, _, kv_precision = precision.partition("+")
+    settings = {"rope": Rope(), "attention_sinks": False} | CASES[case]
+    spec = DecoderSpec(
+        model_type="random",
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=5000,
+        norm="rms",
+        activation="silu",
+        **settings,  # type: ignore[arg-type]
+    )
+    return random_model(spec, own, pool(threads), 128, kv_precision or None)
+
+
+@functools.cache
+def alone(case: str, precision: str) -> list[torch.Tensor]:
+    """The last rows before each of ENDS, each in a pass of its own, by one thread."""
+    own, found = model(case, precision, 1), []
+    sequence = own.new_sequence(len(TEXT))
+    for end in ENDS:
+        own.extend(sequence, TEXT[sequence.length : end - STEPS])
+        found.append(torch.cat([own.extend(sequence, [token]) for token in TEXT[end - STEPS : end]]))
+    return found
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_threads_share_runs_or_blocks(case: str, precision: str) -> None:
+    """A run that is merged where it is computed, or by who combines: the sums of both are in one order."""
+    expected = alone(case, precision)
+    for threads in range(1, 9) if case == "all" else (2, 3, 8):
+        own = model(case, precision, threads)
+        sequence = own.new_sequence(len(TEXT))
+        for end, rows in zip(ENDS, expected, strict=True):
+            own.extend(sequence, TEXT[sequence.length : end - STEPS])
+            assert torch.equal(own.extend(sequence, TEXT[end - STEPS : end - STEPS + 1]), rows[:1]), (threads, end)
+            assert torch.equal(own.extend(sequence, TEXT[end - STEPS + 1 : end], STEPS - 1), rows[1:]), (threads, end)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_is_its_rows_over_many_blocks(case: str, precision: str) -> None:
+    """A prompt's tiles merge for all their rows together, whose windows begin in different blocks and runs."""
+    own = model(case, precision, 2)
+    for end, rows in zip(ENDS, alone(case, precision), strict=True):
+        whole = own.new_sequence(end)
+        assert torch.equal(own.extend(whole, TEXT[:end], STEPS), rows), end
+        chunks = own.new_sequence(end)
+        own.extend(chunks, TEXT[: end - 300])
+        assert torch.equal(own.extend(chunks, TEXT[end - 300 : end], STEPS), rows), end
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_texts_of_different_lengths_share_a_pass(precision: str) -> None:
+    """Threads' shares then begin in the middle of any text; where partials lie follows from the longest."""
+    expected = alone("all", precision)
+    for threads in (2, 3, 7):
+        own = model("all", precision, threads)
+        made = [own.new_sequence(end) for end in ENDS]
+        for sequence, end in zip(made, ENDS, strict=True):
+            own.extend(sequence, TEXT[: end - STEPS])
+        for step in range(0, STEPS, 3):
+            parts = [Rows(s, TEXT[s.length : s.length + 3], 3) for s in made]
+            assert torch.equal(own.forward(parts), torch.cat([rows[step : step + 3] for rows in expected])), threads
+
+
+def test_a_draft_goes_over_the_border_of_a_run() -> None:
+    """Partials are reserved before it is known whether threads will take runs."""
+    for threads in (1, 5):
+        own = model("all", "fp32", threads)
+        sequence = own.new_sequence(2100)
+        own.extend(sequence, TEXT[:2040])
+        drafted, _ = own.draft(sequence, TEXT[2040:2041], 12)
+        sequence.truncate(2040)
+        greedy, feed = [], TEXT[2040]
+        for _ in range(12):
+            feed = int(own.extend(sequence, [feed])[-1].argmax())
+            greedy.append(feed)
+        assert drafted == greedy, threads
