@@ -4,6 +4,9 @@
 #pragma once
 #include "attention_integer.h"
 #include "linear_float.h"
+#ifdef IPEX_ASSIST_HAS_AMX
+#include "attention_amx.h"
+#endif
 
 namespace ipex_assist {
 namespace {
@@ -274,23 +277,48 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
     }
 }
 
+// The products of attention over int8 in integers, on vectors.
+struct OnVectors {
+    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t limit) {
+        const int64_t each = lines_ahead(t);
+        for (int64_t i = 0; i < limit; i += LANES) {
+            const uint8_t *keys = block.keys + i * t.key_depth, *next = keys + LANES * t.key_depth;
+            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+#define CALL(M) key_tile<M>(t, q, keys, Ahead{next + q / TILE_ROWS * each * t.key_depth * 2, each}, block.key_scales + i, t.scores + q * KEYS + i)
+                IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+#undef CALL
+            }
+        }
+    }
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used, const Partial* partials) {
+        const int64_t each = lines_ahead(t);
+        for (int64_t d = 0; d < t.head_dim; d += LANES) {
+            const uint8_t *values = block.values + d * KEYS, *next = values + LANES * KEYS;
+            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+                const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
+                const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
+#define CALL(M) value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * KEYS * 2, each}, partials[q].output + d, stride)
+                IPEX_ASSIST_BY_ROWS(part, CALL)
+#undef CALL
+            }
+        }
+    }
+    static int64_t lines_ahead(const AttentionTile& t) {  // of 8
+        const int64_t tiles = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
+        return (8 + tiles - 1) / tiles;
+    }
+};
+
 // The same of int8, in integers, where attention is not to have all bits of fp32. What a query does not see it multiplies by
 // zero, and integers times zero are zero; NaN in a row of keys or values is in its scale.
+template <class Products>
 void attend_integers(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
     const int64_t limit = limit_of(t), used = (limit + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
-    const int64_t tiles = (t.queries + TILE_ROWS - 1) / TILE_ROWS, each = (8 + tiles - 1) / tiles;  // lines of 8
     for (int64_t i = 0; i < KEYS; i += LANES) {
         _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i), _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char*>(block.value_scales + i), _MM_HINT_T0);
     }
-    for (int64_t i = 0; i < limit; i += LANES) {
-        const uint8_t *keys = block.keys + i * t.key_depth, *next = keys + LANES * t.key_depth;
-        for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-#define CALL(M) key_tile<M>(t, q, keys, Ahead{next + q / TILE_ROWS * each * t.key_depth * 2, each}, block.key_scales + i, t.scores + q * KEYS + i)
-            IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
-#undef CALL
-        }
-    }
+    Products::score(t, block, limit);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
     for (int32_t q = 0; q < t.queries; q++) {
         if (t.first[q] < t.end[q]) {
@@ -301,21 +329,16 @@ void attend_integers(const AttentionTile& t, const KeyValueBlock& block, Partial
             std::fill_n(t.weight_scales + q * (KEYS / SHARED), KEYS / SHARED, 0.0f);
         }
     }
-    for (int64_t d = 0; d < t.head_dim; d += LANES) {
-        const uint8_t *values = block.values + d * KEYS, *next = values + LANES * KEYS;
-        for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
-            const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
-            const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-#define CALL(M) value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * KEYS * 2, each}, partials[q].output + d, stride)
-            IPEX_ASSIST_BY_ROWS(part, CALL)
-#undef CALL
-        }
-    }
+    Products::weigh(t, block, used, partials);
 }
 
 void attend(const AttentionTile& tile, const KeyValueBlock& block, Partial* partials) {
     if (tile.precision == FP32) return attend_block<Fp32>(tile, block, partials);
-    block.key_scales ? attend_integers(tile, block, partials) : attend_block<Bf16>(tile, block, partials);
+    if (!block.key_scales) return attend_block<Bf16>(tile, block, partials);
+#ifdef IPEX_ASSIST_HAS_AMX
+    if (tile.queries >= TILED_QUERIES) return attend_integers<OnTiles>(tile, block, partials);
+#endif
+    attend_integers<OnVectors>(tile, block, partials);
 }
 
 void merge(Partial& into, const Partial& next, float scale, int32_t head_dim) {

@@ -4,13 +4,16 @@
 #if (defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)) || \
     (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__))
 
+#if defined(__AMX_TILE__) || (defined(IPEX_ASSIST_EMULATE_AMX) && defined(__AVX512BF16__))
+#define IPEX_ASSIST_HAS_AMX
+#endif
+
 #include "attention.h"
 #include "linear_float.h"
 #include "linear_mxfp4.h"
 #include "pack_mxfp4.h"
 #include "rows.h"
-#if defined(__AMX_TILE__) || (defined(IPEX_ASSIST_EMULATE_AMX) && defined(__AVX512BF16__))
-#define IPEX_ASSIST_HAS_AMX
+#ifdef IPEX_ASSIST_HAS_AMX
 #include "linear_amx_many.h"
 #endif
 

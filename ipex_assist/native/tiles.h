@@ -24,13 +24,19 @@ inline int64_t rows_of_tile(int tile, int64_t rows) {
     return rows < 32 && tile < 6 && tile % 2 ? rows - 16 : 16;
 }
 
+// Of a tile's rows.
+struct TileShape {
+    int64_t rows, bytes;
+};
+
 #ifndef IPEX_ASSIST_EMULATE_AMX
 
 // What is read and written by instructions here is said to the compiler: its own intrinsics (gcc 11 to 13) say that
 // ldtilecfg reads 8 bytes, and of tileloadd nothing, so that the stores before them may be moved behind them or left out.
-inline void tiles_begin(int64_t rows) {
+template <class F>
+inline void tiles_configure(const F& shape) {
     TileConfig config;
-    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = uint8_t(rows_of_tile(i, rows));
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = uint16_t(shape(i).bytes), config.rows[i] = uint8_t(shape(i).rows);
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 inline void tiles_end() { _tile_release(); }
@@ -43,28 +49,30 @@ inline void tiles_end() { _tile_release(); }
                      : : "r"(static_cast<void*>(to)), "r"(static_cast<int64_t>(stride)) : "memory")
 #define TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
 #define TILE_DOT_SIGNED_UNSIGNED(c, a, b) _tile_dpbsud(c, a, b)
+#define TILE_DOT_UNSIGNED_SIGNED(c, a, b) _tile_dpbusd(c, a, b)
 #define TILE_DOT_SIGNED(c, a, b) _tile_dpbssd(c, a, b)
 
 #else
 
 thread_local uint8_t emulated_tiles[8][16][64];
-thread_local int64_t emulated_rows[8];
+thread_local TileShape emulated_shapes[8];
 
-inline void tiles_begin(int64_t rows) {
+template <class F>
+inline void tiles_configure(const F& shape) {
     std::memset(emulated_tiles, 0xee, sizeof emulated_tiles);
-    for (int i = 0; i < 8; i++) emulated_rows[i] = rows_of_tile(i, rows);
+    for (int i = 0; i < 8; i++) emulated_shapes[i] = shape(i);
 }
 inline void tiles_end() {}
 
 inline void emulated_load(int tile, const void* from, int64_t stride) {
-    for (int64_t r = 0; r < emulated_rows[tile]; r++) {
-        std::memcpy(emulated_tiles[tile][r], static_cast<const uint8_t*>(from) + r * stride, 64);
+    for (int64_t r = 0; r < emulated_shapes[tile].rows; r++) {
+        std::memcpy(emulated_tiles[tile][r], static_cast<const uint8_t*>(from) + r * stride, size_t(emulated_shapes[tile].bytes));
     }
 }
 
 inline void emulated_store(int tile, void* to, int64_t stride) {
-    for (int64_t r = 0; r < emulated_rows[tile]; r++) {
-        std::memcpy(static_cast<uint8_t*>(to) + r * stride, emulated_tiles[tile][r], 64);
+    for (int64_t r = 0; r < emulated_shapes[tile].rows; r++) {
+        std::memcpy(static_cast<uint8_t*>(to) + r * stride, emulated_tiles[tile][r], size_t(emulated_shapes[tile].bytes));
     }
 }
 
@@ -78,7 +86,7 @@ inline float emulated_bf16(const uint8_t* from) {
 }
 
 inline void emulated_dot_bf16(int c, int a, int b) {
-    for (int64_t m = 0; m < emulated_rows[c]; m++) {
+    for (int64_t m = 0; m < emulated_shapes[c].rows; m++) {
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 16; n++) {
                 float sum;
@@ -93,15 +101,15 @@ inline void emulated_dot_bf16(int c, int a, int b) {
     }
 }
 
-template <class Weight>
+template <class Row, class Weight>
 inline void emulated_dot_bytes(int c, int a, int b) {
-    for (int64_t m = 0; m < emulated_rows[c]; m++) {
-        for (int k = 0; k < 16; k++) {
+    for (int64_t m = 0; m < emulated_shapes[c].rows; m++) {
+        for (int k = 0; k < emulated_shapes[a].bytes / 4; k++) {
             for (int n = 0; n < 16; n++) {
                 int32_t sum;
                 std::memcpy(&sum, &emulated_tiles[c][m][n * 4], 4);
                 for (int i = 0; i < 4; i++) {
-                    sum += int32_t(int8_t(emulated_tiles[a][m][k * 4 + i])) * Weight(emulated_tiles[b][k][n * 4 + i]);
+                    sum += int32_t(Row(emulated_tiles[a][m][k * 4 + i])) * Weight(emulated_tiles[b][k][n * 4 + i]);
                 }
                 std::memcpy(&emulated_tiles[c][m][n * 4], &sum, 4);
             }
@@ -113,10 +121,20 @@ inline void emulated_dot_bytes(int c, int a, int b) {
 #define TILE_LOAD(tile, from, stride) emulated_load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) emulated_store(tile, to, stride)
 #define TILE_DOT_BF16(c, a, b) emulated_dot_bf16(c, a, b)
-#define TILE_DOT_SIGNED_UNSIGNED(c, a, b) emulated_dot_bytes<uint8_t>(c, a, b)
-#define TILE_DOT_SIGNED(c, a, b) emulated_dot_bytes<int8_t>(c, a, b)
+#define TILE_DOT_SIGNED_UNSIGNED(c, a, b) emulated_dot_bytes<int8_t, uint8_t>(c, a, b)
+#define TILE_DOT_UNSIGNED_SIGNED(c, a, b) emulated_dot_bytes<uint8_t, int8_t>(c, a, b)
+#define TILE_DOT_SIGNED(c, a, b) emulated_dot_bytes<int8_t, int8_t>(c, a, b)
 
 #endif
+
+inline void tiles_begin(int64_t rows) {
+    tiles_configure([=](int tile) { return TileShape{rows_of_tile(tile, rows), 64}; });
+}
+
+// Tile 0: sums of up to 16 rows, 1: 32 bytes of each row, 2: 8 lines of weights.
+inline void tiles_begin_shared(int64_t rows) {
+    tiles_configure([=](int tile) { return TileShape{tile == 2 ? 8 : rows, tile == 1 ? 32 : 64}; });
+}
 
 }  // namespace
 }  // namespace ipex_assist

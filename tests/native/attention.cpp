@@ -291,10 +291,11 @@ bool same(const Partial& a, const Partial& b, int32_t size) {
 }
 
 // A query's part of a block has the same bits alone and among up to 64 others that see more or less of the block.
+// Of int8 in integers: of few queries on vectors, of more on tiles, where there are any.
 void test_queries_alone(const Kernels& k) {
-    for (const Form& form : FORMS) {
+    for (const auto& [form, dim] : {std::pair{FORMS[0], 40}, {FORMS[1], 40}, {FORMS[2], 40}, {FORMS[3], 40}, {FORMS[3], 16}, {FORMS[3], 136}}) {
         for (const int32_t window : {0, 30}) {
-            const Head head(k, form, 40, 300, 12);
+            const Head head(k, form, dim, 300, 12);
             for (const int32_t rows : {2, 3, 8, 9, 16, 50}) {
                 const std::vector<Query> queries = make_queries(head, rows, rows > 16 ? 1 : 4, window, uint32_t(rows));
                 for (int32_t b = 0; b < 2; b++) {
