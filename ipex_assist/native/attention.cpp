@@ -21,7 +21,7 @@ namespace {
 // line, for 130 KB of keys and values (head_dim 128, bf16) that are read ahead.
 constexpr int64_t EVEN = 16;
 
-// Behind the last block of the run, or of fewer that are stored as one partial.
+// The first block behind those that share a partial, or, of size RUN, a run.
 int64_t part_end(int64_t block, int64_t size) { return (block / size + 1) * size; }
 
 Partial partial_at(float* row, int64_t width) {
@@ -162,12 +162,13 @@ float* Forward::partial(int32_t index, int64_t block, int32_t kv_head, int64_t r
 
 // The border between two runs that is nearest to a unit: a block of a stretch for a KV head, in the order of attend_few.
 int64_t Forward::border(int32_t window, int64_t unit) const {
-    int64_t all = 0, within = unit;
+    int64_t all = 0;
     for (size_t i = 0; i < stretches_.size(); i++) all += seen_blocks(i, window);
+    int64_t within = unit % all;
     size_t i = 0;
-    for (within %= all; within >= seen_blocks(i, window); i++) within -= seen_blocks(i, window);
-    const int64_t first = first_block(first_row_[i], window), block = first + within;
-    const int64_t lower = std::max(first, part_end(block, RUN) - RUN), upper = std::min(first + seen_blocks(i, window), part_end(block, RUN));
+    for (; within >= seen_blocks(i, window); i++) within -= seen_blocks(i, window);
+    const int64_t first = first_block(first_row_[i], window), block = first + within, run_end = part_end(block, RUN);
+    const int64_t lower = std::max(first, run_end - RUN), upper = std::min(first + seen_blocks(i, window), run_end);
     return unit - block + (block - lower < upper - block ? lower : upper);
 }
 
@@ -184,11 +185,12 @@ bool Forward::takes_runs(int32_t window) const {
     return most * threads * EVEN <= blocks * (EVEN + 1);
 }
 
+// Of how many blocks each layer's partials are.
 void Forward::place_parts() {
     part_blocks_.clear();
     for (const Layer& layer : model_.layers) {
-        const auto same = std::find_if(model_.layers.begin(), model_.layers.end(), [&](const Layer& other) { return other.window == layer.window; });
-        const size_t known = size_t(same - model_.layers.begin());
+        const auto same = [&](const Layer& other) { return other.window == layer.window; };
+        const size_t known = size_t(std::find_if(model_.layers.begin(), model_.layers.end(), same) - model_.layers.begin());
         part_blocks_.push_back(known < part_blocks_.size() ? part_blocks_[known] : few() && takes_runs(layer.window) ? RUN : 1);
     }
 }

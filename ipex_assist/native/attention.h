@@ -1,6 +1,6 @@
 // Attention of some queries over one block of 256 positions, and the merge of blocks. A block's result depends on the
-// query and the block alone, and blocks are merged in their order: so neither the rows beside a row nor the thread that
-// happened to compute a block can change its bits. Source of the merge: Milakov and Gimelshein 2018, arXiv:1805.02867.
+// query and the block alone, and the order of merges on positions alone: so neither the rows beside a row nor the thread
+// that happened to compute a block can change its bits. Source of the merge: Milakov and Gimelshein 2018, arXiv:1805.02867.
 #pragma once
 #include "attention_integer.h"
 #include "linear_float.h"

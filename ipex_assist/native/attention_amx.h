@@ -71,7 +71,7 @@ HOT_LOOP void amx_totals(const AmxDigits& x, int64_t q, const int32_t* sums, int
 }
 
 // All rows, 16 at a time, by `end` columns. Sums are used while tiles make those of the next 16 columns: two times
-// (groups, 16, 16) at `sums`.
+// (groups, 16, 16) at `sums`, for which widened_bytes are enough.
 template <bool OF_KEYS>
 void amx_products(const AmxDigits& x, int32_t queries, int64_t end, int64_t groups, int32_t* sums) {
     for (int64_t q = 0; q < queries; q += TILE) {

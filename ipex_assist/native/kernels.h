@@ -30,7 +30,7 @@ enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 constexpr int LANES = 16;  // output columns of a block
 constexpr int SPAN = 128;  // input columns that share the scale of a row in int8
 constexpr int KEYS = 256;  // positions of a block of the KV cache
-constexpr int RUN = 8;     // blocks, from every eighth of a sequence on, that are merged before runs are
+constexpr int RUN = 8;     // blocks of a sequence, from every eighth on, that are merged before runs are
 constexpr int FEW = 16;    // rows of a pass whose attention threads share by blocks, not by rows; changes no bits
 constexpr int SHARED = 32;  // elements of a query, or weights of values, that share a scale beside keys and values of int8
 constexpr int ZERO_BITS = 31;
@@ -106,7 +106,7 @@ struct AttentionTile {
     float* scores;             // (queries, KEYS)
     uint8_t* probabilities;    // (queries, KEYS), as Rows.values; of int8 blocks in BF16 weights of values, 2 bytes each
     float* weight_scales;      // (queries, KEYS / 32), of these
-    uint8_t* widened;          // widened_bytes(key_depth); where int8 is widened to fp32, 16 columns at a time
+    uint8_t* widened;          // widened_bytes(key_depth); where int8 is widened to fp32, 16 columns at a time, or for sums of tiles
     float cap;                 // scores x become cap · tanh(x / cap); 0: they stay
     const float* slopes;       // per query, ALiBi: what scores gain a position, ÷ scale; null where there is none
     const float* distances;    // per query: from its own position to the first of the block
