@@ -174,7 +174,7 @@ int64_t Forward::border(int32_t window, int64_t unit) const {
 
 // Whether threads take whole runs: where none of them then has much more than its share of the blocks.
 bool Forward::takes_runs(int32_t window) const {
-    const int threads = pool_.threads();
+    const int threads = this->threads();
     if (pool_.several_nodes()) return spec_.kv_heads % threads == 0;  // who owns a block then owns all of its head
     int64_t blocks = 0, most = 0, from = 0;
     for (size_t i = 0; i < stretches_.size(); i++) blocks += seen_blocks(i, window) * spec_.kv_heads;
