@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -333,6 +334,25 @@ IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle,
             });
             const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
             best = std::max(best, double(part * pool.threads()) / seconds.count());
+        }
+        return best;
+    });
+}
+
+// Products a second that all threads together can add up in a precision, with nothing to read; the best of `repeats`.
+IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t precision, int64_t steps, int32_t repeats) {
+    return guarded(-1.0, [&] {
+        Pool& pool = *static_cast<Pool*>(pool_handle);
+        std::vector<int64_t> products(size_t(pool.threads()));
+        double best = 0;
+        for (int32_t i = 0; i < repeats; i++) {
+            const auto started = std::chrono::steady_clock::now();
+            pool.run([&](int thread) {
+                products[size_t(thread)] = static_cast<const Kernels*>(kernels)->multiply(Precision(precision), steps);
+            });
+            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+            const int64_t all = std::accumulate(products.begin(), products.end(), int64_t(0));
+            best = std::max(best, double(all) / seconds.count());
         }
         return best;
     });

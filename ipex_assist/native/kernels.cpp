@@ -16,6 +16,7 @@
 #ifdef IPEX_ASSIST_HAS_AMX
 #include "linear_amx_many.h"
 #endif
+#include "peak.h"
 
 namespace ipex_assist {
 namespace {
@@ -55,7 +56,8 @@ const Kernels* IPEX_ASSIST_KERNELS() {
     static const Kernels table = {IPEX_ASSIST_ISA_NAME, sizeof(Bf16::Row), tiled,       linear,   quantize, normalise,
                                   add,                  activate,          rotate,      soft_cap, convert,
                                   store_query,          store_key,         store_value, attend,   merge,
-                                  maximum,              pack,              widen,       read,     narrow};
+                                  maximum,              pack,              widen,       read,     narrow,
+                                  multiply};
     return &table;
 }
 

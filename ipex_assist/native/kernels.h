@@ -167,6 +167,8 @@ struct Kernels {
     // Every byte once, as fast as memory gives them; `ahead` bytes prefetched, or none.
     uint64_t (*read)(const uint8_t* data, int64_t size, int64_t ahead);
     void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16
+    // Nothing but the products of a precision, some for each step; returns how many there were.
+    int64_t (*multiply)(Precision, int64_t steps);
 };
 
 // Null where this library was built without the instruction set.

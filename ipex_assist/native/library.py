@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.build import INSTRUCTION_SETS
-from ipex_assist.native.structures import ABI_VERSION, Batch, Choices, Drafts, Spec
+from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, Batch, Choices, Drafts, Spec
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -59,6 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(Drafts))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
+    "ia_peak": (ctypes.c_double, (_p, _p, _i32, _i64, _i32)),
     "ia_experts_read": (ctypes.c_int64, (_p,)),
     "ia_timing": (None, (_p, ctypes.POINTER(ctypes.c_uint64))),
 }
@@ -242,6 +244,24 @@ def read_bandwidth(pool: Pool, size: int = 1 << 30, repeats: int = 5) -> float:
     if measured < 0:
         raise IpexAssistError(f"cannot measure the memory's speed: {last_error()}")
     return float(measured) / 1e9
+
+
+def peak(pool: Pool, precision: str, seconds: float = 0.05, repeats: int = 5) -> float:
+    """Return the products a second that the pool's threads can add up in a precision, with nothing to read.
+
+    The best of `repeats` of about `seconds` each. Raises IpexAssistError where it cannot be measured.
+    """
+
+    def measured(steps: int, times: int) -> float:
+        found = float(library().ia_peak(kernels(), pool.handle, PRECISIONS[precision], steps, times))
+        if found < 0:
+            raise IpexAssistError(f"cannot measure what the cores multiply: {last_error()}")
+        return found
+
+    steps = 1000
+    started = time.perf_counter()
+    measured(steps, 10)
+    return measured(max(steps, int(steps * seconds * 10 / (time.perf_counter() - started))), repeats)
 
 
 def pool_threads() -> int | None:

@@ -21,7 +21,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.native import library
-from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, read_bandwidth, unavailable
+from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, peak, read_bandwidth, unavailable
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
@@ -239,3 +239,11 @@ def small_pool() -> Iterator[Pool]:
 def test_bandwidth_is_one_a_machine_can_have(small_pool: Pool) -> None:
     """Units: bytes for gigabytes, or a loop that the compiler removed, would be off by orders of magnitude."""
     assert 0.1 < read_bandwidth(small_pool, size=64 << 20, repeats=2) < 2000
+
+
+def test_peak_is_one_a_machine_can_have(small_pool: Pool) -> None:
+    """Instructions that the compiler removed would be beyond all machines; one chain instead of many far below."""
+    speeds = {precision: peak(small_pool, precision, seconds=0.01) for precision in ("fp32", "bf16", "int8")}
+    assert 1e9 < speeds["fp32"] < 1e12
+    assert speeds["bf16"] < 2e13
+    assert speeds["fp32"] < speeds["int8"] < 4e13

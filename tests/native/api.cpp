@@ -39,6 +39,7 @@ int32_t ia_choose(void* handle, void* pool, const ipex_assist::Batch* batch, con
 int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Drafts* drafts);
 int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out, int64_t stride);
 double ia_read_bandwidth(const void* kernels, void* pool, int64_t size, int32_t repeats);
+double ia_peak(const void* kernels, void* pool, int32_t precision, int64_t steps, int32_t repeats);
 }
 
 // guard.cpp's, where that is linked.
@@ -233,6 +234,7 @@ void test_memory(const Kernels& k) {
         std::vector<float> out(size_t(20 * 256));
         starve("ia_linears", [&] { return ia_linears(x.handle, x.pool, 0, x.tensor.data(), 20, out.data(), 256) == 0; });
         starve("ia_read_bandwidth", [&] { return ia_read_bandwidth(&k, x.pool, 1 << 20, 1) > 0; });
+        starve("ia_peak", [&] { return ia_peak(&k, x.pool, INT8, 10, 1) > 0; });
         const auto made = [](void* thing, void (*free)(void*)) {
             if (thing) free(thing);
             return thing != nullptr;
