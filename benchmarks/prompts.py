@@ -3,16 +3,17 @@
     ipex-launch -- python benchmarks/prompts.py [--models qwen2.5-1.5b] [--precisions …] [--tokens 512,4096]
         [--kv-precision bf16]
 
-Models have the published shapes and random weights. "peak" is what the same threads multiply with nothing to read, by the
-instructions of a precision, measured between the samples (int4 is multiplied as int8, attention as bf16). A prompt's floor
-is its products ÷ that: of linears, tokens · weights; of attention, what each token sees, scores and values. Precisions
-take turns with nothing; lengths of one precision do.
+Models have the published shapes and random weights. "peak" is what the same threads multiply with nothing to read, by
+the instructions of a precision, measured between the samples (int4 is multiplied as int8, attention as bf16). A
+prompt's floor is its products ÷ that: of linears, tokens · weights; of attention, what each token sees, scores and
+values. Lengths take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import forward
@@ -28,7 +29,7 @@ from ipex_assist.native.library import instruction_set, peak
 
 
 def linear_weights(name: str, spec: DecoderSpec) -> int:
-    """Return how many weights the linears of all layers have; the head has one row of a prompt, and counts as nothing."""
+    """Return how many weights the linears of all layers have; the head has one row, and counts as nothing."""
     architecture = find(forward.CONFIGS[name][0])
     assert architecture is not None
     shapes = [weight_shape(spec, weight) for weight in architecture.weights(spec) if weight.startswith("layers.")]
@@ -40,14 +41,19 @@ def attention_products(spec: DecoderSpec, tokens: int) -> int:
     return spec.num_hidden_layers * spec.num_attention_heads * spec.head_dim * tokens * (tokens + 1)
 
 
-def main() -> None:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="qwen2.5-1.5b")
     parser.add_argument("--precisions", default=",".join(forward.PRECISIONS))
     parser.add_argument("--tokens", default="512,4096")
     parser.add_argument("--kv-precision", default="bf16")
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
     lengths = [int(text) for text in args.tokens.split(",")]
     pool = planned_pool()
     torch.set_num_threads(1)
