@@ -66,6 +66,7 @@ class Report:
             plan = launch.inherited_plan(os.environ)
             self.environment = environment_facts(plan, warnings)
             self.environment["threads"] = plan.threads if plan is not None else self.environment["threads"]
+            self.environment["draft_threads"] = model.draft_threads
             self.machine_gb_per_s = machine_gb_per_s(model)
 
     @property

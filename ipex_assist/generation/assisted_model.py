@@ -13,7 +13,7 @@ from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
-from ipex_assist.executors.interface import Model
+from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.text_model import TextModel
@@ -91,6 +91,12 @@ class AssistedModel(TextModel):
     def traffic(self) -> Traffic:
         """The bytes that a pass of the target reads from memory."""
         return traffic_of(self.target, self.identity.precision)
+
+    @property
+    def draft_threads(self) -> int | None:
+        """How many threads run the assistant's passes of one row; None where nobody chooses."""
+        model = self.assistant
+        return (model.pass_threads.of(1) or model.thread_choices[0]) if isinstance(model, FewerThreads) else None
 
     @property
     def kv_blocks(self) -> BlockPool | None:

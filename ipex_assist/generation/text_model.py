@@ -49,6 +49,11 @@ class TextModel(ABC):
         return None
 
     @property
+    def draft_threads(self) -> int | None:
+        """How many threads run the assistant's passes of one row; None where nobody chooses."""
+        return None
+
+    @property
     def kv_blocks(self) -> BlockPool | None:
         """The blocks of keys and values that all texts share; None where each has memory of its own."""
         return None

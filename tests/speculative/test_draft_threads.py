@@ -185,9 +185,10 @@ def test_no_token_depends_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for number in (None, 1, 2, 3):
         model: Any = ipex_assist.load(folder, "self", executor="native", precision="fp32", draft_threads=number)
         if number is not None:
-            assert model.assistant.pass_threads == PassThreads(number, 16)
+            assert (model.assistant.pass_threads, model.draft_threads) == (PassThreads(number, 16), number)
         else:
             assert model.drafting.costs.threads == model.assistant.pass_threads
+            assert model.draft_threads in (1, 3)
         texts.append(model.generate("the cat", max_new_tokens=24, num_assistant_tokens=3))
     assert all(text.tokens == texts[0].tokens and text.draft.drafted for text in texts)
     with pytest.raises(UsageError, match="--draft-threads 4: there are 3 threads"):
