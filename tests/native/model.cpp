@@ -244,6 +244,24 @@ void check_threads(const Kernels& k, const Format& f, const Kind& kind, int node
     }
 }
 
+// Rows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each takes the
+// blocks that it has on its own memory node: whole heads, or some of each.
+void check_runs(const Kernels& k) {
+    const Kind kind = {"no rotation", 0, [](Spec& s) { s.rotary_dim = s.rotary_tables = 0; }};
+    const std::vector<int32_t> text = some_tokens(20, 17);
+    std::vector<float> first;
+    for (const auto& [threads, nodes] : {std::pair{1, 1}, {2, 2}, {3, 2}}) {
+        Fixture x(k, FORMATS[0], kind, threads, nodes);
+        const Table table(x, 4110);
+        for (int32_t b = 0; b < 16; b++) x.append(table, b * KEYS + b, some_tokens(20, uint32_t(b)));
+        const std::vector<float> prompt = x.append(table, 4090, text);
+        const std::vector<float> few = x.append(table, 4090, {text.begin(), text.begin() + 16});
+        if (first.empty()) first = prompt;
+        CHECK(same_bits(prompt.data(), first.data(), first.size()), "a prompt by %d threads", threads);
+        CHECK(same_bits(few.data(), first.data(), few.size()), "16 rows by %d threads", threads);
+    }
+}
+
 // Slices and owners: every block of every linear has one thread, gate and up stay together, and only they: one that has
 // more blocks than it must is who all others wait for.
 void check_division(const Kernels& k) {
@@ -393,6 +411,7 @@ void test_model(const Kernels& k) {
             check_sharing(k, f, kind, &kind == KINDS ? 2 : 1, true);
         }
     }
+    check_runs(k);
     check_division(k);
     check_blocks(k);
     check_embedding(k);
