@@ -176,6 +176,8 @@ struct Quantized {
 
 void test_cpu();
 void test_threads();
+void test_waiting();
+void test_locks_and_forks();
 void test_thread_limit();
 void test_packing(const Kernels& k);
 void test_int4_bits(const Kernels& k);  // a part of it
