@@ -33,6 +33,7 @@ QUESTIONS = {
     "instructions": "Instructions of the hot loops for each 64 bytes of weights",
     "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
     "forward": "Whole passes of the native core",
+    "prompts": "Prompts, and what the cores multiply at most",
     "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
     "company": "Passes with a busy loop on each CPU",
     "peers": "A real pair beside other programs",
