@@ -15,7 +15,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.models.config import Config
-from ipex_assist.quantization.precision import LINEAR_BYTES
+from ipex_assist.quantization.precision import LINEAR_BYTES, beside_experts
 
 
 def estimate_bytes(
@@ -57,14 +57,15 @@ def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_hea
     Matrices that are no embeddings are packed at `precision`, the rest stays as it is; the head of a model that ties it
     to the embedding is packed beside it.
     """
-    plain = 4 if precision == "fp32" else 2
+    plain, beside = 4 if precision == "fp32" else 2, LINEAR_BYTES[beside_experts(precision)]
     total = 0.0
     for name, shape in shapes.items():
         elements = math.prod(shape)
         embedding = any(word in name for word in ("embed_tokens", "token_embd", "wte"))
         table = embedding or any(word in name for word in ("embed_positions", "position_embd", "wpe"))
-        total += elements * (LINEAR_BYTES[precision] if len(shape) > 1 and not table else plain)
-        total += elements * LINEAR_BYTES[precision] if embedding and tied_head else 0
+        linear = LINEAR_BYTES[precision] if any(word in name for word in ("experts.", "_exps.")) else beside
+        total += elements * (linear if len(shape) > 1 and not table else plain)
+        total += elements * beside if embedding and tied_head else 0
     return math.ceil(total)
 
 

@@ -11,7 +11,7 @@ import tiny_models
 from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints import hub
-from ipex_assist.checkpoints.packed_size import estimate_bytes
+from ipex_assist.checkpoints.packed_size import estimate_bytes, packed_bytes
 from ipex_assist.checkpoints.quantized import group_size
 
 
@@ -28,6 +28,20 @@ def test_memory_estimates(tmp_path: Path) -> None:
         text = tiny_models.text(tmp_path / "q", "native", "int4")
         assert stored == pytest.approx(text.model.packed.nbytes, rel=0.1)
     assert estimate_bytes(str(tmp_path / "f"), None) == estimate_bytes(str(tmp_path / "f"), "bf16")
+
+
+def test_mxfp4_is_of_experts_alone() -> None:
+    """Attention, the router and the head of such a model keep two bytes a weight, by which a launcher plans memory."""
+    shapes = {
+        "model.embed_tokens.weight": (100, 64),
+        "model.layers.0.self_attn.q_proj.weight": (64, 64),
+        "model.layers.0.mlp.experts.3.up_proj.weight": (640, 64),
+        "model.layers.0.mlp.experts.3.up_proj.bias": (640,),
+        "lm_head.weight": (100, 64),
+    }
+    beside = 2 * (2 * 100 * 64 + 64 * 64 + 640)
+    assert packed_bytes(shapes, "mxfp4") == beside + 640 * 64 * (4 + 8 / 32) / 8
+    assert packed_bytes({"blk.0.ffn_up_exps.weight": (640, 64)}, "mxfp4") == 640 * 64 * (4 + 8 / 32) / 8
 
 
 @pytest.mark.parametrize(
