@@ -126,6 +126,8 @@ def _with_server(args: argparse.Namespace) -> int:
             raise UsageError(f"--api-key-file {args.api_key_file} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise UsageError(f"--api-key-file {args.api_key_file} is no UTF-8 text") from None
+        if not key:
+            raise UsageError(f"--api-key-file {args.api_key_file} holds no key: write it on the first line")
     given = {name for name in options_of(GenerationOptions) if getattr(args, name, None) is not None}
     return _talk(args, Server(args.url, key, args.model, GenerationOptions.from_flags(args), given))
 

@@ -218,6 +218,7 @@ def test_what_goes_wrong_at_the_server_is_said_and_ends_nothing(
         (["--url", "ftp://somewhere"], 2, "must be an address"),
         (["--url", "http://localhost:http"], 2, "--url"),
         (["--url", "URL", "--api-key-file", "/nowhere"], 2, "cannot be read"),
+        (["--url", "URL", "--api-key-file", "/dev/null"], 2, "holds no key"),
         (["--url", "URL", "--api-key", "schlüssel"], 2, "ASCII"),
         (["--url", "URL", "--precision", "int8"], 2, "leave --precision out"),
         (["--api-key", KEY], 2, "give its --url"),
