@@ -28,8 +28,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "likewise; self (the target's int4 copy), lookup (copies from the text), lookup+ID, auto-lookup, or "
-        "none (default: by the target's family)",
+        "likewise; self (its int4 copy), lookup (of the text), lookup+ID, or none (default: its family's)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),
