@@ -28,7 +28,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "likewise; self (its int4 copy), lookup (of the text), lookup+ID, or none (default: its family's)",
+        "likewise, self (int4 copy), lookup, lookup+ID or none (default: by family)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),
