@@ -245,5 +245,5 @@ def test_peak_is_one_a_machine_can_have(small_pool: Pool) -> None:
     """Instructions that the compiler removed would be beyond all machines; one chain instead of many far below."""
     speeds = {precision: peak(small_pool, precision, seconds=0.01) for precision in ("fp32", "bf16", "int8")}
     assert 1e9 < speeds["fp32"] < 1e12
-    assert speeds["bf16"] < 2e13
-    assert speeds["fp32"] < speeds["int8"] < 4e13
+    assert speeds["bf16"] < 40 * speeds["fp32"]  # by tiles it is 16 times as fast
+    assert speeds["fp32"] < speeds["int8"] < 80 * speeds["fp32"]
