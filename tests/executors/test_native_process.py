@@ -242,8 +242,8 @@ def test_bandwidth_is_one_a_machine_can_have(small_pool: Pool) -> None:
 
 
 def test_peak_is_one_a_machine_can_have(small_pool: Pool) -> None:
-    """Instructions that the compiler removed would be beyond all machines; one chain instead of many far below."""
-    speeds = {precision: peak(small_pool, precision, seconds=0.01) for precision in ("fp32", "bf16", "int8")}
-    assert 1e9 < speeds["fp32"] < 1e12
-    assert speeds["bf16"] < 40 * speeds["fp32"]  # by tiles it is 16 times as fast
-    assert speeds["fp32"] < speeds["int8"] < 80 * speeds["fp32"]
+    """Instructions that the compiler removed are beyond two 512-bit ones a cycle, or a tile's in 16 cycles."""
+    tiles = instruction_set() == "amx"
+    most = {"fp32": 5e11, "bf16": 1e13 if tiles else 1e12, "int8": 2e13 if tiles else 2e12}
+    for precision, limit in most.items():
+        assert 1e8 < peak(small_pool, precision, seconds=0.01) < limit
