@@ -28,7 +28,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "likewise, self (int4 copy), lookup, lookup+ID or none (default: by family)",
+        "likewise, self, lookup, lookup+ID, auto-lookup or none (default: by family)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),
