@@ -83,6 +83,19 @@ int32_t guarded_numbers(int32_t not_finite, F&& f) {
     });
 }
 
+// The best of `repeats` speeds: how much f(repeat) has done, which it returns, ÷ the seconds that it took.
+template <class F>
+double best_speed(int32_t repeats, F&& f) {
+    double best = 0;
+    for (int32_t i = 0; i < repeats; i++) {
+        const auto started = std::chrono::steady_clock::now();
+        const int64_t done = f(i);
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+        best = std::max(best, double(done) / seconds.count());
+    }
+    return best;
+}
+
 // The batch with logits in memory of our own.
 Batch with_logits(const Turn& turn, Batch batch) {
     const int64_t rows = std::clamp(batch.wanted_count, 0, 1 << 24);
@@ -134,10 +147,7 @@ IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool
 
 // How many of a pool's threads are on the first one's memory node.
 IPEX_ASSIST_API int32_t ia_pool_first_node(void* pool) {
-    const Pool& threads = *static_cast<Pool*>(pool);
-    int32_t count = 0;
-    while (count < threads.threads() && threads.node(count) == threads.node(0)) count++;
-    return count;
+    return static_cast<Pool*>(pool)->first_thread(1);
 }
 
 // Runs, barriers, and what all threads waited and parked at them, since the pool was made.
@@ -325,17 +335,13 @@ IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle,
         const Memory memory(size_t(part * pool.threads()));
         std::vector<uint64_t> sums(size_t(pool.threads()));
         pool.run([&](int thread) { std::memset(memory.data() + part * thread, thread + 1, size_t(part)); });
-        double best = 0;
-        for (int32_t i = 0; i < repeats; i++) {
-            const auto started = std::chrono::steady_clock::now();
+        return best_speed(repeats, [&](int32_t i) {
             pool.run([&](int thread) {
                 const int64_t ahead = i % 2 ? 4096 : 0;  // which is faster differs between processors
                 sums[size_t(thread)] = static_cast<const Kernels*>(kernels)->read(memory.data() + part * thread, part, ahead);
             });
-            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-            best = std::max(best, double(part * pool.threads()) / seconds.count());
-        }
-        return best;
+            return part * pool.threads();
+        });
     });
 }
 
@@ -344,17 +350,12 @@ IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t p
     return guarded(-1.0, [&] {
         Pool& pool = *static_cast<Pool*>(pool_handle);
         std::vector<int64_t> products(size_t(pool.threads()));
-        double best = 0;
-        for (int32_t i = 0; i < repeats; i++) {
-            const auto started = std::chrono::steady_clock::now();
+        return best_speed(repeats, [&](int32_t) {
             pool.run([&](int thread) {
                 products[size_t(thread)] = static_cast<const Kernels*>(kernels)->multiply(Precision(precision), steps);
             });
-            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-            const int64_t all = std::accumulate(products.begin(), products.end(), int64_t(0));
-            best = std::max(best, double(all) / seconds.count());
-        }
-        return best;
+            return std::accumulate(products.begin(), products.end(), int64_t(0));
+        });
     });
 }
 

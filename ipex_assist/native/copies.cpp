@@ -19,7 +19,7 @@ void Forward::reserve_copies(Memory& memory, int64_t bytes) {
     pool_.run([&](int thread) {
         // A page lands on the node of its first writer.
         const int node = pool_.node(thread);
-        if (thread == 0 || pool_.node(thread - 1) != node) std::memset(memory.data() + node * each, 0, size_t(each));
+        if (thread == pool_.first_thread(node)) std::memset(memory.data() + node * each, 0, size_t(each));
     });
 }
 

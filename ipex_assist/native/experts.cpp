@@ -108,10 +108,8 @@ void Forward::choose_experts(int thread, const Layer& layer, int64_t rows) {
 // which share that node's blocks; else all.
 Forward::Sharers Forward::sharers_of_blocks(int thread) const {
     if (!by_node_) return {thread, threads()};
-    int first = thread, end = thread + 1;
-    while (first > 0 && pool_.node(first - 1) == pool_.node(thread)) first--;
-    while (end < threads() && pool_.node(end) == pool_.node(thread)) end++;
-    return {thread - first, end - first};
+    const int node = pool_.node(thread), first = pool_.first_thread(node);
+    return {thread - first, pool_.first_thread(node + 1) - first};
 }
 
 // And these blocks, `each` of them at a time.

@@ -46,18 +46,14 @@ void Model::place(const Pool& pool) {
 void Model::divide(const Pool* pool) {
     node_threads_.clear(), node_starts_.clear();
     if (!pool) return;
-    for (int thread = 0; thread < pool->threads(); thread++) {
-        while (int(node_threads_.size()) <= pool->node(thread)) node_threads_.push_back(thread);
-    }
-    node_starts_.assign(node_threads_.size(), 0);
-    node_threads_.push_back(pool->threads());
+    node_starts_.assign(size_t(pool->nodes()), 0);
+    for (int node = 0; node <= pool->nodes(); node++) node_threads_.push_back(pool->first_thread(node));
 }
 
 bool Model::follows(const Pool& pool) const {
-    if (int(node_threads_.size()) != pool.nodes() + 1 || node_threads_.back() != pool.threads()) return false;
-    for (int thread = 0; thread < pool.threads(); thread++) {
-        const size_t node = size_t(pool.node(thread));
-        if (thread < node_threads_[node] || thread >= node_threads_[node + 1]) return false;
+    if (int(node_threads_.size()) != pool.nodes() + 1) return false;
+    for (int node = 0; node <= pool.nodes(); node++) {
+        if (node_threads_[size_t(node)] != pool.first_thread(node)) return false;
     }
     return true;
 }

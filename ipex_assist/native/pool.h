@@ -1,5 +1,6 @@
 // A fixed set of threads on fixed CPUs that run one function together.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -79,6 +80,11 @@ public:
     int nodes() const { return node_of_.empty() ? 1 : node_of_.back() + 1; }
     int node(int thread) const { return node_of_.empty() ? 0 : node_of_[size_t(thread)]; }
     bool several_nodes() const { return nodes() > 1; }
+    // A node's first thread; of one more than there are, the number of threads.
+    int first_thread(int node) const {
+        if (node_of_.empty()) return node > 0 ? threads_ : 0;
+        return int(std::lower_bound(node_of_.begin(), node_of_.end(), node) - node_of_.begin());
+    }
     // Within a run: until all threads are here. Throws where one of them has failed.
     void wait(int thread) { team_->barrier.wait(thread); }
     // Of all runs so far; waits for its turn.
