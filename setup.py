@@ -53,13 +53,13 @@ setup(
     package_data={
         "ipex_assist": ["py.typed", "data/*"],
         "ipex_assist.launch": ["templates/*"],
-        "ipex_assist.native": ["*.cpp", "*.h"],
+        "ipex_assist.native": ["*/*.cpp", "*/*.h"],
         "ipex_assist.serve": ["page/*"],
     },
     ext_modules=[
         Extension(
             "ipex_assist.native._core",
-            sources=[str(path.relative_to(here)) for path in sorted((here / "ipex_assist" / "native").glob("*.cpp"))],
+            sources=sorted(str(path.relative_to(here)) for path in (here / "ipex_assist" / "native").glob("*/*.cpp")),
             optional=True,
         )
     ],
@@ -104,6 +104,7 @@ setup(
             "scipy>=1.11",
             "matplotlib>=3.8",
             "ruff==0.17.5",
+            "clang-format==23.1.5",
             "mypy==2.4.1",
             "import-linter>=2.1",
             "pre-commit>=4",

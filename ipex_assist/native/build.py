@@ -13,27 +13,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
-COMMON = (
-    "lock.cpp",
-    "pool.cpp",
-    "cpu.cpp",
-    "checks.cpp",
-    "weights.cpp",
-    "key_factors.cpp",
-    "blocks.cpp",
-    "model.cpp",
-    "layout.cpp",
-    "adopt.cpp",
-    "forward.cpp",
-    "attention.cpp",
-    "between.cpp",
-    "copies.cpp",
-    "experts.cpp",
-    "choose.cpp",
-    "linears.cpp",
-    "api.cpp",
-)
-# kernels.cpp is compiled once for each of these; cpu.cpp chooses among them when the library is loaded.
+KERNELS = HERE / "kernels" / "kernels.cpp"
+COMMON = tuple(path for path in sorted(HERE.glob("*/*.cpp")) if path != KERNELS)
+# kernels.cpp is compiled once for each of these; kernels/cpu.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx2_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
@@ -94,14 +76,16 @@ def build(
     work = output.parent / f".{output.name}.{os.getpid()}"
     work.mkdir()
     try:
-        jobs: list[tuple[Path, Path, tuple[str, ...]]] = [(HERE / name, work / f"{name}.o", ()) for name in COMMON]
+        jobs: list[tuple[Path, Path, tuple[str, ...]]] = [
+            (path, work / f"{path.parent.name}_{path.name}.o", ()) for path in COMMON
+        ]
         for name, isa in INSTRUCTION_SETS.items():
             if emulate_amx and name == "amx":
                 isa = INSTRUCTION_SETS["avx512_bf16"]
             defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
-            jobs.append((HERE / "kernels.cpp", work / f"kernels_{name}.o", (*isa, *defines)))
+            jobs.append((KERNELS, work / f"kernels_{name}.o", (*isa, *defines)))
         if program is not None:
-            jobs.append((program, work / "program.o", (f"-I{HERE}",)))
+            jobs.append((program, work / "program.o", ()))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _compile(gcc, job[0], job[1], (*flags, *job[2])), jobs))
         kind = () if program is not None else ("-shared",)
@@ -114,7 +98,7 @@ def build(
 
 
 def _compile(gcc: str, source: Path, output: Path, flags: tuple[str, ...]) -> None:
-    _run([gcc, *FLAGS, *WARNINGS, *flags, "-c", str(source), "-o", str(output)])
+    _run([gcc, *FLAGS, *WARNINGS, f"-I{HERE}", *flags, "-c", str(source), "-o", str(output)])
 
 
 def _run(command: list[str]) -> None:
@@ -126,7 +110,7 @@ def _run(command: list[str]) -> None:
 
 def _key(gcc: str, flags: tuple[str, ...], program: Path | None) -> str:
     digest = hashlib.sha256(repr((gcc, flags, FLAGS, INSTRUCTION_SETS)).encode())
-    sources = [*sorted(HERE.glob("*.cpp")), *sorted(HERE.glob("*.h")), *([program] if program else [])]
+    sources = [*sorted(HERE.glob("*/*.cpp")), *sorted(HERE.glob("*/*.h")), *([program] if program else [])]
     for path in sources:
-        digest.update(path.name.encode() + path.read_bytes())
+        digest.update(f"{path.parent.name}/{path.name}".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -58,7 +58,7 @@ class PackedModel:
     def image(self, piece: int = 64 << 20) -> Iterator[memoryview]:
         """Yield the packed image, at most `piece` bytes at a time; one of them is gone when the next is asked for.
 
-        It is the same on every machine; where memory has it in another order (native/layout.cpp) it is copied.
+        It is the same on every machine; where memory has it in another order (native/packing/layout.cpp) it is copied.
         """
         buffer = (ctypes.c_char * piece)()
         for start in range(0, self.nbytes, piece):

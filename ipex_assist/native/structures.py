@@ -1,4 +1,4 @@
-"""The structures that the C++ core and Python share, as ctypes; they mirror model.h and forward.h."""
+"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/model.h and operations/forward.h."""
 
 from __future__ import annotations
 

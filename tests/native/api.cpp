@@ -1,5 +1,6 @@
 // The C interface: memory that runs out anywhere in a call, threads that share a model, callers with floating-point
-// control of their own, and children of fork(). Calls end with the right bits or with an error, and the next one is well.
+// control of their own, and children of fork(). Calls end with the right bits or with an error, and the next one is
+// well.
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xmmintrin.h>
@@ -22,13 +23,14 @@ const void* ia_kernels(const char* limit);
 void* ia_pool_new(int32_t threads, const int32_t* cpus);
 void ia_pool_delete(void* pool);
 int32_t ia_checksum(void* handle, void* pool, uint64_t* sum);
-void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows, const int32_t* tables, const float* slopes);
+void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows, const int32_t* tables,
+                   const float* slopes);
 void ia_model_delete(void* handle);
 int64_t ia_model_bytes(void* handle);
 const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer);
 int32_t ia_model_allocate(void* handle, void* pool);
-int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type, const void* data,
-                      int64_t rows, int64_t columns);
+int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
+                      const void* data, int64_t rows, int64_t columns);
 void* ia_blocks_new(void* handle, int64_t count, int32_t precision);
 void ia_blocks_delete(void* blocks);
 int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to);
@@ -74,8 +76,7 @@ constexpr int32_t STRIDE = 64, ROOM = 80;
 // A model behind the C interface, with a pool of its own and learned positions.
 struct Loaded {
     // control: the caller's floating-point control where it calls the core.
-    Loaded(const Kernels& k, int threads, float final_norm = 1, uint32_t control_ = _mm_getcsr())
-        : control(control_) {
+    Loaded(const Kernels& k, int threads, float final_norm = 1, uint32_t control_ = _mm_getcsr()) : control(control_) {
         {
             const Calling calling(*this);
             pool = ia_pool_new(threads, nullptr);
@@ -136,7 +137,9 @@ struct Text {
 // A sequence of the model, with memory of its own for what calls read and write.
 struct Sequence {
     Sequence(Loaded& x, int32_t rows, uint32_t seed)
-        : model(x), blocks(ia_blocks_new(x.handle, 1, BF16)), tokens(some_tokens(rows, seed)) {
+        : model(x),
+          blocks(ia_blocks_new(x.handle, 1, BF16)),
+          tokens(some_tokens(rows, seed)) {
         CHECK(blocks, "%s", ia_last_error());
         for (int32_t i = 0; i < rows; i++) wanted.push_back(i);
         stretch.blocks = &block, stretch.block_count = 1, stretch.rows = rows;
@@ -188,7 +191,8 @@ struct Sequence {
     const Choices choices{3, chosen, logs, logs + 1, chosen + 1, logs + 2};
 };
 
-// `call` with its first allocation failing, then its second, and so on until it needs no more; each time it must say so.
+// `call` with its first allocation failing, then its second, and so on until it needs no more; each time it must say
+// so.
 void starve(const char* what, std::atomic<long>& left, const std::function<bool()>& call) {
     for (long count = 0;; count++) {
         left = count;
@@ -232,7 +236,8 @@ void test_memory(const Kernels& k) {
         starve("ia_model_pack, a matrix", [&] { return x.pack(Q_PROJ, 0, false, hidden, hidden) == 0; });
         starve("ia_model_pack, a table", [&] { return x.pack(EMBED_TOKENS, 0, false, 50, hidden) == 0; });
         std::vector<float> out(size_t(20 * 256));
-        starve("ia_linears", [&] { return ia_linears(x.handle, x.pool, 0, x.tensor.data(), 20, out.data(), 256) == 0; });
+        starve("ia_linears",
+               [&] { return ia_linears(x.handle, x.pool, 0, x.tensor.data(), 20, out.data(), 256) == 0; });
         starve("ia_read_bandwidth", [&] { return ia_read_bandwidth(&k, x.pool, 1 << 20, 1) > 0; });
         starve("ia_peak", [&] { return ia_peak(&k, x.pool, INT8, 10, 1) > 0; });
         const auto made = [](void* thing, void (*free)(void*)) {
@@ -245,12 +250,14 @@ void test_memory(const Kernels& k) {
         const int32_t none = 0;
         starve("ia_blocks_copy", [&] { return ia_blocks_copy(pair.blocks, x.pool, 0, 0) == 0; });
         starve("ia_blocks_discard", [&] { return ia_blocks_discard(pair.blocks, &none, 1) == 0; });
-        starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, windows.data(), nullptr, nullptr), ia_model_delete); });
+        starve("ia_model_new",
+               [&] { return made(ia_model_new(&k, &x.spec, windows.data(), nullptr, nullptr), ia_model_delete); });
         starve("ia_pool_new", [&] { return made(ia_pool_new(threads, nullptr), ia_pool_delete); });
     }
     starve("a new model's first pass", [&] {
         // Only the pass starves; what it needs first is what it keeps.
-        const long allocations = allocations_left.exchange(-1), mappings = &mappings_left ? mappings_left.exchange(-1) : -1;
+        const long allocations = allocations_left.exchange(-1),
+                   mappings = &mappings_left ? mappings_left.exchange(-1) : -1;
         Loaded fresh(k, 2);
         Sequence fed(fresh, 20, 5);
         allocations_left = allocations;
@@ -338,10 +345,14 @@ void test_image(const Kernels& k) {
     Loaded x(k, 2);
     const int64_t size = ia_model_bytes(x.handle);
     std::vector<uint8_t> buffer(100);
-    const auto read = [&](int64_t offset, int64_t bytes) { return ia_model_image(x.handle, offset, bytes, buffer.data()) != nullptr; };
+    const auto read = [&](int64_t offset, int64_t bytes) {
+        return ia_model_image(x.handle, offset, bytes, buffer.data()) != nullptr;
+    };
     CHECK(read(0, size) && read(size - 100, 100), "%s", ia_last_error());
-    for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{{-1, 10}, {0, 0}, {size - 99, 100}, {size, 1}, {5, INT64_MAX}}) {
-        CHECK(!read(offset, bytes) && std::string(ia_last_error()).find("of an image of") != std::string::npos, "%ld, %ld", long(offset), long(bytes));
+    for (const auto& [offset, bytes] :
+         std::vector<std::pair<int64_t, int64_t>>{{-1, 10}, {0, 0}, {size - 99, 100}, {size, 1}, {5, INT64_MAX}}) {
+        CHECK(!read(offset, bytes) && std::string(ia_last_error()).find("of an image of") != std::string::npos,
+              "%ld, %ld", long(offset), long(bytes));
     }
 }
 

@@ -18,7 +18,8 @@ const Form FORMS[] = {{FP32, FP32}, {BF16, BF16}, {INT8, FP32}, {INT8, BF16}};
 struct Integers {
     explicit Integers(const Buffer<float>& row) {
         for (size_t d = 0; d < row.size(); d++) largest = std::max(largest, std::abs(row[d]));
-        for (size_t d = 0; d < row.size(); d++) values.push_back(largest >= 1e-36f ? std::rint(row[d] * (127.0f / largest)) : 0);
+        for (size_t d = 0; d < row.size(); d++)
+            values.push_back(largest >= 1e-36f ? std::rint(row[d] * (127.0f / largest)) : 0);
     }
     double value(size_t d) const { return double(values[d]) * double(largest / 127.0f); }
     float largest = 0;
@@ -28,8 +29,13 @@ struct Integers {
 // Keys and values of one KV head in `count` positions, stored through the kernels.
 struct Head {
     Head(const Kernels& kernels, const Form& form, int32_t dim, int32_t count, uint32_t seed)
-        : k(kernels), stored(form.stored), precision(form.precision), head_dim(dim), positions(count),
-          key_depth(padded_depth(FP32, dim)), value_width((dim + LANES - 1) / LANES * LANES) {
+        : k(kernels),
+          stored(form.stored),
+          precision(form.precision),
+          head_dim(dim),
+          positions(count),
+          key_depth(padded_depth(FP32, dim)),
+          value_width((dim + LANES - 1) / LANES * LANES) {
         Random random(seed);
         for (int32_t b = 0; b * KEYS < positions; b++) {
             keys.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * key_depth * bytes())));
@@ -57,7 +63,8 @@ struct Head {
             const size_t i = size_t(d);
             const double right = stored == INT8 ? key_integers.value(i) : double(rounded(stored, key[i]));
             const double right_value = stored == INT8 ? value_integers.value(i) : double(rounded(stored, value[i]));
-            CHECK(this->key(position, d) == right, "key %d of %d: %g != %g", d, position, this->key(position, d), right);
+            CHECK(this->key(position, d) == right, "key %d of %d: %g != %g", d, position, this->key(position, d),
+                  right);
             CHECK(this->value(position, d) == right_value, "value %d of %d", d, position);
         }
     }
@@ -72,12 +79,14 @@ struct Head {
     // Like weights whose output columns are positions …
     double key(int32_t position, int32_t d) const {
         const KeyValueBlock at = block(position / KEYS);
-        return packed(at.keys, key_depth, position % KEYS, d, true) * (at.key_scales ? double(at.key_scales[position % KEYS]) : 1);
+        return packed(at.keys, key_depth, position % KEYS, d, true) *
+               (at.key_scales ? double(at.key_scales[position % KEYS]) : 1);
     }
     // … and whose input columns are.
     double value(int32_t position, int32_t d) const {
         const KeyValueBlock at = block(position / KEYS);
-        return packed(at.values, KEYS, d, position % KEYS, false) * (at.value_scales ? double(at.value_scales[position % KEYS]) : 1);
+        return packed(at.values, KEYS, d, position % KEYS, false) *
+               (at.value_scales ? double(at.value_scales[position % KEYS]) : 1);
     }
     double packed(const uint8_t* data, int64_t depth, int64_t column, int64_t k, bool key) const {
         const uint8_t* start = data + column / LANES * LANES * depth * bytes();
@@ -108,7 +117,9 @@ struct Query {
 // Partials of some queries over one block, and the room they need.
 struct Tile {
     Tile(const Head& head, const std::vector<Query>& queries, int32_t b)
-        : stride(size_t(head.value_width) + LANES), outputs(queries.size() * stride, NAN), partials(queries.size()) {
+        : stride(size_t(head.value_width) + LANES),
+          outputs(queries.size() * stride, NAN),
+          partials(queries.size()) {
         const Kernels& k = head.k;
         const int32_t row_bytes = head.precision == FP32 ? 4 : head.integers() ? 2 : k.bf16_row_bytes;
         const size_t shared = size_t(head.key_depth) / SHARED;
@@ -122,7 +133,9 @@ struct Tile {
         for (size_t q = 0; q < queries.size(); q++) {
             uint8_t* to = query.data() + q * size_t(head.key_depth) * size_t(row_bytes);
             const float* from = queries[q].values.data();
-            if (head.integers()) k.store_query(from, head.head_dim, head.key_depth, to, &query_scales[q * shared], &query_offsets[q * shared]);
+            if (head.integers())
+                k.store_query(from, head.head_dim, head.key_depth, to, &query_scales[q * shared],
+                              &query_offsets[q * shared]);
             else k.convert(head.precision, from, head.head_dim, head.key_depth, to);
             first[q] = std::clamp(queries[q].first - b * KEYS, 0, KEYS);
             end[q] = std::clamp(queries[q].end - b * KEYS, 0, KEYS);
@@ -182,21 +195,25 @@ std::vector<float> attend_all(const Head& head, const std::vector<Query>& querie
 double multiplied(const Head& head, const std::vector<float>& query, size_t d) {
     if (!head.integers()) return double(rounded(head.precision, query[d]));
     float largest = 0;
-    for (size_t i = d / 32 * 32; i < std::min(query.size(), d / 32 * 32 + 32); i++) largest = std::max(largest, std::abs(query[i]));
+    for (size_t i = d / 32 * 32; i < std::min(query.size(), d / 32 * 32 + 32); i++)
+        largest = std::max(largest, std::abs(query[i]));
     return double(std::rint(query[d] * (127.0f / largest))) * double(largest / 127.0f);
 }
 
 // How far a weight is from what it is multiplied as: less than a 255th of the largest of those that share its scale, in
 // units of the probability of each position. They are every fourth four of positions, of 128.
 std::vector<double> weight_steps(const Head& head, const Query& query, const std::vector<double>& scores, double most) {
-    const auto scale = [&](int32_t i) { return head.integers() ? double(head.block(i / KEYS).value_scales[i % KEYS]) : 1; };
+    const auto scale = [&](int32_t i) {
+        return head.integers() ? double(head.block(i / KEYS).value_scales[i % KEYS]) : 1;
+    };
     std::map<int32_t, double> largest;
     for (int32_t i = query.first; i < query.end; i++) {
         double& size = largest[i / 128 * 4 + i / 4 % 4];
         size = std::max(size, std::exp(scores[size_t(i - query.first)] - most) * scale(i));
     }
     std::vector<double> steps;
-    for (int32_t i = query.first; i < query.end; i++) steps.push_back(largest[i / 128 * 4 + i / 4 % 4] / 255 * 1.001 / scale(i));
+    for (int32_t i = query.first; i < query.end; i++)
+        steps.push_back(largest[i / 128 * 4 + i / 4 % 4] / 255 * 1.001 / scale(i));
     return steps;
 }
 
@@ -226,20 +243,23 @@ void check_values(const Head& head, const std::vector<Query>& queries) {
         }
         const std::vector<double> steps = weight_steps(head, query, scores, most);
         // Rounding of scores moves probabilities; and bf16 rounds each of them by up to 2^-8.
-        const double relative = 2e-6 * (1 + largest) + (head.precision == FP32 || head.integers() ? 0 : std::ldexp(1.0, -8) + 1e-5);
+        const double relative =
+            2e-6 * (1 + largest) + (head.precision == FP32 || head.integers() ? 0 : std::ldexp(1.0, -8) + 1e-5);
         for (int32_t d = 0; d < head.head_dim; d++) {
             double rounding = 0;
             for (int32_t i = query.first; head.integers() && i < query.end; i++) {
                 rounding += steps[size_t(i - query.first)] * std::abs(head.value(i, d));
             }
             const double value = got[q * size_t(head.head_dim) + size_t(d)], expected = sums[size_t(d)] / total;
-            CHECK(std::abs(value - expected) <= (relative * sizes[size_t(d)] + rounding) / total, "dim %d, positions %d to %d, value %d: %g != %g",
-                  head.head_dim, query.first, query.end, d, value, expected);
+            CHECK(std::abs(value - expected) <= (relative * sizes[size_t(d)] + rounding) / total,
+                  "dim %d, positions %d to %d, value %d: %g != %g", head.head_dim, query.first, query.end, d, value,
+                  expected);
         }
     }
 }
 
-std::vector<Query> make_queries(const Head& head, int32_t rows, int32_t group, int32_t window, uint32_t seed, float size = 1.0f) {
+std::vector<Query> make_queries(const Head& head, int32_t rows, int32_t group, int32_t window, uint32_t seed,
+                                float size = 1.0f) {
     Random random(seed);
     std::vector<Query> queries;
     for (int32_t r = 0; r < rows; r++) {
@@ -287,13 +307,15 @@ void test_adjusted_scores(const Kernels& k) {
 }
 
 bool same(const Partial& a, const Partial& b, int32_t size) {
-    return same_bits(&a.maximum, &b.maximum, 1) && same_bits(&a.sum, &b.sum, 1) && same_bits(a.output, b.output, size_t(size));
+    return same_bits(&a.maximum, &b.maximum, 1) && same_bits(&a.sum, &b.sum, 1) &&
+           same_bits(a.output, b.output, size_t(size));
 }
 
 // A query's part of a block has the same bits alone and among up to 64 others that see more or less of the block.
 // Of int8 in integers: of few queries on vectors, of more on tiles, where there are any.
 void test_queries_alone(const Kernels& k) {
-    for (const auto& [form, dim] : {std::pair{FORMS[0], 40}, {FORMS[1], 40}, {FORMS[2], 40}, {FORMS[3], 40}, {FORMS[3], 16}, {FORMS[3], 136}}) {
+    for (const auto& [form, dim] :
+         {std::pair{FORMS[0], 40}, {FORMS[1], 40}, {FORMS[2], 40}, {FORMS[3], 40}, {FORMS[3], 16}, {FORMS[3], 136}}) {
         for (const int32_t window : {0, 30}) {
             const Head head(k, form, dim, 300, 12);
             for (const int32_t rows : {2, 3, 8, 9, 16, 50}) {
@@ -303,8 +325,8 @@ void test_queries_alone(const Kernels& k) {
                     for (size_t q = 0; q < queries.size(); q++) {
                         if (queries[q].first >= (b + 1) * KEYS || queries[q].end <= b * KEYS) continue;
                         const Tile alone(head, {queries[q]}, b);
-                        CHECK(same(together.partials[q], alone.partials[0], head.head_dim), "query %zu of %zu, block %d", q,
-                              queries.size(), b);
+                        CHECK(same(together.partials[q], alone.partials[0], head.head_dim),
+                              "query %zu of %zu, block %d", q, queries.size(), b);
                     }
                 }
             }
@@ -312,7 +334,8 @@ void test_queries_alone(const Kernels& k) {
     }
 }
 
-// A position that all others are small beside, each by less than half of what its weight is rounded to: together they count.
+// A position that all others are small beside, each by less than half of what its weight is rounded to: together they
+// count.
 void test_small_weights(const Kernels& k) {
     Head head(k, {INT8, BF16}, 32, 256, 19);
     const Buffer<float> large(32, 1.0f), small(32, 0.0f), zero(32, 0.0f), one(32, 1.0f);
@@ -324,8 +347,8 @@ void test_small_weights(const Kernels& k) {
     CHECK(std::abs(got - expected) <= 0.1 * expected, "%g != %g", double(got), expected);
 }
 
-// Products so small that they round to -0 in all chains of a sum, which the zeros of positions that only a neighbour sees
-// would turn into +0.
+// Products so small that they round to -0 in all chains of a sum, which the zeros of positions that only a neighbour
+// sees would turn into +0.
 void test_zeros(const Kernels& k) {
     for (const Form& form : FORMS) {
         Head head(k, form, 24, 256, 15);
@@ -334,7 +357,8 @@ void test_zeros(const Kernels& k) {
         const Query query{std::vector<float>(24, 1.0f), 0, 5}, neighbour{std::vector<float>(24, 1.0f), 0, 200};
         const Tile alone(head, {query}, 0), beside(head, {query, neighbour}, 0);
         CHECK(alone.partials[0].output[0] == 0, "%g", double(alone.partials[0].output[0]));
-        CHECK(same(alone.partials[0], beside.partials[0], 24), "%g beside a longer row", double(beside.partials[0].output[0]));
+        CHECK(same(alone.partials[0], beside.partials[0], 24), "%g beside a longer row",
+              double(beside.partials[0].output[0]));
     }
 }
 
@@ -343,7 +367,8 @@ void test_stale_rows(const Kernels& k) {
     for (const Form& form : FORMS) {
         for (const int32_t end : {1, 15, 16, 100, 241}) {
             Head clean(k, form, 24, 256, 13);
-            const std::vector<Query> queries = {{std::vector<float>(24, 0.5f), 0, end}, {std::vector<float>(24, -0.5f), 0, end}};
+            const std::vector<Query> queries = {{std::vector<float>(24, 0.5f), 0, end},
+                                                {std::vector<float>(24, -0.5f), 0, end}};
             const Tile before(clean, queries, 0);
             Buffer<float> key(24, 1e18f), value(24, -3e38f);
             for (int32_t i = end; i < 256; i++) clean.store(i, key, value);
@@ -353,14 +378,15 @@ void test_stale_rows(const Kernels& k) {
     }
 }
 
-// Nor do rows of NaN or infinity, which zero times anything does not take away: behind a sequence's end, in front of its
-// window, and rows of the same pass that only queries behind this one see. Those that see such a row get it.
+// Nor do rows of NaN or infinity, which zero times anything does not take away: behind a sequence's end, in front of
+// its window, and rows of the same pass that only queries behind this one see. Those that see such a row get it.
 void test_rows_that_are_no_numbers(const Kernels& k) {
     for (const Form& form : FORMS) {
         for (const int32_t dim : {24, 64}) {
             const std::vector<float> x(size_t(dim), 0.5f), y(size_t(dim), -0.5f);
             for (const float bad : {NAN, INFINITY, -INFINITY}) {
-                for (const auto& [first, end] : {std::pair{0, 1}, {0, 16}, {0, 17}, {0, 100}, {37, 100}, {48, 241}, {3, 256}}) {
+                for (const auto& [first, end] :
+                     {std::pair{0, 1}, {0, 16}, {0, 17}, {0, 100}, {37, 100}, {48, 241}, {3, 256}}) {
                     Head head(k, form, dim, 256, 14);
                     const std::vector<Query> queries = {{x, first, end}, {y, first, end}};
                     const Tile before(head, queries, 0);
@@ -370,7 +396,8 @@ void test_rows_that_are_no_numbers(const Kernels& k) {
                     }
                     const Tile after(head, queries, 0);
                     for (size_t q = 0; q < 2; q++) {
-                        CHECK(same(before.partials[q], after.partials[q], dim), "%g around %d to %d", double(bad), first, end);
+                        CHECK(same(before.partials[q], after.partials[q], dim), "%g around %d to %d", double(bad),
+                              first, end);
                     }
                     if (end == 256) continue;
                     // Among queries that see one, two, … of the bad rows, and one more that sees nothing of this block.
@@ -379,11 +406,14 @@ void test_rows_that_are_no_numbers(const Kernels& k) {
                     many.push_back({x, 0, 0});
                     const Tile among(head, many, 0);
                     for (size_t q = 0; q + 1 < many.size(); q++) {
-                        if (q < 2) CHECK(same(before.partials[q], among.partials[q], dim), "%g among others", double(bad));
-                        if (q >= 2) CHECK(!std::isfinite(among.partials[q].output[0]), "%g is seen and gives %g", double(bad),
-                                          double(among.partials[q].output[0]));
+                        if (q < 2)
+                            CHECK(same(before.partials[q], among.partials[q], dim), "%g among others", double(bad));
+                        if (q >= 2)
+                            CHECK(!std::isfinite(among.partials[q].output[0]), "%g is seen and gives %g", double(bad),
+                                  double(among.partials[q].output[0]));
                     }
-                    CHECK(among.partials.back().sum == 0, "nothing seen, and a sum of %g", double(among.partials.back().sum));
+                    CHECK(among.partials.back().sum == 0, "nothing seen, and a sum of %g",
+                          double(among.partials.back().sum));
                 }
             }
         }
@@ -397,13 +427,16 @@ void test_merge(const Kernels& k) {
         for (size_t d = 0; d < 32; d++) left[d] = float(d) - 9, right[d] = 20 - float(d) * 2;
         Partial into{5.0f, 2.5f, left.data()};
         const Partial next{5.0f + distance, 7.0f, right.data()};
-        const double most = std::max(0.0f, distance) * 0.25, mine = std::exp(-most), other = std::exp(distance * 0.25 - most);
+        const double most = std::max(0.0f, distance) * 0.25, mine = std::exp(-most),
+                     other = std::exp(distance * 0.25 - most);
         k.merge(into, next, 0.25f, 20);
         CHECK(into.maximum == std::max(5.0f, 5.0f + distance), "maximum %g", double(into.maximum));
-        CHECK(std::abs(into.sum - (2.5 * mine + 7 * other)) <= 1e-5, "sum %g at %g", double(into.sum), double(distance));
+        CHECK(std::abs(into.sum - (2.5 * mine + 7 * other)) <= 1e-5, "sum %g at %g", double(into.sum),
+              double(distance));
         for (size_t d = 0; d < 20; d++) {
             const double expected = (double(d) - 9) * mine + (20 - double(d) * 2) * other;
-            CHECK(std::abs(left[d] - expected) <= 2e-5, "value %g != %g at %g", double(left[d]), expected, double(distance));
+            CHECK(std::abs(left[d] - expected) <= 2e-5, "value %g != %g at %g", double(left[d]), expected,
+                  double(distance));
         }
     }
 }
@@ -419,7 +452,9 @@ void test_integers(const Kernels& k) {
         for (size_t d = 0; d < 20; d++) key[d] = sizes[i], value[d] = sizes[i] * ((float(d) - 10) / 10);
         head.store(int32_t(i), key, value);
         const float largest = std::abs(sizes[i]);
-        CHECK(head.key(int32_t(i), 3) == (largest >= 1e-36f ? std::copysign(127.0 * double(largest / 127.0f), double(sizes[i])) : 0), "%g", double(sizes[i]));
+        CHECK(head.key(int32_t(i), 3) ==
+                  (largest >= 1e-36f ? std::copysign(127.0 * double(largest / 127.0f), double(sizes[i])) : 0),
+              "%g", double(sizes[i]));
     }
     for (size_t d = 0; d < 20; d++) key[d] = d ? float(d) + 0.5f : 127.0f, value[d] = -key[d];
     head.store(100, key, value);
@@ -437,7 +472,8 @@ void test_attention_agree(const std::vector<const Kernels*>& levels) {
             for (const int32_t window : {0, 30}) {
                 const std::vector<Query> queries = make_queries(head, 5, 3, window, 18);
                 const std::vector<float> got = attend_all(head, queries), expected = attend_all(first, queries);
-                CHECK(same_bits(got.data(), expected.data(), got.size()), "keys %d, window %d on %s", form.stored, window, k->name);
+                CHECK(same_bits(got.data(), expected.data(), got.size()), "keys %d, window %d on %s", form.stored,
+                      window, k->name);
             }
         }
     }

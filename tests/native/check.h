@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 namespace check {
 
@@ -19,8 +19,8 @@ using namespace ipex_assist;
 
 inline long passed = 0, failed = 0;
 
-// What a program may do under its sanitizer: ThreadSanitizer ends a child of fork() that starts threads, and the locks of
-// AddressSanitizer's allocator stay held in a child where another thread of the parent was allocating.
+// What a program may do under its sanitizer: ThreadSanitizer ends a child of fork() that starts threads, and the locks
+// of AddressSanitizer's allocator stay held in a child where another thread of the parent was allocating.
 #ifndef __SANITIZE_THREAD__
 #define FORKS_ALONE
 #ifndef __SANITIZE_ADDRESS__
@@ -29,16 +29,16 @@ inline long passed = 0, failed = 0;
 #endif
 
 // One comparison; what failed is printed with the format that follows.
-#define CHECK(condition, ...)                                                       \
-    do {                                                                            \
-        if (condition) {                                                            \
-            check::passed++;                                                        \
-        } else {                                                                    \
-            std::fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);    \
-            std::fprintf(stderr, __VA_ARGS__);                                      \
-            std::fputc('\n', stderr);                                               \
-            if (++check::failed >= 20) std::exit(1);                                \
-        }                                                                           \
+#define CHECK(condition, ...)                                                    \
+    do {                                                                         \
+        if (condition) {                                                         \
+            check::passed++;                                                     \
+        } else {                                                                 \
+            std::fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            std::fprintf(stderr, __VA_ARGS__);                                   \
+            std::fputc('\n', stderr);                                            \
+            if (++check::failed >= 20) std::exit(1);                             \
+        }                                                                        \
     } while (0)
 
 // Values of which the one behind the last is in no mapped page, so that reading or writing it ends the program even
@@ -52,7 +52,8 @@ public:
 #else
         const size_t page = size_t(sysconf(_SC_PAGESIZE));
         mapped_ = (size * sizeof(T) + page - 1) / page * page + page;
-        start_ = static_cast<uint8_t*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        start_ =
+            static_cast<uint8_t*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         if (start_ == MAP_FAILED || mprotect(start_ + mapped_ - page, page, PROT_NONE)) std::abort();
         data_ = reinterpret_cast<T*>(start_ + mapped_ - page - size * sizeof(T));
 #endif
@@ -113,17 +114,20 @@ inline uint16_t to_bf16(float x) {
     if (std::isinf(x) || !(bits & 0xffff)) return below;
     const double down = std::abs(double(x) - double(from_bf16(below)));
     // Beyond the largest bf16 comes what would be 2^128.
-    const double next = (above & 0x7fff) == 0x7f80 ? std::copysign(std::ldexp(1.0, 128), double(x)) : double(from_bf16(above));
+    const double next =
+        (above & 0x7fff) == 0x7f80 ? std::copysign(std::ldexp(1.0, 128), double(x)) : double(from_bf16(above));
     const double up = std::abs(next - double(x));
     return down < up || (down == up && !(below & 1)) ? below : above;
 }
 
 inline float rounded(Precision precision, float x) { return precision == FP32 ? x : from_bf16(to_bf16(x)); }
 
-inline bool same_bits(const float* a, const float* b, size_t size) { return std::memcmp(a, b, size * sizeof(float)) == 0; }
+inline bool same_bits(const float* a, const float* b, size_t size) {
+    return std::memcmp(a, b, size * sizeof(float)) == 0;
+}
 
-// Whether sums of these precisions have one order on both levels: those of integers are exact; bf16 is multiplied in pairs,
-// or widened, and AMX's tiles have an order of their own.
+// Whether sums of these precisions have one order on both levels: those of integers are exact; bf16 is multiplied in
+// pairs, or widened, and AMX's tiles have an order of their own.
 inline bool agree(const Kernels& a, const Kernels& b, Precision precision) {
     return precision != BF16 || a.bf16_row_bytes == b.bf16_row_bytes;
 }
@@ -138,15 +142,25 @@ struct Format {
     int32_t group;
 };
 inline bool integers(Precision precision) { return precision != FP32 && precision != BF16; }
-inline const Format FORMATS[] = {{"fp32", FP32, SPAN}, {"bf16", BF16, SPAN}, {"int8", INT8, SPAN},
+inline const Format FORMATS[] = {{"fp32", FP32, SPAN},   {"bf16", BF16, SPAN},   {"int8", INT8, SPAN},
                                  {"int4 g32", INT4, 32}, {"int4 g64", INT4, 64}, {"int4 g128", INT4, 128},
                                  {"mxfp4", MXFP4, 32}};
 
 // Groups that leave a quantizer little to work with, by turns of 4 values.
-inline const float HARD[][4] = {{0, 0, 0, 0},           {3, 3, 3, 3},          {-2, -2, -2, -2}, {0, 0, 0, 7},
-                                {1e-38f, -1e-38f, 0, 0}, {1e-42f, 1e-42f, 0, 0}, {1e4f, 1, 1, 1},  {1e15f, -1e15f, 1, 0},
-                                {5, 6, 5, 6},           {-5, -6, -6, -5},      {-0.0f, 0, 1, 0}, {1e-20f, 1e-20f, 0, -1e-20f},
-                                {1e30f, -1e30f, 1, 0},  {3e38f, -3e38f, 0, 1}};
+inline const float HARD[][4] = {{0, 0, 0, 0},
+                                {3, 3, 3, 3},
+                                {-2, -2, -2, -2},
+                                {0, 0, 0, 7},
+                                {1e-38f, -1e-38f, 0, 0},
+                                {1e-42f, 1e-42f, 0, 0},
+                                {1e4f, 1, 1, 1},
+                                {1e15f, -1e15f, 1, 0},
+                                {5, 6, 5, 6},
+                                {-5, -6, -6, -5},
+                                {-0.0f, 0, 1, 0},
+                                {1e-20f, 1e-20f, 0, -1e-20f},
+                                {1e30f, -1e30f, 1, 0},
+                                {3e38f, -3e38f, 0, 1}};
 
 // A matrix of `columns` outputs and `width` inputs as a checkpoint holds it (row-major by output), and packed.
 struct Packed {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu.h"
+#include "kernels/cpu.h"
 
 // guard.cpp's, where that is linked.
 extern std::atomic<bool> arch_prctl_refused __attribute__((weak));
@@ -21,7 +21,8 @@ void test_nodes() {
     char made[] = "/tmp/nodes-XXXXXX";
     const std::string folder = mkdtemp(made);
     for (const char* name : {"/node0", "/node1", "/node3"}) std::filesystem::create_directory(folder + name);
-    for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12"}) std::filesystem::create_directory(folder + name);
+    for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12"})
+        std::filesystem::create_directory(folder + name);
     const int32_t near[] = {2, 7}, far[] = {2, 7, 12}, again[] = {2, 12, 7}, unknown[] = {5, 6};
     using Nodes = std::vector<int32_t>;
     CHECK(memory_nodes(near, 2, folder).empty(), "one node");
@@ -57,7 +58,9 @@ void test_cpu() {
         for (const char* limit : {"", "amx"}) {
             const Kernels* kernels = choose_kernels(limit, remark);
             CHECK(kernels && std::string(kernels->name) == "avx512_bf16", "AMX without permission");
-            CHECK(remark == "this processor has AMX, but the system does not permit its tiles (arch_prctl: Operation not permitted)",
+            CHECK(remark ==
+                      "this processor has AMX, but the system does not permit its tiles (arch_prctl: Operation not "
+                      "permitted)",
                   "%s", remark.c_str());
         }
         CHECK(choose_kernels("avx512_vnni", remark) && remark.empty(), "AMX was not asked for: %s", remark.c_str());
@@ -67,7 +70,8 @@ void test_cpu() {
     CHECK(choose_kernels("", remark) == choose_kernels("amx", other), "an empty limit is none");
     for (const char* wrong : {"avx", "avx2-vnni", "AMX", "amx "}) {
         CHECK(!choose_kernels(wrong, remark), "%s is no level's name and must not mean any of them", wrong);
-        CHECK(remark.find("none, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16 or amx") != std::string::npos, "%s", remark.c_str());
+        CHECK(remark.find("none, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16 or amx") != std::string::npos, "%s",
+              remark.c_str());
     }
 }
 

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "lock.h"
+#include "threads/lock.h"
 #include "pools.h"
 
 namespace check {
@@ -60,7 +60,10 @@ void test_forks_within_runs() {
     std::vector<std::thread> callers;
     for (int i = 0; i < 2; i++) {
         callers.emplace_back([&] {
-            while (!stop) pool.run([&](int thread) { for (int j = 0; j < 50; j++) pool.wait(thread); });
+            while (!stop)
+                pool.run([&](int thread) {
+                    for (int j = 0; j < 50; j++) pool.wait(thread);
+                });
         });
     }
     for (int i = 0; i < 20; i++) {

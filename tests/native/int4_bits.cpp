@@ -50,7 +50,8 @@ float error_of(const float* x, int64_t size, Grid grid, float* fitted) {
 }
 
 Grid searched(const float* x, int64_t size) {
-    const float least = std::min(0.0f, *std::min_element(x, x + size)), most = std::max(0.0f, *std::max_element(x, x + size));
+    const float least = std::min(0.0f, *std::min_element(x, x + size)),
+                most = std::max(0.0f, *std::max_element(x, x + size));
     const float range = most - least, ratio = -least * 15.0f / range;
     const int32_t zero = range > 0 && ratio < 16 ? int32_t(std::lrint(ratio)) : 0;
     const Grid symmetric{storable((most > -least ? most : -least) / 8.0f), most > -least ? 7 : 8};
@@ -112,14 +113,17 @@ void test_int4_bits(const Kernels& k) {
             x.resize(size_t(depth));
             for (int64_t g = 0; g < depth; g += group) {
                 const Grid grid = searched(x.data() + g, group);
-                const uint8_t* start = packed.bytes.data() + c / LANES * block_bytes(INT4, group, depth) + g / group * (group / 8 + 1) * 64;
+                const uint8_t* start = packed.bytes.data() + c / LANES * block_bytes(INT4, group, depth) +
+                                       g / group * (group / 8 + 1) * 64;
                 const uint32_t head = bits_as<uint32_t>(start + c % LANES * 4);
-                CHECK(head == (bits_as<uint32_t>(&grid.scale) | uint32_t(grid.zero)), "%s column %ld from %ld: head %08x, not %a with %d",
-                      f.name, long(c), long(g), head, double(grid.scale), grid.zero);
+                CHECK(head == (bits_as<uint32_t>(&grid.scale) | uint32_t(grid.zero)),
+                      "%s column %ld from %ld: head %08x, not %a with %d", f.name, long(c), long(g), head,
+                      double(grid.scale), grid.zero);
                 for (int64_t at = 0; at < group; at++) {
                     const uint8_t both = start[64 + at / 32 * 256 + at % 16 / 4 * 64 + c % LANES * 4 + at % 4];
                     const int got = at % 32 < 16 ? both & 15 : both >> 4;
-                    CHECK(got == nibble_of(x[size_t(g + at)], grid), "%s column %ld, %ld: nibble %d", f.name, long(c), long(g + at), got);
+                    CHECK(got == nibble_of(x[size_t(g + at)], grid), "%s column %ld, %ld: nibble %d", f.name, long(c),
+                          long(g + at), got);
                 }
             }
         }

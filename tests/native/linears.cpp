@@ -9,7 +9,8 @@ namespace check {
 namespace {
 
 struct Case {
-    Case(const Kernels& kernels, const Format& f, int64_t columns, int64_t width, int64_t count, bool bias, uint32_t seed)
+    Case(const Kernels& kernels, const Format& f, int64_t columns, int64_t width, int64_t count, bool bias,
+         uint32_t seed)
         : k(kernels),
           format(f),
           random(seed),
@@ -60,8 +61,9 @@ struct Case {
                     size += std::abs(term);
                 }
                 const double value = got[size_t(r * width + c)], miss = std::abs(value - sum);
-                CHECK(miss <= size * rounding(integers(format.precision) ? depth / 32 * 3 : depth), "%s %ld x %ld, row %ld of %ld, column %ld: %.8g != %.8g",
-                      format.name, long(packed.columns), long(packed.width), long(first + r), long(count), long(c), value, sum);
+                CHECK(miss <= size * rounding(integers(format.precision) ? depth / 32 * 3 : depth),
+                      "%s %ld x %ld, row %ld of %ld, column %ld: %.8g != %.8g", format.name, long(packed.columns),
+                      long(packed.width), long(first + r), long(count), long(c), value, sum);
             }
         }
     }
@@ -99,7 +101,8 @@ void test_values(const Kernels& k) {
     }
 }
 
-// The promise that makes assisted output equal plain output: a row among any number, wherever, has the bits it has alone.
+// The promise that makes assisted output equal plain output: a row among any number, wherever, has the bits it has
+// alone.
 void test_rows_alone(const Kernels& k) {
     for (const Format& f : FORMATS) {
         for (const int64_t width : {333, 1200, 2300}) {
@@ -114,8 +117,8 @@ void test_rows_alone(const Kernels& k) {
             for (int64_t count = 2; count <= 70; count += deep ? 1 + count / 2 : count < 34 ? 1 : 5) {
                 for (int64_t first = deep ? 70 - count : 0; first + count <= 70; first += 17) {
                     const std::vector<float> got = c.run(first, count);
-                    CHECK(same_bits(got.data(), alone.data() + first * stride, got.size()), "%s, %ld deep: %ld rows from %ld",
-                          f.name, long(width), long(count), long(first));
+                    CHECK(same_bits(got.data(), alone.data() + first * stride, got.size()),
+                          "%s, %ld deep: %ld rows from %ld", f.name, long(width), long(count), long(first));
                 }
             }
         }
@@ -135,8 +138,8 @@ void test_prompt(const Kernels& k) {
     }
 }
 
-// More blocks and columns than many rows go by at once, and a last part of fewer than 16 rows, of an odd block and of fewer
-// columns: every row has the bits it has alone.
+// More blocks and columns than many rows go by at once, and a last part of fewer than 16 rows, of an odd block and of
+// fewer columns: every row has the bits it has alone.
 void test_panels(const Kernels& k) {
     for (const Format& f : FORMATS) {
         const Case c(k, f, 300, 620, 37, true, 11);
@@ -145,7 +148,8 @@ void test_panels(const Kernels& k) {
         CHECK(same_bits(all.data(), split.data(), all.size()), "%s in 3 parts", f.name);
         for (int64_t r = 0; r < 37; r++) {
             const std::vector<float> alone = c.run(r, 1);
-            CHECK(same_bits(all.data() + r * stride, alone.data(), size_t(stride)), "%s: row %ld of 37", f.name, long(r));
+            CHECK(same_bits(all.data() + r * stride, alone.data(), size_t(stride)), "%s: row %ld of 37", f.name,
+                  long(r));
         }
     }
 }
@@ -192,9 +196,11 @@ void test_rows_that_are_no_numbers(const Kernels& k) {
                         for (int64_t i = 0; i < 20; i++) {
                             const float value = got[size_t(r * stride + i)], expected = before[size_t(r * stride + i)];
                             if (r == 3 || r == 36) {
-                                CHECK(!std::isfinite(value), "%s: %g in column %ld gives %g", f.name, double(bad), long(column), double(value));
+                                CHECK(!std::isfinite(value), "%s: %g in column %ld gives %g", f.name, double(bad),
+                                      long(column), double(value));
                             } else if (count == 40) {
-                                CHECK(same_bits(&value, &expected, 1), "%s: row %ld beside %g", f.name, long(r), double(bad));
+                                CHECK(same_bits(&value, &expected, 1), "%s: row %ld beside %g", f.name, long(r),
+                                      double(bad));
                             }
                         }
                     }
@@ -204,8 +210,9 @@ void test_rows_that_are_no_numbers(const Kernels& k) {
     }
 }
 
-// Kernels compute for more rows than there are, with what an earlier call has left behind them. Nobody sees what comes of
-// it; but where that is numbers so small that the processor has no quick way with them, a few rows take longer than many.
+// Kernels compute for more rows than there are, with what an earlier call has left behind them. Nobody sees what comes
+// of it; but where that is numbers so small that the processor has no quick way with them, a few rows take longer than
+// many.
 void test_rows_behind_small_numbers(const Kernels& k) {
     constexpr unsigned SMALL_OPERAND = 2, ALL_FLAGS = 0x3f;  // of MXCSR
     for (const Format& f : FORMATS) {
@@ -233,8 +240,8 @@ void test_linears(const Kernels& k) {
     test_rows_that_are_no_numbers(k);
 }
 
-// A packed image serves every machine, so all levels pack the same bytes; and linears give the same bits on all of them,
-// for few rows and for many, but those of bf16 where their instructions differ.
+// A packed image serves every machine, so all levels pack the same bytes; and linears give the same bits on all of
+// them, for few rows and for many, but those of bf16 where their instructions differ.
 void test_levels_agree(const std::vector<const Kernels*>& levels) {
     for (const Format& f : FORMATS) {
         const Case first(*levels[0], f, 40, 333, 64, true, 3);

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "check.h"
-#include "cpu.h"
+#include "kernels/cpu.h"
 
 using namespace check;
 
@@ -57,7 +57,9 @@ int main(int count, char** arguments) {
         for (const Kernels* kernels : all) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
-            if ((part == "model" || part == "refusals" || part == "api") && kernels != all.front() && kernels != all.back()) continue;
+            if ((part == "model" || part == "refusals" || part == "api") && kernels != all.front() &&
+                kernels != all.back())
+                continue;
             // These differ from "avx2" in linears of integers alone.
             if (part == "attention" && std::string(kernels->name) == "avx2_vnni" && only.empty()) continue;
             std::printf("on %s\n", kernels->name);

@@ -10,8 +10,8 @@
 namespace check {
 namespace {
 
-// A prompt up to just before a block's end (the positions before it hold nothing, which is as good as anything), and rows
-// across it: one by one, together, and beside another sequence.
+// A prompt up to just before a block's end (the positions before it hold nothing, which is as good as anything), and
+// rows across it: one by one, together, and beside another sequence.
 void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more_threads, bool int8 = false) {
     std::vector<float> first_prompt, one_by_one;
     std::vector<uint8_t> first_image;
@@ -41,15 +41,17 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
               f.name, kind.name, threads);
         CHECK(std::all_of(read.begin(), read.end(), [](float v) { return std::isfinite(v); }), "%s: finite", f.name);
         const std::vector<float> together = x.append(table, 249, steps);
-        CHECK(same_bits(together.data(), one_by_one.data(), together.size()), "%s, %s: 16 rows in one pass by %d threads",
-              f.name, kind.name, threads);
+        CHECK(same_bits(together.data(), one_by_one.data(), together.size()),
+              "%s, %s: 16 rows in one pass by %d threads", f.name, kind.name, threads);
 
         // The same rows behind five of another sequence, the first eleven and the last five in two passes.
         std::vector<int32_t> tokens(other), positions = {0, 1, 2, 3, 4};
         std::vector<const Table*> tables(5, &second);
-        for (int32_t i = 0; i < 11; i++) tokens.push_back(steps[size_t(i)]), positions.push_back(249 + i), tables.push_back(&table);
+        for (int32_t i = 0; i < 11; i++)
+            tokens.push_back(steps[size_t(i)]), positions.push_back(249 + i), tables.push_back(&table);
         const std::vector<float> beside = x.run(tokens, positions, tables);
-        CHECK(same_bits(beside.data() + 5 * VOCAB, one_by_one.data(), 11 * VOCAB), "%s, %s: beside another sequence", f.name, kind.name);
+        CHECK(same_bits(beside.data() + 5 * VOCAB, one_by_one.data(), 11 * VOCAB), "%s, %s: beside another sequence",
+              f.name, kind.name);
         // A chunk of 40 rows across the block's end, behind the other sequence's.
         std::vector<int32_t> chunk(other), places = {0, 1, 2, 3, 4};
         tables.assign(5, &second);
@@ -108,7 +110,8 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
         std::vector<int32_t> tokens, positions;
         std::vector<const Table*> rows;
         for (size_t i = 0; i < 3; i++) {
-            for (const int32_t token : starts[i]) tokens.push_back(token), positions.push_back(at[i]), rows.push_back(&tables[i]);
+            for (const int32_t token : starts[i])
+                tokens.push_back(token), positions.push_back(at[i]), rows.push_back(&tables[i]);
         }
         std::vector<float> logits(3 * ((VOCAB + LANES - 1) / LANES * LANES));
         Pass pass = x.make_pass(tokens, positions, rows, logits.data());
@@ -122,11 +125,14 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
         if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
         const size_t lengths[] = {broken ? 3u : size_t(MOST), size_t(MOST - 5), unsure + 1};
         for (size_t i = 0; i < 3; i++) {
-            CHECK(size_t(numbers[i]) == lengths[i], "%s, %s: draft %zu has %d tokens", f.name, kind.name, i, numbers[i]);
+            CHECK(size_t(numbers[i]) == lengths[i], "%s, %s: draft %zu has %d tokens", f.name, kind.name, i,
+                  numbers[i]);
             for (size_t j = 0; j < lengths[i]; j++) {
                 const bool lost = broken && i == 0 && j == 2;
-                CHECK(drafted[i * MOST + j] == (lost ? -1 : alone[i][j]), "%s, %s: draft %zu, token %zu", f.name, kind.name, i, j);
-                CHECK(lost ? std::isnan(probabilities[i * MOST + j]) : same_bits(&probabilities[i * MOST + j], &likely[i][j], 1),
+                CHECK(drafted[i * MOST + j] == (lost ? -1 : alone[i][j]), "%s, %s: draft %zu, token %zu", f.name,
+                      kind.name, i, j);
+                CHECK(lost ? std::isnan(probabilities[i * MOST + j])
+                           : same_bits(&probabilities[i * MOST + j], &likely[i][j], 1),
                       "%s, %s: draft %zu, probability %zu", f.name, kind.name, i, j);
             }
         }
@@ -141,7 +147,8 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
         const std::vector<int32_t> tokens = some_tokens(24, 11);
         std::vector<int32_t> positions;
         std::vector<const Table*> tables;
-        for (int32_t i = 0; i < 24; i++) positions.push_back(i < 20 ? 240 + i : i - 20), tables.push_back(i < 20 ? &table : &second);
+        for (int32_t i = 0; i < 24; i++)
+            positions.push_back(i < 20 ? 240 + i : i - 20), tables.push_back(i < 20 ? &table : &second);
         x.append(table, 0, some_tokens(240, 12));
         const std::vector<float> all = x.run(tokens, positions, tables);
         std::vector<float> logits(24 * ((VOCAB + LANES - 1) / LANES * LANES));
@@ -154,14 +161,16 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
             const float* row = all.data() + size_t(pass.wanted[i]) * VOCAB;
             std::vector<int32_t> order(VOCAB);
             for (int32_t t = 0; t < VOCAB; t++) order[size_t(t)] = t;
-            std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
+            std::sort(order.begin(), order.end(),
+                      [&](int32_t a, int32_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); });
             double sum = 0;
             for (int32_t t = 0; t < VOCAB; t++) sum += std::exp(double(row[t]));
             CHECK(chosen[i] == order[0], "%s, %s: row %zu: %d, not %d", f.name, kind.name, i, chosen[i], order[0]);
             CHECK(std::abs(sums[i] - std::log(sum)) < 1e-4, "%g, not %g", double(sums[i]), std::log(sum));
             for (size_t t = 0; t < 5; t++) {
                 CHECK(top[i * 5 + t] == order[t], "%s, %s: row %zu, likeliest %zu", f.name, kind.name, i, t);
-                CHECK(std::abs(top_logs[i * 5 + t] - (row[order[t]] - std::log(sum))) < 1e-4, "%g", double(top_logs[i * 5 + t]));
+                CHECK(std::abs(top_logs[i * 5 + t] - (row[order[t]] - std::log(sum))) < 1e-4, "%g",
+                      double(top_logs[i * 5 + t]));
             }
             CHECK(logs[i] == top_logs[i * 5], "%g and %g", double(logs[i]), double(top_logs[i * 5]));
         }
@@ -169,13 +178,15 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
         std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
         Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
         std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
-        CHECK(chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]), "%d", chosen[3]);
+        CHECK(
+            chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]),
+            "%d", chosen[3]);
         CHECK(chosen[2] >= 0 && std::isfinite(logs[2]), "another row is lost, too");
     }
 }
 
-// Of many rows, those without wanted logits end early in the last layer: the others have the bits they have without that,
-// and so has what later rows see of them.
+// Of many rows, those without wanted logits end early in the last layer: the others have the bits they have without
+// that, and so has what later rows see of them.
 void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
     Fixture x(k, f, kind, 2);
     const std::vector<int32_t> tokens = some_tokens(40, 15), next = some_tokens(1, 16);
@@ -196,7 +207,8 @@ void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
                   "%s, %s: row %d of %zu wanted", f.name, kind.name, wanted[i], wanted.size());
         }
         const std::vector<float> got = x.append(table, 40, next);
-        CHECK(same_bits(got.data(), behind.data(), VOCAB), "%s, %s: behind %zu wanted", f.name, kind.name, wanted.size());
+        CHECK(same_bits(got.data(), behind.data(), VOCAB), "%s, %s: behind %zu wanted", f.name, kind.name,
+              wanted.size());
     }
 }
 
@@ -215,12 +227,13 @@ void check_sharing(const Kernels& k, const Format& f, const Kind& kind, int node
         Table fresh(x, 300);
         x.append(fresh, 0, text);
         const std::vector<float> alone = x.append(fresh, 290, {steps[i]});
-        CHECK(same_bits(both.data() + i * VOCAB, alone.data(), VOCAB), "%s, %s: text %zu of shared blocks", f.name, kind.name, i);
+        CHECK(same_bits(both.data() + i * VOCAB, alone.data(), VOCAB), "%s, %s: text %zu of shared blocks", f.name,
+              kind.name, i);
     }
 }
 
-// Passes of one text whose number of threads changes: a number that bits depend on, or work that nobody does because it is
-// shared among more threads than there are.
+// Passes of one text whose number of threads changes: a number that bits depend on, or work that nobody does because it
+// is shared among more threads than there are.
 void check_threads(const Kernels& k, const Format& f, const Kind& kind, int nodes) {
     Fixture x(k, f, kind, 3, nodes), one(k, f, kind, 1);
     const std::vector<int32_t> text = some_tokens(30, 15);
@@ -232,20 +245,22 @@ void check_threads(const Kernels& k, const Format& f, const Kind& kind, int node
         for (const int32_t threads : {2, 0, 1, 9}) {
             x.threads = threads;
             const std::vector<float> few = x.append(table, first, rows);
-            CHECK(same_bits(few.data(), all.data(), all.size()), "%s, %s: %d rows by %d threads", f.name, kind.name, end - first, threads);
+            CHECK(same_bits(few.data(), all.data(), all.size()), "%s, %s: %d rows by %d threads", f.name, kind.name,
+                  end - first, threads);
         }
     }
     std::vector<float> likely, likely_all;
     const std::vector<int32_t> drafted = one.draft(expected, 30, {7}, 3, VOCAB, &likely_all);
     for (const int32_t threads : {2, 1}) {
         x.threads = threads;
-        CHECK(x.draft(table, 30, {7}, 3, VOCAB, &likely) == drafted && same_bits(likely.data(), likely_all.data(), likely.size()),
+        CHECK(x.draft(table, 30, {7}, 3, VOCAB, &likely) == drafted &&
+                  same_bits(likely.data(), likely_all.data(), likely.size()),
               "%s, %s: drafted by %d threads", f.name, kind.name, threads);
     }
 }
 
-// Rows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each takes the
-// blocks that it has on its own memory node: whole heads, or some of each.
+// Rows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each takes
+// the blocks that it has on its own memory node: whole heads, or some of each.
 void check_runs(const Kernels& k) {
     const Kind kind = {"no rotation", 0, [](Spec& s) { s.rotary_dim = s.rotary_tables = 0; }};
     const std::vector<int32_t> text = some_tokens(20, 17);
@@ -271,17 +286,20 @@ void check_division(const Kernels& k) {
             const Model& model = *x.model;
             const Layer& layer = model.layers[1];
             const bool experts = model.spec.experts;
-            const Linear &up = experts ? layer.experts[1].up : layer.up, &down = experts ? layer.experts[1].down : layer.down;
+            const Linear &up = experts ? layer.experts[1].up : layer.up,
+                         &down = experts ? layer.experts[1].down : layer.down;
             Linear even = down;  // of as many blocks as make pairs
             even.blocks = 10;
-            for (const Linear* linear : std::vector<const Linear*>{&layer.qkv, &up, &down, &even, &layer.output, &layer.router, &model.head}) {
+            for (const Linear* linear :
+                 std::vector<const Linear*>{&layer.qkv, &up, &down, &even, &layer.output, &layer.router, &model.head}) {
                 const int64_t unit = model.spec.gated && linear == &up ? 2 : 1;
                 int64_t reached = 0;
                 for (int t = 0; t < threads; t++) {
                     const auto [first, last] = model.slice(*linear, t, threads);
                     CHECK(first == reached && last >= first, "slice %d of %d", t, threads);
                     CHECK(first % unit == 0, "gate without up");
-                    CHECK(last - first <= (linear->blocks / unit + threads - 1) / threads * unit, "%ld blocks for one of %d", long(last - first), threads);
+                    CHECK(last - first <= (linear->blocks / unit + threads - 1) / threads * unit,
+                          "%ld blocks for one of %d", long(last - first), threads);
                     reached = last;
                 }
                 CHECK(reached == linear->blocks, "%ld of %ld blocks", long(reached), long(linear->blocks));
@@ -289,7 +307,8 @@ void check_division(const Kernels& k) {
             for (int32_t h = 0; h < x.model->spec.kv_heads; h++) {
                 for (int32_t b = 0; b < 20; b++) {
                     const int owner = x.blocks->owner(b, h, threads);
-                    CHECK(owner >= 0 && owner < threads, "block %ld of head %d belongs to %d of %d", long(b), h, owner, threads);
+                    CHECK(owner >= 0 && owner < threads, "block %ld of head %d belongs to %d of %d", long(b), h, owner,
+                          threads);
                 }
             }
         }
@@ -300,10 +319,12 @@ void check_division(const Kernels& k) {
 // when they were discarded, while their neighbours are not. Those of int8 have scales beside half the bytes of bf16.
 void check_blocks(const Fixture& x, const char* name, Precision stored) {
     const Blocks blocks(*x.model, 3, stored);
-    CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name, long(blocks.count()));
+    CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name,
+          long(blocks.count()));
     CHECK(blocks.attention_precision() == (stored == INT8 ? x.model->attention_precision() : stored), "%s", name);
     const int64_t element = stored == FP32 ? 4 : stored == BF16 ? 2 : 1, scale_bytes = stored == INT8 ? KEYS * 4 : 0;
-    const int64_t key_bytes = KEYS * x.model->key_depth() * element, value_bytes = KEYS * x.model->value_width() * element;
+    const int64_t key_bytes = KEYS * x.model->key_depth() * element,
+                  value_bytes = KEYS * x.model->value_width() * element;
     const int64_t each = Blocks::bytes_each(*x.model, stored);
     CHECK(each == 4 * (key_bytes + value_bytes + 2 * scale_bytes), "%s: %ld bytes a block", name, long(each));
     std::set<uint8_t*> seen;
@@ -312,7 +333,8 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
             for (int32_t h = 0; h < 2; h++) {
                 const KeyValueBlock block = blocks.at(id, layer, h);
                 use(block.keys, size_t(key_bytes)), use(block.values, size_t(value_bytes));
-                CHECK(!block.key_scales == (stored != INT8) && !block.value_scales == (stored != INT8), "%s: scales", name);
+                CHECK(!block.key_scales == (stored != INT8) && !block.value_scales == (stored != INT8), "%s: scales",
+                      name);
                 if (scale_bytes) use(reinterpret_cast<uint8_t*>(block.key_scales), size_t(scale_bytes));
                 if (scale_bytes) use(reinterpret_cast<uint8_t*>(block.value_scales), size_t(scale_bytes));
             }
@@ -320,7 +342,9 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
     };
     const auto holds = [&](int32_t id, uint8_t value) {
         bool all = true;
-        parts(id, [&](uint8_t* start, size_t size) { all &= std::all_of(start, start + size, [=](uint8_t v) { return v == value; }); });
+        parts(id, [&](uint8_t* start, size_t size) {
+            all &= std::all_of(start, start + size, [=](uint8_t v) { return v == value; });
+        });
         return all;
     };
     for (int32_t id = 0; id < 3; id++) {
@@ -338,7 +362,7 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
     CHECK(holds(1, 8), "%s: a neighbour of discarded blocks", name);
     const int32_t whole[] = {1, 0, 2};
     blocks.discard(whole, 3);
-    CHECK(holds(0, 0) && holds(1, 0) , "%s: discarded", name);
+    CHECK(holds(0, 0) && holds(1, 0), "%s: discarded", name);
 }
 
 void check_blocks(const Kernels& k) {
@@ -359,8 +383,10 @@ void check_embedding(const Kernels& k) {
                 Buffer<float> row(width);
                 x.model->embed(token, row.data());
                 for (size_t i = 0; i < width; i++) {
-                    const float expected = rounded(f.precision == FP32 ? FP32 : BF16, x.table[size_t(token) * width + i]);
-                    CHECK(row[i] == expected, "%s, %s, token %d: %g != %g", f.name, kind.name, token, double(row[i]), double(expected));
+                    const float expected =
+                        rounded(f.precision == FP32 ? FP32 : BF16, x.table[size_t(token) * width + i]);
+                    CHECK(row[i] == expected, "%s, %s, token %d: %g != %g", f.name, kind.name, token, double(row[i]),
+                          double(expected));
                 }
             }
         }
@@ -376,7 +402,8 @@ void check_checksum() {
         for (size_t i = 0; i < data.size(); i++) data[i] = uint8_t(random.below(256));
         const uint64_t sum = checksum(one, data.data(), size);
         CHECK(sum == checksum(three, data.data(), size), "%ld bytes by three threads", long(size));
-        CHECK(size == 1 || sum != checksum(one, data.data(), size - 1), "%ld bytes: the last does not count", long(size));
+        CHECK(size == 1 || sum != checksum(one, data.data(), size - 1), "%ld bytes: the last does not count",
+              long(size));
         for (int round = 0; round < 20; round++) {
             const size_t at = round == 0 ? 0 : round == 1 ? data.size() - 1 : size_t(random.below(int(size)));
             const uint8_t bit = uint8_t(1 << random.below(8));
@@ -404,7 +431,8 @@ void test_model(const Kernels& k) {
             check_choices(k, f, kind);
             check_wanted(k, f, kind);
             check_sharing(k, f, kind, &kind == KINDS ? 2 : 1);
-            if (std::string(k.name) == "avx2" && (f.precision == FP32 || f.precision == INT8)) check_threads(k, f, kind, &kind == KINDS ? 2 : 1);
+            if (std::string(k.name) == "avx2" && (f.precision == FP32 || f.precision == INT8))
+                check_threads(k, f, kind, &kind == KINDS ? 2 : 1);
             if (f.precision != FP32 && f.precision != BF16) continue;  // whose attention is that of bf16
             check_passes(k, f, kind, false, true);
             check_draft(k, f, kind, true);

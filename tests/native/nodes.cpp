@@ -30,7 +30,8 @@ void pack_again(const Fixture& x, Pool& pool) {
         for (uint8_t& nibble : nibbles) nibble = uint8_t(random.below(16));
         for (uint8_t& zero : zeros) zero = uint8_t(random.below(16));
         std::vector<float> scales(values.size(), 0.03f);
-        CHECK(x.model->pack_int4(pool, O_PROJ, 0, nibbles.data(), scales.data(), zeros.data(), s.hidden_size, attended), "output");
+        CHECK(x.model->pack_int4(pool, O_PROJ, 0, nibbles.data(), scales.data(), zeros.data(), s.hidden_size, attended),
+              "output");
     }
     std::vector<int32_t> order(static_cast<size_t>(s.hidden_size));
     for (size_t i = 0; i < order.size(); i++) order[i] = int32_t((i * 7 + 3) % order.size());
@@ -49,7 +50,8 @@ std::vector<float> logits_of(Fixture& x, Pool& pool) {
         const std::vector<const Table*> tables(size_t(rows), &table);
         const Pass pass = x.make_pass(some_tokens(rows, uint32_t(rows)), positions, tables, logits.data());
         Forward(*x.model, pool, x.workspace, pass.batch).run();
-        for (int32_t r = 0; r < rows; r++) all.insert(all.end(), logits.data() + r * 64, logits.data() + r * 64 + VOCAB);
+        for (int32_t r = 0; r < rows; r++)
+            all.insert(all.end(), logits.data() + r * 64, logits.data() + r * 64 + VOCAB);
         start += rows;
     }
     return all;
@@ -73,13 +75,15 @@ std::vector<const Linear*> linears_of(const Model& model) {
     return all;
 }
 
-// Each block lies on the node of the thread whose slice has it, and huge pages have blocks of one node, and nothing else.
+// Each block lies on the node of the thread whose slice has it, and huge pages have blocks of one node, and nothing
+// else.
 std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
     const Model& model = *x.model;
     std::map<uintptr_t, int> pages;  // the node of each
     std::set<const uint8_t*> blocks;
     const auto note = [&](const void* from, int64_t bytes, int node) {
-        for (uintptr_t page = uintptr_t(from) / HUGE_PAGE; page <= (uintptr_t(from) + uintptr_t(bytes) - 1) / HUGE_PAGE; page++) {
+        for (uintptr_t page = uintptr_t(from) / HUGE_PAGE; page <= (uintptr_t(from) + uintptr_t(bytes) - 1) / HUGE_PAGE;
+             page++) {
             CHECK(pages.emplace(page, node).first->second == node, "a page of nodes %d and %d", pages[page], node);
         }
     };
@@ -117,7 +121,8 @@ void check_image(const Kernels& k, const Format& f, const Kind& kind) {
             CHECK(image_of(*x.model, 1000) == image, "%s, %s: %s, %d nodes", f.name, kind.name, what, nodes);
             CHECK(x.model->checksum(x.pool) == sum, "%s, %s: %s, %d nodes: checksum", f.name, kind.name, what, nodes);
             for (Pool* pool : pools) {
-                CHECK(logits_of(x, *pool) == expected, "%s, %s: %s, %d nodes, by %d threads", f.name, kind.name, what, nodes, pool->threads());
+                CHECK(logits_of(x, *pool) == expected, "%s, %s: %s, %d nodes, by %d threads", f.name, kind.name, what,
+                      nodes, pool->threads());
             }
         };
         same("packed", {&x.pool, &other, &one.pool});
@@ -145,7 +150,7 @@ struct Watch {
     const Workspace* workspace = nullptr;
     int nodes = 1;
     std::map<uintptr_t, int> pages;  // of weights: the node of each
-    bool delta = false;                        // whether all threads read what all of them made
+    bool delta = false;              // whether all threads read what all of them made
     std::atomic<long> right{0}, wrong{0}, wrong_weights{0}, of_delta{0};
 };
 Watch watch;
@@ -153,8 +158,9 @@ thread_local int here = 0;  // the node of this thread
 
 void look(const void* at) {
     const Workspace& w = *watch.workspace;
-    for (const Memory* memory : {&w.row_values, &w.row_scales, &w.row_sums, &w.row_tiles, &w.down_values, &w.down_scales, &w.down_sums,
-                                 &w.slot_values, &w.slot_scales, &w.slot_sums, &w.delta}) {
+    for (const Memory* memory :
+         {&w.row_values, &w.row_scales, &w.row_sums, &w.row_tiles, &w.down_values, &w.down_scales, &w.down_sums,
+          &w.slot_values, &w.slot_scales, &w.slot_sums, &w.delta}) {
         const int64_t place = static_cast<const uint8_t*>(at) - memory->data();
         if (!at || !memory->data() || place < 0 || place >= int64_t(memory->size())) continue;
         if (memory == &w.delta && !watch.delta) continue;
@@ -165,13 +171,15 @@ void look(const void* at) {
 
 Kernels watched(const Kernels& k) {
     Kernels looking = k;
-    looking.linear = [](const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+    looking.linear = [](const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+                        int64_t stride) {
         look(in.values), look(in.scales), look(in.negated_sums), look(in.tiles);
         const uintptr_t place = uintptr_t(weights_of(linear, first)) / HUGE_PAGE;
         (watch.pages.at(place) == here ? watch.right : watch.wrong_weights)++;
         watch.kernels->linear(linear, in, rows, first, last, out, stride);
     };
-    looking.quantize = [](Precision precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row, const Rows& to) {
+    looking.quantize = [](Precision precision, int32_t group, const float* x, int64_t width, int64_t first,
+                          int64_t last, int64_t row, const Rows& to) {
         look(x);
         watch.kernels->quantize(precision, group, x, width, first, last, row, to);
     };
@@ -179,14 +187,16 @@ Kernels watched(const Kernels& k) {
         look(y);
         watch.kernels->add(x, y, size);
     };
-    looking.normalise = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size, float* out) {
+    looking.normalise = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon,
+                           int64_t size, float* out) {
         look(x);
         watch.kernels->normalise(rms, x, weight, bias, epsilon, size, out);
     };
     return looking;
 }
 
-// Threads read the weights and the copies of their own node: of another's, whose bits are the same, nothing else would tell.
+// Threads read the weights and the copies of their own node: of another's, whose bits are the same, nothing else would
+// tell.
 void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
     const Kernels looking = watched(k);
     Fixture x(looking, f, kind, 3, 2);
@@ -201,9 +211,12 @@ void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
         x.append(table, rows == 20 ? 0 : 20, some_tokens(rows, 4));
     }
     here = 0;
-    CHECK(watch.right > 0 && watch.wrong == 0, "%s, %s: %ld reads, %ld of another node", f.name, kind.name, watch.right.load(), watch.wrong.load());
-    CHECK(watch.wrong_weights == 0, "%s, %s: %ld times another node's weights", f.name, kind.name, watch.wrong_weights.load());
-    CHECK((watch.of_delta > 0) == watch.delta, "%s, %s: %ld reads of what linears gave", f.name, kind.name, watch.of_delta.load());
+    CHECK(watch.right > 0 && watch.wrong == 0, "%s, %s: %ld reads, %ld of another node", f.name, kind.name,
+          watch.right.load(), watch.wrong.load());
+    CHECK(watch.wrong_weights == 0, "%s, %s: %ld times another node's weights", f.name, kind.name,
+          watch.wrong_weights.load());
+    CHECK((watch.of_delta > 0) == watch.delta, "%s, %s: %ld reads of what linears gave", f.name, kind.name,
+          watch.of_delta.load());
 }
 
 }  // namespace

@@ -51,7 +51,8 @@ double exact_mxfp4(double x, double most) {
     const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     int best = 0;
     for (int i = 1; i < 8; i++) {
-        const double miss = std::abs(std::abs(x) / scale - values[i]), before = std::abs(std::abs(x) / scale - values[best]);
+        const double miss = std::abs(std::abs(x) / scale - values[i]),
+                     before = std::abs(std::abs(x) / scale - values[best]);
         if (miss < before || (miss == before && i % 2 == 0)) best = i;
     }
     return std::copysign(values[best] * scale, x);
@@ -62,12 +63,13 @@ void check_column(const Format& f, const Packed& packed, const float* x, int64_t
     for (int64_t k = 0; k < packed.width; k++) {
         const double got = packed.weight(column, k);
         if (f.precision == INT8) {
-            CHECK(std::abs(got - double(x[k])) <= 0.5 * double(scale) * (1 + 1e-5), "%s column %ld of %ld: %g != %g", f.name,
-                  long(column), long(k), got, double(x[k]));
+            CHECK(std::abs(got - double(x[k])) <= 0.5 * double(scale) * (1 + 1e-5), "%s column %ld of %ld: %g != %g",
+                  f.name, long(column), long(k), got, double(x[k]));
         } else if (f.precision == MXFP4) {
             const int64_t group = k / 32 * 32;
             const double expected = exact_mxfp4(x[k], largest(x + group, std::min<int64_t>(32, packed.width - group)));
-            CHECK(got == expected, "%s column %ld of %ld: %g is not %g but %g", f.name, long(column), long(k), double(x[k]), expected, got);
+            CHECK(got == expected, "%s column %ld of %ld: %g is not %g but %g", f.name, long(column), long(k),
+                  double(x[k]), expected, got);
         } else if (f.precision != INT4) {
             CHECK(got == double(rounded(f.precision, x[k])), "%s column %ld of %ld: %g != %g", f.name, long(column),
                   long(k), got, double(x[k]));
@@ -122,8 +124,8 @@ void test_sources(const Kernels& k) {
             const int64_t bytes = block_bytes(f.precision, f.group, expected.linear.depth);
             Buffer<uint8_t> block(static_cast<size_t>(bytes));
             Buffer<float> scales(LANES), scratch(size_t(expected.linear.depth * (LANES + 2)));
-            k.pack(f.precision, f.group, type, halves.data(), stride, columns, width, expected.linear.depth, block.data(),
-                   scales.data(), scratch.data());
+            k.pack(f.precision, f.group, type, halves.data(), stride, columns, width, expected.linear.depth,
+                   block.data(), scales.data(), scratch.data());
             CHECK(!std::memcmp(block.data(), expected.bytes.data(), size_t(bytes)), "%s from type %d", f.name, type);
         }
     }
@@ -143,8 +145,8 @@ void test_q4_0(const Kernels& k) {
     for (int64_t c = 0; c < columns; c++) {
         for (int64_t i = 0; i < width; i++) {
             const double expected = source[size_t(c * width + i)];
-            CHECK(packed.weight(c, i) == expected, "Q4_0 at %ld, %ld: %.9g != %.9g", long(c), long(i), packed.weight(c, i),
-                  expected);
+            CHECK(packed.weight(c, i) == expected, "Q4_0 at %ld, %ld: %.9g != %.9g", long(c), long(i),
+                  packed.weight(c, i), expected);
         }
     }
 }
@@ -157,13 +159,16 @@ void test_mxfp4_stays(const Kernels& k) {
     std::vector<float> source(columns * width);
     for (size_t block = 0; block < source.size(); block += 32) {
         const int exponent = random.below(251) - 125, most = 1 + random.below(8);
-        for (size_t i = 0; i < 32; i++) source[block + i] = std::ldexp(random.below(2) ? values[random.below(most)] : -values[random.below(most)], exponent);
+        for (size_t i = 0; i < 32; i++)
+            source[block + i] =
+                std::ldexp(random.below(2) ? values[random.below(most)] : -values[random.below(most)], exponent);
     }
     const Packed packed(k, FORMATS[6], source, columns, width);
     for (int64_t c = 0; c < columns; c++) {
         for (int64_t i = 0; i < width; i++) {
             const double expected = source[size_t(c * width + i)];
-            CHECK(packed.weight(c, i) == expected, "MXFP4 at %ld, %ld: %.9g != %.9g", long(c), long(i), packed.weight(c, i), expected);
+            CHECK(packed.weight(c, i) == expected, "MXFP4 at %ld, %ld: %.9g != %.9g", long(c), long(i),
+                  packed.weight(c, i), expected);
         }
     }
 }
@@ -203,12 +208,12 @@ void test_hard_values(const Kernels& k) {
             for (int64_t i = 0; i < width; i++) {
                 const double got = packed.weight(c, i);
                 // Hardware makes bf16's denormals zero, and so do quantized groups of nothing but such values.
-                const double bound = f.precision == FP32   ? 0
-                                     : f.precision == BF16 ? std::max(double(most) / 256, 1.2e-38)
-                                     : f.precision == INT8 ? std::max(double(most) / 250, 1.2e-38)
+                const double bound = f.precision == FP32    ? 0
+                                     : f.precision == BF16  ? std::max(double(most) / 256, 1.2e-38)
+                                     : f.precision == INT8  ? std::max(double(most) / 250, 1.2e-38)
                                      : f.precision == MXFP4 ? std::max(double(most) / 4, 1.2e-38)
-                                     : most > 1e19f        ? double(most) / 7.9  // squares overflow: a grid without a search
-                                                           : std::max(double(most) / 12, 1e-29);
+                                     : most > 1e19f ? double(most) / 7.9  // squares overflow: a grid without a search
+                                                    : std::max(double(most) / 12, 1e-29);
                 CHECK(std::abs(got - double(x[i])) <= bound, "%s, column %ld: %g for %g", f.name, long(c), got,
                       double(x[i]));
             }
@@ -216,7 +221,8 @@ void test_hard_values(const Kernels& k) {
     }
 }
 
-// A weight that is no number is said while it is packed: NaN became a group of zeros in int4, and a large number in int8.
+// A weight that is no number is said while it is packed: NaN became a group of zeros in int4, and a large number in
+// int8.
 void test_weights_that_are_no_numbers(const Kernels& k) {
     constexpr int64_t columns = 16, width = 200;
     Buffer<float> exact(columns * width), out(columns * width), scales(LANES), scratch(256 * (LANES + 2));
@@ -226,20 +232,26 @@ void test_weights_that_are_no_numbers(const Kernels& k) {
         const void* from = type == SOURCE_F32 ? static_cast<const void*>(exact.data()) : halves.data();
         const int64_t depth = padded_depth(f.precision, width);
         const bool widened = k.widen(type, from, columns * width, out.data());
-        const bool packed = k.pack(f.precision, f.group, type, from, width, columns, width, depth, block.data(), scales.data(), scratch.data());
+        const bool packed = k.pack(f.precision, f.group, type, from, width, columns, width, depth, block.data(),
+                                   scales.data(), scratch.data());
         CHECK(widened == packed, "%s from type %d: widen says %d", f.name, type, widened);
         return packed;
     };
     for (const Format& f : FORMATS) {
         for (const SourceType type : {SOURCE_F32, SOURCE_F16, SOURCE_BF16}) {
             const uint16_t infinity = type == SOURCE_F16 ? 0x7c00 : 0x7f80, most = uint16_t(infinity - 1);
-            for (size_t i = 0; i < exact.size(); i++) exact[i] = i % 2 ? 1e18f : -0.5f, halves[i] = uint16_t(i % 2 ? most : 0x8000 | 0x3000);
+            for (size_t i = 0; i < exact.size(); i++)
+                exact[i] = i % 2 ? 1e18f : -0.5f, halves[i] = uint16_t(i % 2 ? most : 0x8000 | 0x3000);
             CHECK(packs(f, type), "%s: the largest numbers of type %d", f.name, type);
             for (const size_t at : {size_t(0), size_t(15), size_t(199), size_t(200), size_t(3199)}) {
-                for (const uint16_t half : {infinity, uint16_t(infinity | 0x8000), uint16_t(infinity | 1), uint16_t(0xffff)}) {
+                for (const uint16_t half :
+                     {infinity, uint16_t(infinity | 0x8000), uint16_t(infinity | 1), uint16_t(0xffff)}) {
                     const float before = exact[at];
                     const uint16_t was = halves[at];
-                    exact[at] = half == infinity ? INFINITY : half == (infinity | 0x8000) ? -INFINITY : half == 0xffff ? -NAN : NAN;
+                    exact[at] = half == infinity              ? INFINITY
+                                : half == (infinity | 0x8000) ? -INFINITY
+                                : half == 0xffff              ? -NAN
+                                                              : NAN;
                     halves[at] = half;
                     CHECK(!packs(f, type), "%s: %04x of type %d at %zu was taken", f.name, half, type, at);
                     exact[at] = before, halves[at] = was;
@@ -279,8 +291,8 @@ void test_narrow(const Kernels& k) {
 
 }  // namespace
 
-Packed::Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns_, int64_t width_,
-               const std::vector<float>& bias)
+Packed::Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns_,
+               int64_t width_, const std::vector<float>& bias)
     : columns(columns_),
       width(width_),
       bytes(size_t((columns + LANES - 1) / LANES *
@@ -301,8 +313,8 @@ Packed::Packed(const Kernels& k, const Format& format, const std::vector<float>&
     const int64_t size = block_bytes(format.precision, format.group, linear.depth);
     for (int64_t b = 0; b < linear.blocks; b++) {
         const int64_t used = std::min<int64_t>(LANES, columns - b * LANES);
-        k.pack(format.precision, format.group, SOURCE_F32, exact.data() + b * LANES * width, width, used, width, linear.depth,
-               bytes.data() + b * size, scales.data() + b * LANES, scratch.data());
+        k.pack(format.precision, format.group, SOURCE_F32, exact.data() + b * LANES * width, width, used, width,
+               linear.depth, bytes.data() + b * size, scales.data() + b * LANES, scratch.data());
     }
 }
 
@@ -316,7 +328,8 @@ double Packed::weight(int64_t column, int64_t k) const {
         case MXFP4: {
             const uint8_t* start = block + k / SPAN * (64 + 4 * 256);
             const int64_t number = k % SPAN / 32, quad = k % 32 / 4;
-            const uint8_t both = start[64 + number * 256 + quad % 4 * 64 + lane * 4 + k % 4], nibble = quad < 4 ? both & 15 : both >> 4;
+            const uint8_t both = start[64 + number * 256 + quad % 4 * 64 + lane * 4 + k % 4],
+                          nibble = quad < 4 ? both & 15 : both >> 4;
             const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
             const int exponent = start[lane * 4 + number];
             return exponent ? std::ldexp(nibble < 8 ? values[nibble] : -values[nibble - 8], exponent - 127) : 0;

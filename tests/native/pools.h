@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "pool.h"
+#include "threads/pool.h"
 
 namespace check {
 
@@ -15,15 +15,17 @@ inline void rounds(Pool& pool, int count, int threads = 0) {
     const int team = threads ? std::min(threads, pool.threads()) : pool.threads();
     std::vector<int> slots(size_t(team), -1);
     std::atomic<int> wrong{0}, calls{0};
-    pool.run([&](int thread) {
-        calls++;
-        for (int i = 0; i < count; i++) {
-            slots.at(size_t(thread)) = i;
-            pool.wait(thread);
-            for (const int slot : slots) wrong += slot != i;
-            pool.wait(thread);
-        }
-    }, threads);
+    pool.run(
+        [&](int thread) {
+            calls++;
+            for (int i = 0; i < count; i++) {
+                slots.at(size_t(thread)) = i;
+                pool.wait(thread);
+                for (const int slot : slots) wrong += slot != i;
+                pool.wait(thread);
+            }
+        },
+        threads);
     CHECK(wrong == 0, "%d of %d threads' values are of another round", wrong.load(), team);
     CHECK(calls == team, "%d calls of %d threads", calls.load(), team);
 }

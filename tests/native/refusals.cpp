@@ -21,7 +21,8 @@ void check_poisoned_cache(const Kernels& k) {
             const std::vector<float> got = x.append(used, 0, *first), expected = x.append(fresh, 0, *first);
             CHECK(same_bits(got.data(), expected.data(), got.size()), "%s: %zu rows behind NaN", f.name, first->size());
             const std::vector<float> next = x.append(used, int32_t(first->size()), step);
-            CHECK(same_bits(next.data(), x.append(fresh, int32_t(first->size()), step).data(), next.size()), "%s: next row", f.name);
+            CHECK(same_bits(next.data(), x.append(fresh, int32_t(first->size()), step).data(), next.size()),
+                  "%s: next row", f.name);
         }
     }
 }
@@ -36,9 +37,9 @@ std::string refused(F&& f) {
     return "";
 }
 
-#define CHECK_REFUSED(text, call)                                                                         \
-    do {                                                                                                  \
-        const std::string said = refused([&] { call; }), wanted = text;                                   \
+#define CHECK_REFUSED(text, call)                                                                               \
+    do {                                                                                                        \
+        const std::string said = refused([&] { call; }), wanted = text;                                         \
         CHECK(said.find(wanted) != std::string::npos, "said \"%s\", not \"%s\"", said.c_str(), wanted.c_str()); \
     } while (0)
 
@@ -48,14 +49,17 @@ void check_draft_of_no_numbers(const Kernels& k) {
         for (const int threads : {1, 3}) {
             Fixture x(k, f, KINDS[0], threads);
             const Table table(x, 300);
-            const auto draft = [&](std::vector<float>* likely = nullptr) { return x.draft(table, 0, some_tokens(3, 5), 20, VOCAB, likely); };
+            const auto draft = [&](std::vector<float>* likely = nullptr) {
+                return x.draft(table, 0, some_tokens(3, 5), 20, VOCAB, likely);
+            };
             const std::vector<int32_t> expected = draft();
             CHECK(expected.size() == 20, "%s", f.name);
             std::swap(x.cosine[size_t(7 * x.model->rotation_width())], x.poison);
             std::vector<float> likely;
             std::vector<int32_t> cut(expected.begin(), expected.begin() + 5);
             cut.push_back(-1);
-            CHECK(draft(&likely) == cut && std::isnan(likely.back()), "%s: %zu tokens with NaN at position 7", f.name, likely.size());
+            CHECK(draft(&likely) == cut && std::isnan(likely.back()), "%s: %zu tokens with NaN at position 7", f.name,
+                  likely.size());
             std::swap(x.cosine[size_t(7 * x.model->rotation_width())], x.poison);
             CHECK(draft() == expected, "%s: drafted again", f.name);
         }
@@ -96,14 +100,17 @@ void check_specs(const Kernels& k) {
     CHECK_REFUSED("groups of 48", make([](Spec& s) { s.group = 48; }));
     CHECK_REFUSED("groups of 0", make([](Spec& s) { s.group = 0; }));
     CHECK_REFUSED("precision is 5", make([](Spec& s) { s.precision = Precision(5); }));
-    CHECK_REFUSED("precision of experts is 5", make([](Spec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(5); }));
+    CHECK_REFUSED("precision of experts is 5",
+                  make([](Spec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(5); }));
     CHECK_REFUSED("activation is 4", make([](Spec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
     CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
-    CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2", make([](Spec& s) { s.experts = 2, s.experts_per_token = 3; }));
+    CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2",
+                  make([](Spec& s) { s.experts = 2, s.experts_per_token = 3; }));
     CHECK_REFUSED("experts of a token is 0", make([](Spec& s) { s.experts = 2; }));
     CHECK_REFUSED("experts of a layer is -1", make([](Spec& s) { s.experts = -1; }));
     CHECK_REFUSED("shared expert's intermediate_size is 8", make([](Spec& s) { s.shared_size = 8; }));
-    CHECK_REFUSED("shared expert that is not there", make([](Spec& s) { s.experts = s.experts_per_token = s.shared_gate = 1; }));
+    CHECK_REFUSED("shared expert that is not there",
+                  make([](Spec& s) { s.experts = s.experts_per_token = s.shared_gate = 1; }));
     CHECK_REFUSED("experts are gated", make([](Spec& s) { s.experts = s.experts_per_token = 1, s.gated = 0; }));
     CHECK_REFUSED("epsilon is nan", make([](Spec& s) { s.norm_eps = NAN; }));
     CHECK_REFUSED("epsilon is -1", make([](Spec& s) { s.norm_eps = -1; }));
@@ -129,16 +136,19 @@ void check_weights(const Kernels& k) {
             model.allocate(pool);
             const int64_t weights = model.missing();
             CHECK(weights > 0 && !model.ready(), "%s: %ld weights are missing", kind.name, long(weights));
-            CHECK_REFUSED("source type 3", model.pack(pool, EMBED_TOKENS, 0, false, SourceType(3), values.data(), VOCAB, spec.embedding_size));
+            CHECK_REFUSED("source type 3", model.pack(pool, EMBED_TOKENS, 0, false, SourceType(3), values.data(), VOCAB,
+                                                      spec.embedding_size));
             CHECK_REFUSED("0 rows", pack(all[0], 0, 0, 8));
             int64_t count = 0;
             for (const Shape& s : all) {
                 for (int32_t layer = 0; layer < (s.layered ? spec.layers : 1); layer++) {
                     const int32_t index = s.index(spec, layer);
                     for (const int64_t more : {-1, 1}) {
-                        CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns), "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
+                        CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns),
+                              "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
                         if (s.columns + more < 1) continue;
-                        CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name, s.slot, long(more));
+                        CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name,
+                              s.slot, long(more));
                     }
                     const int32_t too_many = spec.layers * (s.expert < 0 ? 1 : spec.experts + 2);
                     if (s.layered) CHECK(!pack(s, too_many, s.rows, s.columns), "%s: a layer too many", kind.name);
@@ -149,10 +159,13 @@ void check_weights(const Kernels& k) {
                     values[at] = -INFINITY;
                     CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, index, s.rows, s.columns));
                     values[at] = 0.1f;
-                    CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name, s.slot);
-                    for (int twice = 0; twice < 2; twice++) CHECK(pack(s, index, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
+                    CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name,
+                          s.slot);
+                    for (int twice = 0; twice < 2; twice++)
+                        CHECK(pack(s, index, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
                     count++;
-                    CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once", kind.name, s.slot, layer);
+                    CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once",
+                          kind.name, s.slot, layer);
                 }
             }
             CHECK(model.ready() && count == weights, "%s: %ld of %ld weights", kind.name, long(count), long(weights));
@@ -170,7 +183,9 @@ void check_batches(const Kernels& k) {
         Fixture x(k, FORMATS[3], kind, 2);
         const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS + 2 ? 0 : 2], 1);
         const Table table(x, 256), second(x, 1000);
-        const auto run = [&](std::vector<int32_t> tokens, std::vector<int32_t> at, std::vector<const Table*> tables) { x.run(tokens, at, tables); };
+        const auto run = [&](std::vector<int32_t> tokens, std::vector<int32_t> at, std::vector<const Table*> tables) {
+            x.run(tokens, at, tables);
+        };
         run({0, VOCAB - 1}, {254, 255}, {&table, &table});
         CHECK_REFUSED("token id 50 of a vocabulary of 50", run({1, VOCAB}, {0, 1}, {&table, &table}));
         CHECK_REFUSED("token id -1 ", run({-1}, {0}, {&table}));
@@ -221,13 +236,16 @@ void check_batches(const Kernels& k) {
         static const Blocks* foreign;
         foreign = other.blocks.get();
         CHECK_REFUSED("of another model", pass([](Batch& b, Stretch&) { b.blocks = foreign; }));
-        CHECK_REFUSED("logits of 63 columns for a vocabulary that takes 64", pass([](Batch& b, Stretch&) { b.stride = 63; }));
+        CHECK_REFUSED("logits of 63 columns for a vocabulary that takes 64",
+                      pass([](Batch& b, Stretch&) { b.stride = 63; }));
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Stretch&) { b.logits = nullptr; }));
         CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Stretch&) { b.threads = -1; }));
         CHECK_REFUSED("wanted is 51", pass([](Batch& b, Stretch&) { b.vocabulary = 51; }));
         pass([](Batch& b, Stretch&) { b.vocabulary = 16, b.stride = 16; });
-        if (x.model->spec.rotary_dim) CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));
-        if (x.model->spec.rotary_dim) CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Stretch& s) { s.table_start = 3, s.table_rows = 5; }));
+        if (x.model->spec.rotary_dim)
+            CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));
+        if (x.model->spec.rotary_dim)
+            CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Stretch& s) { s.table_start = 3, s.table_rows = 5; }));
         CHECK_REFUSED("a pool of 0 blocks", Blocks(*x.model, 0, BF16));
         CHECK_REFUSED("a pool of 2147483648", Blocks(*x.model, int64_t(1) << 31, BF16));
         const Fixture wide(k, FORMATS[0], kind, 1), narrow(k, FORMATS[1], kind, 1);
@@ -261,7 +279,9 @@ void check_stored_weights(const Kernels& k) {
     Model model(spec, windows, &k);
     const std::vector<uint8_t> values(40 * 40, 7), zeros(40 * 2, 8);
     std::vector<float> scales(40 * 2, 0.5f);
-    const auto pack = [&] { return model.pack_int4(pool, Q_PROJ, 1, values.data(), scales.data(), zeros.data(), 40, 40); };
+    const auto pack = [&] {
+        return model.pack_int4(pool, Q_PROJ, 1, values.data(), scales.data(), zeros.data(), 40, 40);
+    };
     std::vector<int32_t> order(40);
     for (int32_t i = 0; i < 40; i++) order[size_t(i)] = 39 - i;
     const auto set = [&] { return model.set_order(Q_PROJ, 1, order.data(), 40); };

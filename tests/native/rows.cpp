@@ -1,4 +1,5 @@
-// What happens to rows between linears, against plain loops in double: quantization, norms, activations, rotation, arg-max.
+// What happens to rows between linears, against plain loops in double: quantization, norms, activations, rotation,
+// arg-max.
 #include <algorithm>
 #include <cfloat>
 
@@ -20,12 +21,14 @@ void check_integers(const Quantized& q, const float* x, int64_t rows, int64_t wi
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t span = 0; span < depth; span += SPAN) {
             float most = 0;
-            for (int64_t i = span; i < std::min(span + SPAN, width); i++) most = std::max(most, std::abs(x[r * width + i]));
+            for (int64_t i = span; i < std::min(span + SPAN, width); i++)
+                most = std::max(most, std::abs(x[r * width + i]));
             const double scale = q.scales[size_t((r * depth + span) / SPAN)];
             CHECK(std::abs(scale - double(most) / 127) <= 1e-6 * scale, "%s scale %g of %g", name, scale, double(most));
             for (int64_t i = span; i < span + SPAN; i++) {
                 const double expected = i < width ? x[r * width + i] : 0;
-                CHECK(std::abs(q.value(r, i) - expected) <= 0.50001 * scale, "%s: %g became %g", name, expected, q.value(r, i));
+                CHECK(std::abs(q.value(r, i) - expected) <= 0.50001 * scale, "%s: %g became %g", name, expected,
+                      q.value(r, i));
             }
         }
         for (int64_t g = 0; g < depth / q.group; g++) {
@@ -44,8 +47,8 @@ void test_quantize(const Kernels& k) {
             Linear linear{};
             linear.precision = f.precision, linear.group = f.group, linear.depth = padded_depth(f.precision, width);
             std::vector<float> x = normal_row(random, 5 * width);
-            std::fill(x.begin(), x.begin() + width, 0.0f);                           // a row of zeros
-            for (int64_t i = 0; i < width; i++) x[size_t(width + i)] *= 1e-30f;       // and one of next to nothing
+            std::fill(x.begin(), x.begin() + width, 0.0f);                       // a row of zeros
+            for (int64_t i = 0; i < width; i++) x[size_t(width + i)] *= 1e-30f;  // and one of next to nothing
             const Quantized q(k, linear, x.data(), 5, width);
             if (integers(f.precision)) {
                 check_integers(q, x.data(), 5, width, f.name);
@@ -53,7 +56,8 @@ void test_quantize(const Kernels& k) {
                 for (int64_t r = 0; r < 5; r++) {
                     for (int64_t i = 0; i < linear.depth; i++) {
                         const float expected = i < width ? rounded(f.precision, x[size_t(r * width + i)]) : 0;
-                        CHECK(q.value(r, i) == double(expected), "%s: %g became %g", f.name, double(expected), q.value(r, i));
+                        CHECK(q.value(r, i) == double(expected), "%s: %g became %g", f.name, double(expected),
+                              q.value(r, i));
                     }
                 }
             }
@@ -62,10 +66,12 @@ void test_quantize(const Kernels& k) {
             std::fill(parts.values.data(), parts.values.data() + 5 * linear.depth * parts.bytes_each, uint8_t(0x7e));
             for (int64_t r = 0; r < 5; r++) {
                 for (int64_t i = (linear.depth - 1) / SPAN * SPAN; i >= 0; i -= SPAN) {
-                    k.quantize(f.precision, f.group, x.data() + r * width, width, i, std::min(i + SPAN, linear.depth), r, parts.rows);
+                    k.quantize(f.precision, f.group, x.data() + r * width, width, i, std::min(i + SPAN, linear.depth),
+                               r, parts.rows);
                 }
             }
-            CHECK(!std::memcmp(q.values.data(), parts.values.data(), size_t(5 * linear.depth * q.bytes_each)), "%s in spans", f.name);
+            CHECK(!std::memcmp(q.values.data(), parts.values.data(), size_t(5 * linear.depth * q.bytes_each)),
+                  "%s in spans", f.name);
         }
     }
 }
@@ -82,9 +88,10 @@ void test_spans_that_are_no_numbers(const Kernels& k) {
                 Linear linear{};
                 linear.precision = f.precision, linear.group = f.group, linear.depth = 2 * SPAN;
                 const Quantized q(k, linear, x.data(), 1, 2 * SPAN);
-                CHECK(!std::isfinite(q.scales[size_t(at / SPAN)]), "%s: %g at %ld gives a scale of %g", f.name, double(bad), long(at),
-                      double(q.scales[size_t(at / SPAN)]));
-                CHECK(std::isfinite(q.scales[size_t(1 - at / SPAN)]), "%s: %g at %ld is in the other span", f.name, double(bad), long(at));
+                CHECK(!std::isfinite(q.scales[size_t(at / SPAN)]), "%s: %g at %ld gives a scale of %g", f.name,
+                      double(bad), long(at), double(q.scales[size_t(at / SPAN)]));
+                CHECK(std::isfinite(q.scales[size_t(1 - at / SPAN)]), "%s: %g at %ld is in the other span", f.name,
+                      double(bad), long(at));
             }
         }
     }
@@ -97,7 +104,8 @@ void test_norms_that_overflow(const Kernels& k) {
             Buffer<float> x(40, 1.0f), out(40);
             x[9] = bad;
             k.normalise(rms, x.data(), nullptr, nullptr, 1e-5f, 40, out.data());
-            CHECK(std::any_of(out.data(), out.data() + 40, [](float v) { return std::isnan(v); }), "%g became numbers", double(bad));
+            CHECK(std::any_of(out.data(), out.data() + 40, [](float v) { return std::isnan(v); }), "%g became numbers",
+                  double(bad));
         }
     }
 }
@@ -128,12 +136,14 @@ void test_outliers(const Kernels& k) {
         }
         spans_out += std::pow(by_spans - exact, 2), whole_out += std::pow(by_row - exact, 2), outputs += exact * exact;
     }
-    std::printf("  row with outlier channels, rms error of its values: %.4f with one scale, %.4f with one for 128 columns\n",
-                std::sqrt(whole / width), std::sqrt(spans / width));
+    std::printf(
+        "  row with outlier channels, rms error of its values: %.4f with one scale, %.4f with one for 128 columns\n",
+        std::sqrt(whole / width), std::sqrt(spans / width));
     std::printf("  and of a linear's outputs, relative: %.2f %% with one scale, %.2f %% with one for 128 columns\n",
                 100 * std::sqrt(whole_out / outputs), 100 * std::sqrt(spans_out / outputs));
     CHECK(std::sqrt(whole / spans) > 2, "errors of values %g and %g", std::sqrt(whole), std::sqrt(spans));
-    CHECK(std::sqrt(whole_out / spans_out) > 1.7, "errors of outputs %g and %g", std::sqrt(whole_out), std::sqrt(spans_out));
+    CHECK(std::sqrt(whole_out / spans_out) > 1.7, "errors of outputs %g and %g", std::sqrt(whole_out),
+          std::sqrt(spans_out));
 }
 
 // ---- norms, sums, activations
@@ -152,14 +162,16 @@ void test_normalise(const Kernels& k) {
             for (int64_t i = 0; i < size; i++) squares += std::pow(double(x[size_t(i)]) - mean, 2) / double(size);
             for (int64_t i = 0; i < size; i++) terms = std::max(terms, std::abs(double(x[size_t(i)])));
             const double factor = 1 / std::sqrt(squares + 1e-5);
-            k.normalise(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size, out.data());
+            k.normalise(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size,
+                        out.data());
             for (size_t i = 0; i < x.size(); i++) {
                 const double expected = (x[i] - mean) * factor * (weighted ? weight[i] : 1) + (biased ? bias[i] : 0);
                 const double bound = 1e-6 * (terms * factor * (weighted ? std::abs(weight[i]) : 1) + 1);
                 CHECK(std::abs(out[i] - expected) <= bound, "%s of %ld: %g != %g", rms ? "rms" : "layer", long(size),
                       double(out[i]), expected);
             }
-            k.normalise(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size, x.data());
+            k.normalise(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size,
+                        x.data());
             CHECK(same_bits(x.data(), out.data(), x.size()), "in place, %ld", long(size));
         }
     }
@@ -199,7 +211,8 @@ double exact_activation(Activation kind, double x) {
 void test_activations(const Kernels& k) {
     std::vector<float> values;
     for (float x = -30; x <= 30; x += 0.013f) values.push_back(x);
-    for (const float size : {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-4f, 50.0f, 87.0f, 88.5f, 90.0f, 104.0f, 1e3f, 1e4f, 1e7f, 1e10f, 1e15f, 1e30f, FLT_MAX}) {
+    for (const float size : {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-4f, 50.0f, 87.0f, 88.5f, 90.0f, 104.0f, 1e3f, 1e4f, 1e7f,
+                             1e10f, 1e15f, 1e30f, FLT_MAX}) {
         values.push_back(size), values.push_back(-size);
     }
     values.push_back(NAN), values.push_back(-NAN);
@@ -223,9 +236,11 @@ void test_activations(const Kernels& k) {
             }
             worst = std::max(worst, miss / (std::abs(x) + 1e-30));
             // Of GELU's tail little is left after 1 + erf: its error is one of x, as that of float arithmetic is.
-            CHECK(miss <= 4e-7 * std::abs(x) + 1e-37, "activation %d of %g: %g != %g", kind, x, double(out[i]), expected);
+            CHECK(miss <= 4e-7 * std::abs(x) + 1e-37, "activation %d of %g: %g != %g", kind, x, double(out[i]),
+                  expected);
             const float product = out[i] * (float(i % 5) - 2);
-            CHECK(gated[i] == product, "activation %d gated at %g: %g != %g", kind, x, double(gated[i]), double(product));
+            CHECK(gated[i] == product, "activation %d gated at %g: %g != %g", kind, x, double(gated[i]),
+                  double(product));
         }
         std::printf("  activation %d: largest error %.1e of |x|\n", kind, worst);
     }
@@ -233,16 +248,18 @@ void test_activations(const Kernels& k) {
 
 // gpt-oss: values of gate and up below, within and beyond the limits, and none that is no number.
 void test_clamped_swiglu(const Kernels& k) {
-    const float some[] = {-FLT_MAX, -1e4f, -60.0f, -7.01f, -7.0f, -6.9f, -1.0f, -1e-20f, 0.0f, 0.3f, 2.5f, 6.99f, 7.0f, 7.01f, 1e10f, INFINITY};
+    const float some[] = {-FLT_MAX, -1e4f, -60.0f, -7.01f, -7.0f, -6.9f, -1.0f, -1e-20f,
+                          0.0f,     0.3f,  2.5f,   6.99f,  7.0f,  7.01f, 1e10f, INFINITY};
     Buffer<float> in(2 * LANES), out(LANES);
     for (int shift = 0; shift < LANES; shift++) {
         for (int i = 0; i < LANES; i++) in[size_t(i)] = some[i], in[size_t(LANES + i)] = some[(i + shift) % LANES];
         k.activate(CLAMPED_SWIGLU, true, in.data(), 1, out.data());
         for (int i = 0; i < LANES; i++) {
-            const double gate = std::min(double(some[i]), 7.0), up = std::clamp(double(some[(i + shift) % LANES]), -7.0, 7.0);
+            const double gate = std::min(double(some[i]), 7.0),
+                         up = std::clamp(double(some[(i + shift) % LANES]), -7.0, 7.0);
             const double expected = gate < -1e3 ? 0 : gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
-            CHECK(std::abs(out[size_t(i)] - expected) <= 1e-6 * std::abs(expected) + 1e-36, "gate %g, up %g: %g != %g", gate, up,
-                  double(out[size_t(i)]), expected);
+            CHECK(std::abs(out[size_t(i)] - expected) <= 1e-6 * std::abs(expected) + 1e-36, "gate %g, up %g: %g != %g",
+                  gate, up, double(out[size_t(i)]), expected);
         }
     }
     for (const size_t place : {size_t(3), size_t(LANES + 3)}) {
@@ -267,8 +284,8 @@ void test_rotate(const Kernels& k) {
         for (size_t i = 0; i < x.size(); i++) {
             const double other = before[(i + x.size() / 2) % x.size()];
             const double expected = double(before[i]) * double(cosine[i]) + other * double(sine[i]);
-            CHECK(std::abs(x[i] - expected) <= 1e-6 * (std::abs(double(before[i])) + std::abs(other)), "head of %d: %g != %g", size,
-                  double(x[i]), expected);
+            CHECK(std::abs(x[i] - expected) <= 1e-6 * (std::abs(double(before[i])) + std::abs(other)),
+                  "head of %d: %g != %g", size, double(x[i]), expected);
         }
     }
 }
@@ -283,7 +300,8 @@ void test_soft_cap(const Kernels& k) {
     k.soft_cap(x.data(), 200, 1 / 30.0f, 30.0f);
     for (size_t i = 0; i < x.size(); i++) {
         const double expected = i < 200 ? 30 * std::tanh(double(before[i]) / 30) : double(before[i]);
-        CHECK(i == 7 ? std::isnan(x[i]) : std::abs(x[i] - expected) <= 1e-5, "cap of %g: %g != %g", double(before[i]), double(x[i]), expected);
+        CHECK(i == 7 ? std::isnan(x[i]) : std::abs(x[i] - expected) <= 1e-5, "cap of %g: %g != %g", double(before[i]),
+              double(x[i]), expected);
     }
 }
 
@@ -301,7 +319,8 @@ void test_maximum(const Kernels& k) {
             const int64_t expected = std::max_element(x.data(), x.data() + size) - x.data();
             double sum = 0;
             for (size_t i = 0; i < x.size(); i++) sum += std::exp(double(x[i]) - double(x[size_t(expected)]));
-            CHECK(got.index == expected && got.value == x[size_t(expected)], "of %ld: %d, not %ld", long(size), got.index, long(expected));
+            CHECK(got.index == expected && got.value == x[size_t(expected)], "of %ld: %d, not %ld", long(size),
+                  got.index, long(expected));
             CHECK(std::abs(got.sum - sum) <= 1e-5 * sum, "of %ld: sum %g != %g", long(size), double(got.sum), sum);
         }
     }
@@ -316,7 +335,9 @@ void test_maximum(const Kernels& k) {
 Quantized::Quantized(const Kernels& k, const Linear& linear, const float* x, int64_t count, int64_t width)
     : precision(linear.precision),
       group(linear.group),
-      bytes_each(precision == FP32 ? 4 : precision == BF16 ? k.bf16_row_bytes : 1),
+      bytes_each(precision == FP32   ? 4
+                 : precision == BF16 ? k.bf16_row_bytes
+                                     : 1),
       values(size_t((count + 31) / 32 * 32 * linear.depth * bytes_each), 0xff),
       scales(size_t(count * std::max<int64_t>(1, linear.depth / SPAN)), NAN),
       sums(size_t(count * std::max<int64_t>(1, linear.depth / group)), 1 << 20),
@@ -341,15 +362,19 @@ namespace {
 // What all kernels for rows make of the same values, those that are no numbers among them.
 std::vector<float> results_for_rows(const Kernels& k) {
     std::vector<float> results;
-    const auto keep = [&](const Buffer<float>& made) { results.insert(results.end(), made.data(), made.data() + made.size()); };
+    const auto keep = [&](const Buffer<float>& made) {
+        results.insert(results.end(), made.data(), made.data() + made.size());
+    };
     Random random(8);
     for (const int64_t size : {1, 16, 37, 200, 777}) {
         const size_t padded = size_t((size + LANES - 1) / LANES * LANES);
         Buffer<float> x(padded), weight(padded), bias(padded), out(padded);
-        for (size_t i = 0; i < padded; i++) x[i] = random.normal() * 3, weight[i] = random.normal(), bias[i] = random.normal();
+        for (size_t i = 0; i < padded; i++)
+            x[i] = random.normal() * 3, weight[i] = random.normal(), bias[i] = random.normal();
         for (const bool rms : {true, false}) {
             for (const bool plain : {true, false}) {
-                k.normalise(rms, x.data(), plain ? nullptr : weight.data(), plain ? nullptr : bias.data(), 1e-5f, size, out.data());
+                k.normalise(rms, x.data(), plain ? nullptr : weight.data(), plain ? nullptr : bias.data(), 1e-5f, size,
+                            out.data());
                 keep(out);
             }
         }
@@ -361,8 +386,10 @@ std::vector<float> results_for_rows(const Kernels& k) {
         keep(q.scales);
         for (int64_t i = 0; i < linear.depth; i++) results.push_back(float(q.value(0, i)));
         for (size_t i = 0; i < q.sums.size(); i++) results.push_back(float(q.sums[i]));
-        const float special[] = {0.0f, -0.0f, 1e-40f, 3.0f, 87.0f, 88.5f, 104.0f, 200.0f, 1e4f, 1e10f, 1e30f, FLT_MAX, INFINITY, NAN};
-        for (size_t i = 0; padded > 2 * std::size(special) && i < 2 * std::size(special); i++) x[i] = i % 2 ? special[i / 2] : -special[i / 2];
+        const float special[] = {0.0f,   -0.0f, 1e-40f, 3.0f,  87.0f,   88.5f,    104.0f,
+                                 200.0f, 1e4f,  1e10f,  1e30f, FLT_MAX, INFINITY, NAN};
+        for (size_t i = 0; padded > 2 * std::size(special) && i < 2 * std::size(special); i++)
+            x[i] = i % 2 ? special[i / 2] : -special[i / 2];
         for (const Activation kind : {SILU, RELU, GELU, GELU_TANH}) {
             k.activate(kind, false, x.data(), int64_t(padded / LANES), out.data());
             keep(out);

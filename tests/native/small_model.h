@@ -5,7 +5,7 @@
 #include <string>
 
 #include "check.h"
-#include "forward.h"
+#include "operations/forward.h"
 
 namespace check {
 namespace {
@@ -37,11 +37,15 @@ const Kind KINDS[] = {
     {"learned positions, projected, norm behind", 0,
      [](Spec& s) {
          s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1, s.norm_place = OF_SUM;
-         s.rotary_dim = s.rotary_tables = 0, s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1, s.projected_embedding = 1;
+         s.rotary_dim = s.rotary_tables = 0, s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1,
+         s.projected_embedding = 1;
          s.embedding_size = 24, s.qkv_bias = 1, s.kv_heads = 4;
      }},
     {"one KV head, window, norms of heads, sinks", 30,
-     [](Spec& s) { s.attention_sinks = 1, s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS, s.tied_head = 1, s.activation = GELU; }},
+     [](Spec& s) {
+         s.attention_sinks = 1, s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS,
+         s.tied_head = 1, s.activation = GELU;
+     }},
     {"norms around, soft caps, two rotation tables, a norm of all heads, sinks, a clamped activation", 30,
      [](Spec& s) {
          s.norm_place = AROUND, s.attention_cap = 2, s.logit_cap = 5, s.rotary_tables = 2, s.qk_norm = ALL_HEADS;
@@ -52,7 +56,8 @@ const Kind KINDS[] = {
      [](Spec& s) {
          s.parallel = s.shared_norm = s.embedding_norm = s.head_bias = 1, s.rms_norm = 0, s.qk_norm = EACH_HEAD;
          s.rotary_dim = s.rotary_tables = 0;
-     }, true},
+     },
+     true},
     {"norms behind, a part of each head turns", 0,
      [](Spec& s) { s.norm_place = BEHIND, s.rotary_dim = 6, s.gated = 0, s.norm_bias = 1, s.rms_norm = 0; }},
     {"experts, and one that all share", 0,
@@ -151,7 +156,9 @@ struct Fixture {
     static constexpr int32_t BLOCKS = 23;
 
     Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, int nodes = 1, bool int8 = false)
-        : pool(threads, nullptr, spread(threads, nodes)), cosine(POSITIONS * 32), sine(POSITIONS * 32) {
+        : pool(threads, nullptr, spread(threads, nodes)),
+          cosine(POSITIONS * 32),
+          sine(POSITIONS * 32) {
         Spec spec = base_spec(f);
         kind.change(spec);
         const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
@@ -166,20 +173,25 @@ struct Fixture {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
                 const int32_t index = shape.index(spec, layer);
                 Buffer<float> tensor(size_t(shape.rows * shape.columns));
-                for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
+                for (size_t i = 0; i < tensor.size(); i++)
+                    tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
                 if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
-                CHECK(model->pack(pool, shape.slot, index, shape.bias, SOURCE_F32, tensor.data(), shape.rows, shape.columns),
+                CHECK(model->pack(pool, shape.slot, index, shape.bias, SOURCE_F32, tensor.data(), shape.rows,
+                                  shape.columns),
                       "%s: no place for weight %d", kind.name, shape.slot);
                 const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
-                CHECK(!matrix || !model->pack(pool, shape.slot, index, false, SOURCE_F32, tensor.data(), shape.rows, shape.columns - 1),
+                CHECK(!matrix || !model->pack(pool, shape.slot, index, false, SOURCE_F32, tensor.data(), shape.rows,
+                                              shape.columns - 1),
                       "%s: weight %d may have another shape", kind.name, shape.slot);
             }
         }
         blocks = std::make_unique<Blocks>(*model, BLOCKS, int8 ? INT8 : model->attention_precision());
         const int32_t dim = spec.rotary_dim, width = int32_t(model->rotation_width());
         for (int32_t i = 0; i < POSITIONS * width; i++) {
-            const double base = i % width < dim ? 1e4 : 50, angle = i / width * std::pow(base, -2.0 * (i % dim % (dim / 2)) / dim);
-            cosine[size_t(i)] = float(std::cos(angle)), sine[size_t(i)] = float((i % dim < dim / 2 ? -1 : 1) * std::sin(angle));
+            const double base = i % width < dim ? 1e4 : 50,
+                         angle = i / width * std::pow(base, -2.0 * (i % dim % (dim / 2)) / dim);
+            cosine[size_t(i)] = float(std::cos(angle)),
+            sine[size_t(i)] = float((i % dim < dim / 2 ? -1 : 1) * std::sin(angle));
         }
     }
 
@@ -212,7 +224,8 @@ struct Fixture {
         Pass pass;
         pass.tokens = tokens;
         for (size_t r = 0; r < tokens.size(); r++) {
-            if (r == 0 || tables[r] != tables[r - 1]) pass.stretches.push_back(make_stretch(*tables[r], positions[r], 0));
+            if (r == 0 || tables[r] != tables[r - 1])
+                pass.stretches.push_back(make_stretch(*tables[r], positions[r], 0));
             pass.stretches.back().rows++;
             pass.wanted.push_back(int32_t(r));
         }
@@ -235,14 +248,16 @@ struct Fixture {
     std::vector<int32_t> draft(const Table& table, int32_t start, const std::vector<int32_t>& tokens, int32_t count,
                                int32_t vocabulary, std::vector<float>* likely = nullptr) {
         std::vector<float> logits((VOCAB + LANES - 1) / LANES * LANES);
-        Pass pass = make_pass(tokens, std::vector<int32_t>(tokens.size(), start), std::vector<const Table*>(tokens.size(), &table), logits.data());
+        Pass pass = make_pass(tokens, std::vector<int32_t>(tokens.size(), start),
+                              std::vector<const Table*>(tokens.size(), &table), logits.data());
         pass.wanted = {int32_t(tokens.size()) - 1}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 1;
         pass.batch.vocabulary = vocabulary;
         Buffer<int32_t> drafted(static_cast<size_t>(count));
         Buffer<float> probabilities(static_cast<size_t>(count));
         const float least = 0;
         int32_t number = 0;
-        Forward(*model, pool, workspace, pass.batch, &count).draft({&count, &least, count, drafted.data(), probabilities.data(), &number});
+        Forward(*model, pool, workspace, pass.batch, &count)
+            .draft({&count, &least, count, drafted.data(), probabilities.data(), &number});
         if (likely) likely->assign(probabilities.data(), probabilities.data() + number);
         return {drafted.data(), drafted.data() + number};
     }

@@ -87,12 +87,12 @@ def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_the_compiler_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the file and has the compiler's last lines; nothing half built stays behind."""
     fails = 'for i in $(seq 30); do echo "error: line $i" >&2; done; exit 1'
-    body = f'case "$source" in *forward.cpp) {fails}; esac; touch "$out"'
+    body = f'case "$source" in *operations/forward.cpp) {fails}; esac; touch "$out"'
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
     with pytest.raises(build.BuildError) as caught:
         build.build(tmp_path / "out" / "core.so")
     message = str(caught.value)
-    assert f"failed on {build.HERE}/forward.cpp:" in message
+    assert f"failed on {build.HERE}/operations/forward.cpp:" in message
     assert message.endswith("error: line 29\nerror: line 30")
     assert "error: line 18" not in message
     assert list((tmp_path / "out").iterdir()) == []
@@ -240,7 +240,7 @@ def ctype(declared: str) -> Any:
 
 def test_python_calls_what_is_declared() -> None:
     """Functions of api.cpp have the results and parameters that library.py says: ctypes would never notice."""
-    text = (build.HERE / "api.cpp").read_text()
+    text = (build.HERE / "abi" / "api.cpp").read_text()
     declared = dict(re.findall(r"^IPEX_ASSIST_API ([\w ]+\*? ia_\w+)\(([^)]*)\)", text, re.MULTILINE))
     functions = {}
     for head, parameters in declared.items():
@@ -259,11 +259,11 @@ def test_python_calls_what_is_declared() -> None:
 @pytest.mark.parametrize(
     ("header", "structure"),
     [
-        ("model.h", library.Spec),
-        ("forward.h", structures.Stretch),
-        ("forward.h", library.Batch),
-        ("forward.h", library.Drafts),
-        ("forward.h", library.Choices),
+        ("packing/model.h", library.Spec),
+        ("operations/forward.h", structures.Stretch),
+        ("operations/forward.h", library.Batch),
+        ("operations/forward.h", library.Drafts),
+        ("operations/forward.h", library.Choices),
     ],
 )
 def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:
@@ -350,7 +350,7 @@ def test_pip_installs_without_a_compiler(installed: tuple[Path, str]) -> None:
     """It says what is missing (to those who ask pip with -v) and leaves a package without the library."""
     site, printed = installed
     assert "ipex-assist is installed without its native core: no compiler: g++-nonexistent was not found" in printed
-    assert (site / "ipex_assist" / "native" / "kernels.h").exists()
+    assert (site / "ipex_assist" / "native" / "kernels" / "kernels.h").exists()
     assert not (site / "ipex_assist" / "native" / "_core.so").exists()
 
 

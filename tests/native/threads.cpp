@@ -32,10 +32,11 @@ void test_rounds() {
     }
 }
 
-// Threads of several nodes, each with a word of its own to wait at: as many as another node has, fewer than a group, one
-// alone, and more than a group. A node that is let go before another has arrived, or not at all.
+// Threads of several nodes, each with a word of its own to wait at: as many as another node has, fewer than a group,
+// one alone, and more than a group. A node that is let go before another has arrived, or not at all.
 void test_rounds_of_nodes() {
-    for (const std::vector<int>& counts : std::vector<std::vector<int>>{{1, 1}, {3, 5}, {1, 9}, {9, 2}, {2, 1, 3}, {1, 17, 9}}) {
+    for (const std::vector<int>& counts :
+         std::vector<std::vector<int>>{{1, 1}, {3, 5}, {1, 9}, {9, 2}, {2, 1, 3}, {1, 17, 9}}) {
         const std::vector<int32_t> nodes = nodes_of(counts);
         Pool pool(int(nodes.size()), nullptr, nodes);
         CHECK(pool.nodes() == int(counts.size()), "%d nodes", pool.nodes());
@@ -53,8 +54,8 @@ void test_pauses() {
     }
 }
 
-// Runs of fewer threads than there are, by turns with others: who takes no part is in none, misses many, and comes when it
-// is asked again, from its sleep, too.
+// Runs of fewer threads than there are, by turns with others: who takes no part is in none, misses many, and comes when
+// it is asked again, from its sleep, too.
 void test_fewer_threads() {
     for (const std::vector<int>& counts : std::vector<std::vector<int>>{{4}, {9}, {2, 3}}) {
         const std::vector<int32_t> nodes = nodes_of(counts);
@@ -79,10 +80,12 @@ void test_failures_of_fewer() {
     for (const int failing : {0, 2}) {
         std::string message;
         try {
-            pool.run([&](int thread) {
-                if (thread == failing) throw std::runtime_error("few");
-                pool.wait(thread);
-            }, 3);
+            pool.run(
+                [&](int thread) {
+                    if (thread == failing) throw std::runtime_error("few");
+                    pool.wait(thread);
+                },
+                3);
         } catch (const std::exception& error) {
             message = error.what();
         }
@@ -99,10 +102,12 @@ void test_callers() {
     for (int c = 0; c < 4; c++) {
         callers.emplace_back([&, c] {
             for (int i = 0; i < 60; i++) {
-                pool.run([&](int thread) {
-                    sums[size_t(thread)]++;
-                    pool.wait(thread);
-                }, c);
+                pool.run(
+                    [&](int thread) {
+                        sums[size_t(thread)]++;
+                        pool.wait(thread);
+                    },
+                    c);
             }
         });
     }
@@ -171,7 +176,8 @@ void test_failures() {
                 } catch (const std::exception& error) {
                     message = error.what();
                 }
-                CHECK(message == "round " + std::to_string(round), "thread %d of %d: %s", failing, threads, message.c_str());
+                CHECK(message == "round " + std::to_string(round), "thread %d of %d: %s", failing, threads,
+                      message.c_str());
                 CHECK(left == threads, "%d of %d threads have left", left.load(), threads);
                 rounds(pool, 2);
             }
@@ -198,7 +204,7 @@ void test_failures() {
 // gets its own back, whether the run ended well or not.
 void test_float_control() {
     const uint32_t usual = _mm_getcsr();
-    _mm_setcsr(0x1f80 | 0x8040 | 0x2000);  // denormals are zero, rounding down
+    _mm_setcsr(0x1f80 | 0x8040 | 0x2000);    // denormals are zero, rounding down
     const uint32_t flushing = _mm_getcsr();  // valgrind knows only the rounding
     Pool pool(3, nullptr);
     std::vector<uint32_t> within(3);
@@ -217,10 +223,12 @@ void test_float_control() {
 void test_shares() {
     for (int64_t total = 0; total < 40; total++) {
         for (int threads = 1; threads < 9; threads++) {
-            CHECK(share(total, 0, threads) == 0 && share(total, threads, threads) == total, "%ld among %d", long(total), threads);
+            CHECK(share(total, 0, threads) == 0 && share(total, threads, threads) == total, "%ld among %d", long(total),
+                  threads);
             for (int t = 0; t < threads; t++) {
                 const int64_t size = share(total, t + 1, threads) - share(total, t, threads);
-                CHECK(size == total / threads || size == total / threads + 1, "%ld of %ld among %d", long(size), long(total), threads);
+                CHECK(size == total / threads || size == total / threads + 1, "%ld of %ld among %d", long(size),
+                      long(total), threads);
             }
         }
     }

@@ -103,7 +103,8 @@ void test_patience_false_alarm() {
     FakeTime time;
     const Time until = milliseconds(9);
     int parks = 0;
-    const bool spinning = patience.wait([&] { return time.at >= until; }, [&] { parks++, time.at += milliseconds(3); }, time);
+    const bool spinning =
+        patience.wait([&] { return time.at >= until; }, [&] { parks++, time.at += milliseconds(3); }, time);
     CHECK(!spinning && parks == 3, "%d parks", parks);
     CHECK(time.spun < Patience::LONGEST + milliseconds(0.01), "%ld ns", long(time.spun.count()));
 }
@@ -114,7 +115,8 @@ Time processor_time() {
     return std::chrono::seconds(used.tv_sec) + Time(used.tv_nsec);
 }
 
-// Who waits for a partner that is away leaves its CPU to others, and is back when the partner is; what the pool counted.
+// Who waits for a partner that is away leaves its CPU to others, and is back when the partner is; what the pool
+// counted.
 void test_parking() {
     for (const std::vector<int>& counts : std::vector<std::vector<int>>{{2}, {10}, {3, 2}}) {
         const std::vector<int32_t> nodes = nodes_of(counts);

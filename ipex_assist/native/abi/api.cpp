@@ -1,0 +1,383 @@
+// The C interface, used through ctypes (ipex_assist/native/library.py). No exception crosses it.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "abi/checks.h"
+#include "kernels/cpu.h"
+#include "operations/forward.h"
+#include "operations/linears.h"
+
+using namespace ipex_assist;
+
+namespace {
+
+thread_local char last_error[1024];  // not a string: there may be no memory for one
+
+void remember(const char* message) { std::snprintf(last_error, sizeof last_error, "%s", message); }
+
+// What passes of one model share beside its weights.
+struct Buffers {
+    Workspace workspace;
+    Memory logits;  // of choosing and drafting
+    Timing timing;
+    int64_t experts_read = 0;  // by the last call
+};
+
+struct Handle {
+    Model model;
+    Lock turn;  // of who uses the buffers
+    Buffers buffers;
+};
+
+// The calling thread's turn to use a model's buffers.
+class Turn {
+public:
+    explicit Turn(void* handle) : handle_(*static_cast<Handle*>(handle)) {
+        // A thread that a fork left behind may have been changing them: they are lost, and new.
+        if (!handle_.turn.lock()) new (&handle_.buffers) Buffers;
+    }
+    ~Turn() { handle_.turn.unlock(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    const Model& model() const { return handle_.model; }
+    Buffers& buffers() const { return handle_.buffers; }
+
+private:
+    Handle& handle_;
+};
+
+// Runs f; where it throws, keeps the message and returns `failed`.
+template <class T, class F>
+T guarded(T failed, F&& f) {
+    try {
+        return f();
+    } catch (const std::bad_alloc&) {
+        remember("out of memory");
+    } catch (const std::exception& error) {
+        remember(error.what());
+    } catch (...) {
+        remember("an exception that is none of ours");
+    }
+    return failed;
+}
+
+// Likewise, with a status of its own for NaN and infinity.
+template <class F>
+int32_t guarded_numbers(int32_t not_finite, F&& f) {
+    return guarded(-1, [&]() -> int32_t {
+        try {
+            return f();
+        } catch (const NotFinite& error) {
+            remember(error.what());
+            return not_finite;
+        }
+    });
+}
+
+// The best of `repeats` speeds: how much f(repeat) has done, which it returns, ÷ the seconds that it took.
+template <class F>
+double best_speed(int32_t repeats, F&& f) {
+    double best = 0;
+    for (int32_t i = 0; i < repeats; i++) {
+        const auto started = std::chrono::steady_clock::now();
+        const int64_t done = f(i);
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+        best = std::max(best, double(done) / seconds.count());
+    }
+    return best;
+}
+
+// The batch with logits in memory of our own.
+Batch with_logits(const Turn& turn, Batch batch) {
+    const int64_t rows = std::clamp(batch.wanted_count, 0, 1 << 24);
+    batch.stride = turn.model().head.blocks * LANES;
+    turn.buffers().logits.grow(size_t(rows * batch.stride) * 4);
+    batch.logits = turn.buffers().logits.as<float>();
+    return batch;
+}
+
+void count(Buffers& buffers, const Forward& done) {
+    buffers.timing.linear += done.timing.linear;
+    buffers.timing.attention += done.timing.attention;
+    buffers.timing.total += done.timing.total;
+    buffers.experts_read = done.experts_read;
+}
+
+}  // namespace
+
+#define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
+
+// The version of this interface, and in `sizes` the bytes of Spec and Batch: Python compares them before it calls
+// anything else. ABI_VERSION in structures.py is the same number; both change with any function or structure here.
+IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
+    sizes[0] = int32_t(sizeof(Spec));
+    sizes[1] = int32_t(sizeof(Batch));
+    return 7;
+}
+
+IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
+
+// The best kernels for this processor, or null. ia_last_error() says why there are none, or none better where one could
+// expect them; else it is empty.
+IPEX_ASSIST_API const void* ia_kernels(const char* limit) {
+    return guarded<const void*>(nullptr, [&] {
+        std::string remark;
+        const Kernels* kernels = choose_kernels(limit, remark);
+        remember(remark.c_str());
+        return kernels;
+    });
+}
+
+IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) { return static_cast<const Kernels*>(kernels)->name; }
+
+IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
+    return guarded<void*>(
+        nullptr, [&] { return new Pool(threads, cpus, cpus ? memory_nodes(cpus, threads) : std::vector<int32_t>()); });
+}
+
+IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
+
+// How many of a pool's threads are on the first one's memory node.
+IPEX_ASSIST_API int32_t ia_pool_first_node(void* pool) { return static_cast<Pool*>(pool)->first_thread(1); }
+
+// Runs, barriers, and what all threads waited and parked at them, since the pool was made.
+IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {
+    return guarded(-1, [&] {
+        const Statistics found = static_cast<Pool*>(pool)->statistics();
+        out[0] = found.runs, out[1] = found.barriers, out[2] = found.waits, out[3] = found.parks;
+        return 0;
+    });
+}
+
+// Seconds that `count` barriers take with nothing between them.
+IPEX_ASSIST_API double ia_barrier_seconds(void* pool_handle, int64_t count) {
+    return guarded(-1.0, [&] {
+        Pool& pool = *static_cast<Pool*>(pool_handle);
+        double seconds = 0;
+        pool.run([&](int thread) {
+            pool.wait(thread);  // the threads start at different times
+            const auto started = std::chrono::steady_clock::now();
+            for (int64_t i = 0; i < count; i++) pool.wait(thread);
+            const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - started;
+            if (thread == 0) seconds = passed.count();
+        });
+        return seconds;
+    });
+}
+
+// Of a model's image.
+IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
+    return guarded(-1,
+                   [&] { return *sum = static_cast<Handle*>(handle)->model.checksum(*static_cast<Pool*>(pool)), 0; });
+}
+
+// See Model: windows (layers), tables (layers) or null, slopes (heads) or null.
+IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows, const int32_t* tables,
+                                   const float* slopes) {
+    return guarded<void*>(nullptr, [&] {
+        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels), tables, slopes), {}, {}};
+    });
+}
+
+IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
+IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return static_cast<Handle*>(handle)->model.image_bytes(); }
+
+// See Model::image; null where there is none, or less of it.
+IPEX_ASSIST_API const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer) {
+    return guarded<const void*>(nullptr, [&] {
+        const Model& model = static_cast<Handle*>(handle)->model;
+        if (!model.has_memory() || offset < 0 || bytes < 1 || bytes > model.image_bytes() - offset) {
+            refuse("%lld bytes from %lld on of an image of %lld", (long long)bytes, (long long)offset,
+                   (long long)model.image_bytes());
+        }
+        return model.image(offset, bytes, static_cast<uint8_t*>(buffer));
+    });
+}
+
+IPEX_ASSIST_API int32_t ia_model_allocate(void* handle, void* pool) {
+    return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.allocate(*static_cast<Pool*>(pool)), 0; });
+}
+
+// how: 0 maps, 1 copies, 2 maps what ia_model_settle is to copy, where that makes sense. 0 done, 1 it is to settle,
+// -1 failed.
+IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t how) {
+    return guarded(-1, [&] {
+        Model& model = static_cast<Handle*>(handle)->model;
+        return model.adopt(*static_cast<Pool*>(pool), file, offset, Model::Adoption(how)) ? 0 : 1;
+    });
+}
+
+// 0 all is there, 1 there is more, -1 failed: what is mapped stays so.
+IPEX_ASSIST_API int32_t ia_model_settle(void* handle, void* pool, int64_t bytes) {
+    return guarded(
+        -1, [&] { return static_cast<Handle*>(handle)->model.settle(*static_cast<Pool*>(pool), bytes) ? 0 : 1; });
+}
+
+// 0 done, 1 where the tables differ in shape.
+IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
+    return guarded(-1, [&] {
+        return static_cast<Handle*>(handle)->model.share_table(static_cast<const Handle*>(other)->model) ? 0 : 1;
+    });
+}
+
+// 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
+// -1 failed.
+IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
+                                      const void* data, int64_t rows, int64_t columns) {
+    return guarded_numbers(2, [&] {
+        return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0,
+                                                        SourceType(type), data, rows, columns)
+                   ? 0
+                   : 1;
+    });
+}
+
+// Weights that are quantized already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
+IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t index, const uint8_t* values,
+                                           const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
+    return guarded_numbers(2, [&] {
+        Model& model = static_cast<Handle*>(handle)->model;
+        Pool& threads = *static_cast<Pool*>(pool);
+        return model.pack_int4(threads, Slot(slot), index, values, scales, zeros, columns, width) ? 0 : 1;
+    });
+}
+
+// The order of a linear's input columns, see Model::set_order. Likewise 0, 1 or -1.
+IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
+                                           int64_t width) {
+    return guarded(
+        -1, [&] { return static_cast<Handle*>(handle)->model.set_order(Slot(slot), index, order, width) ? 0 : 1; });
+}
+
+// Bytes of a block of keys and values of this model in a precision that Blocks takes; -1 for another.
+IPEX_ASSIST_API int64_t ia_block_bytes(void* handle, int32_t precision) {
+    return guarded<int64_t>(
+        -1, [&] { return Blocks::bytes_each(static_cast<Handle*>(handle)->model, Precision(precision)); });
+}
+
+// A pool of `count` blocks, whose memory is taken when it is written.
+IPEX_ASSIST_API void* ia_blocks_new(void* handle, int64_t count, int32_t precision) {
+    return guarded<void*>(nullptr,
+                          [&] { return new Blocks(static_cast<Handle*>(handle)->model, count, Precision(precision)); });
+}
+
+IPEX_ASSIST_API void ia_blocks_delete(void* blocks) { delete static_cast<Blocks*>(blocks); }
+
+IPEX_ASSIST_API int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to) {
+    return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->copy(*static_cast<Pool*>(pool), from, to), 0; });
+}
+
+// Gives the memory of blocks back that no sequence has.
+IPEX_ASSIST_API int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number) {
+    return guarded(-1, [&] { return static_cast<Blocks*>(blocks)->discard(ids, number), 0; });
+}
+
+IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch) {
+    return guarded(-1, [&] {
+        const Turn turn(handle);
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, *batch);
+        forward.run();
+        count(turn.buffers(), forward);
+        return 0;
+    });
+}
+
+// What is likeliest behind the wanted rows: see Choices. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_choose(void* handle, void* pool, const Batch* batch, const Choices* choices) {
+    return guarded(-1, [&] {
+        const Turn turn(handle);
+        const Batch own = with_logits(turn, *batch);
+        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : turn.model().spec.vocab_size;
+        if (choices->top < 0 || choices->top > columns) refuse("the likeliest %d of %d tokens", choices->top, columns);
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own);
+        forward.choose(*choices);
+        count(turn.buffers(), forward);
+        return 0;
+    });
+}
+
+// Greedy tokens behind each stretch: see Drafts. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const Drafts* drafts) {
+    return guarded(-1, [&] {
+        const Turn turn(handle);
+        const Batch own = with_logits(turn, *batch);
+        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own, drafts->counts);
+        for (int32_t i = 0; i < own.stretch_count; i++) {
+            if (drafts->counts[i] > drafts->stride)
+                refuse("%d drafted tokens where there is room for %lld", drafts->counts[i], (long long)drafts->stride);
+        }
+        forward.draft(*drafts);
+        count(turn.buffers(), forward);
+        return 0;
+    });
+}
+
+// One of the linears of every layer (qkv, output, up, down by number): see linears.h.
+IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out,
+                                   int64_t stride) {
+    return guarded(-1, [&] {
+        const Turn turn(handle);
+        Workspace& workspace = turn.buffers().workspace;
+        return run_linears(turn.model(), *static_cast<Pool*>(pool), workspace, Which(which), x, rows, out, stride), 0;
+    });
+}
+
+// Bytes a second at which all threads together read `size` bytes of memory they wrote before; the best of `repeats`.
+IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle, int64_t size, int32_t repeats) {
+    return guarded(-1.0, [&] {
+        Pool& pool = *static_cast<Pool*>(pool_handle);
+        const int64_t part = size / pool.threads() / 4096 * 4096;
+        const Memory memory(size_t(part * pool.threads()));
+        std::vector<uint64_t> sums(size_t(pool.threads()));
+        pool.run([&](int thread) { std::memset(memory.data() + part * thread, thread + 1, size_t(part)); });
+        return best_speed(repeats, [&](int32_t i) {
+            pool.run([&](int thread) {
+                const int64_t ahead = i % 2 ? 4096 : 0;  // which is faster differs between processors
+                sums[size_t(thread)] =
+                    static_cast<const Kernels*>(kernels)->read(memory.data() + part * thread, part, ahead);
+            });
+            return part * pool.threads();
+        });
+    });
+}
+
+// Products a second that all threads together can add up in a precision, with nothing to read; the best of `repeats`.
+IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t precision, int64_t steps,
+                               int32_t repeats) {
+    return guarded(-1.0, [&] {
+        Pool& pool = *static_cast<Pool*>(pool_handle);
+        std::vector<int64_t> products(size_t(pool.threads()));
+        return best_speed(repeats, [&](int32_t) {
+            pool.run([&](int thread) {
+                products[size_t(thread)] = static_cast<const Kernels*>(kernels)->multiply(Precision(precision), steps);
+            });
+            return std::accumulate(products.begin(), products.end(), int64_t(0));
+        });
+    });
+}
+
+// How many experts the passes of the last call read, those of all layers together, each once a pass; shared ones do not
+// count.
+IPEX_ASSIST_API int64_t ia_experts_read(void* handle) {
+    const Turn turn(handle);
+    return turn.buffers().experts_read;
+}
+
+// Cycles of linears, of attention, and of all passes since the last call.
+IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
+    const Turn turn(handle);
+    Timing& timing = turn.buffers().timing;
+    cycles[0] = timing.linear;
+    cycles[1] = timing.attention;
+    cycles[2] = timing.total;
+    timing = {};
+}

@@ -1,0 +1,215 @@
+// What callers can get wrong, refused with std::invalid_argument before any memory is touched.
+#include "abi/checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <stdexcept>
+
+namespace ipex_assist {
+
+void refuse(const char* format, ...) {
+    char message[400];
+    va_list values;
+    va_start(values, format);
+    std::vsnprintf(message, sizeof message, format, values);
+    va_end(values);
+    throw std::invalid_argument(message);
+}
+
+namespace {
+
+// Sizes of a model, each and their products, stay far below what 64 bits hold.
+constexpr int64_t LARGEST = 1 << 24, MOST_LAYERS = 4096;
+
+void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most) {
+        refuse("%s is %lld and must be from %lld to %lld", name, static_cast<long long>(value),
+               static_cast<long long>(least), static_cast<long long>(most));
+    }
+}
+
+void check_heads(const Spec& s) {
+    check_range("num_attention_heads", s.heads, 1, LARGEST);
+    check_range("num_key_value_heads", s.kv_heads, 1, LARGEST);
+    check_range("head_dim", s.head_dim, 1, LARGEST);
+    check_range("num_attention_heads x head_dim", int64_t(s.heads) * s.head_dim, 1, LARGEST);
+    if (s.heads % s.kv_heads) {
+        refuse("%d attention heads cannot share %d key/value heads evenly", s.heads, s.kv_heads);
+    }
+    check_range("values of a head that rotary positions turn", s.rotary_dim, 0, s.head_dim);
+    check_range("rotation tables", s.rotary_tables, s.rotary_dim ? 1 : 0, 2);
+    if (s.rotary_dim % 2)
+        refuse("rotary positions turn %d values of a head: it must be even, as halves are turned", s.rotary_dim);
+}
+
+void check_formats(const Spec& s) {
+    check_range("precision", s.precision, FP32, MXFP4);
+    check_range("outer_precision", s.outer_precision, FP32, MXFP4);
+    check_range("activation", s.activation, SILU, s.gated ? CLAMPED_SWIGLU : GELU_TANH);
+    check_range("norm_place", s.norm_place, BEFORE, AROUND);
+    check_range("qk_norm", s.qk_norm, NO_NORM, ALL_HEADS);
+    const bool int4 = s.precision == INT4 || s.outer_precision == INT4;
+    if (int4 && s.group != 32 && s.group != 64 && s.group != 128)
+        refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
+    const bool head_is_table = s.tied_head && (s.precision == FP32 || s.precision == BF16);
+    if (head_is_table && s.outer_precision != s.precision)
+        refuse("a head that is the embedding has its precision, too");
+    if (!std::isfinite(s.norm_eps) || s.norm_eps < 0)
+        refuse("the norms' epsilon is %g and must be a number from 0 on", double(s.norm_eps));
+    if (!std::isfinite(s.attention_scale))
+        refuse("the attention scale is %g and must be a number", double(s.attention_scale));
+    for (const float factor : {s.embedding_multiplier, s.residual_multiplier}) {
+        if (!std::isfinite(factor) || factor == 0)
+            refuse("a multiplier is %g and must be a number but 0", double(factor));
+    }
+    for (const float cap : {s.attention_cap, s.logit_cap}) {
+        if (!std::isfinite(cap) || cap < 0) refuse("a soft cap is %g and must be a number from 0 on", double(cap));
+    }
+    if (s.parallel && s.norm_place != BEFORE) refuse("norms of parallel layers are before them");
+    if (s.shared_norm && !s.parallel) refuse("attention and MLP share a norm in parallel layers only");
+}
+
+void check_experts(const Spec& s) {
+    check_range("experts of a layer", s.experts, 0, 1024);
+    check_range("experts of a token", s.experts_per_token, s.experts ? 1 : 0, s.experts);
+    check_range("the shared expert's intermediate_size", s.shared_size, 0, s.experts ? LARGEST : 0);
+    if (s.shared_gate && !s.shared_size) refuse("a gate of a shared expert that is not there");
+    check_range("precision of experts", s.expert_precision, FP32, MXFP4);
+    if (s.experts && (!s.gated || s.parallel)) refuse("experts are gated, and not parallel to attention");
+}
+
+}  // namespace
+
+const Spec& checked(const Spec& s, const int32_t* windows, const int32_t* tables, const float* slopes) {
+    check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
+    check_range("vocab_size", s.vocab_size, 1, LARGEST);
+    check_range("hidden_size", s.hidden_size, 1, LARGEST);
+    check_range("intermediate_size", s.intermediate_size, 1, LARGEST);
+    check_range("embedding_size", s.embedding_size, 1, LARGEST);
+    check_range("rows of the position table", s.positions, 0, LARGEST);
+    check_range("position_offset", s.position_offset, 0, LARGEST);
+    check_heads(s);
+    check_formats(s);
+    check_experts(s);
+    if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
+        refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
+    }
+    for (int32_t i = 0; i < s.layers; i++) check_range("an attention window", windows[i], 0, INT32_MAX);
+    for (int32_t i = 0; tables && i < s.layers; i++)
+        check_range("a rotation table", tables[i], -1, int64_t(s.rotary_tables) - 1);
+    for (int32_t i = 0; slopes && i < s.heads; i++) {
+        if (!std::isfinite(slopes[i])) refuse("a slope of ALiBi is %g and must be a number", double(slopes[i]));
+    }
+    return s;
+}
+
+namespace {
+
+void check_sizes(const Model& model, const Batch& b) {
+    const int32_t vocabulary = model.spec.vocab_size;
+    check_range("rows of a pass", b.rows, 1, LARGEST);
+    check_range("stretches of a pass", b.stretch_count, 1, b.rows);
+    check_range("rows whose logits are wanted", b.wanted_count, 0, b.rows);
+    check_range("the vocabulary that is wanted", b.vocabulary, 0, vocabulary);
+    check_range("threads of a pass", b.threads, 0, LARGEST);
+    if (!b.tokens || !b.stretches || !b.blocks || (b.wanted_count && !b.wanted))
+        refuse("a pass needs tokens, stretches and blocks");
+    if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
+    for (int32_t i = 0; i < b.wanted_count; i++) {
+        check_range("a row whose logits are wanted", b.wanted[i], i ? int64_t(b.wanted[i - 1]) + 1 : 0,
+                    int64_t(b.rows) - 1);
+    }
+    if (b.wanted_count == 0) return;
+    const int64_t columns = round_up(b.vocabulary > 0 ? b.vocabulary : vocabulary, LANES);
+    if (!b.logits || b.stride < columns) {
+        refuse("logits of %lld columns for a vocabulary that takes %lld",
+               static_cast<long long>(b.logits ? b.stride : 0), static_cast<long long>(columns));
+    }
+}
+
+// The positions of a stretch up to `last`, of what is drafted behind it, are in its table, the position tables and the
+// pool.
+void check_stretch(const Model& model, const Batch& b, int32_t index, int64_t last) {
+    const Spec& s = model.spec;
+    const Stretch& stretch = b.stretches[index];
+    if (stretch.start < 0 || last >= INT32_MAX)
+        refuse("stretch %d is at position %lld", index,
+               static_cast<long long>(stretch.start < 0 ? stretch.start : last));
+    if (!stretch.blocks || last / KEYS >= stretch.block_count) {
+        refuse("stretch %d goes up to position %lld, and its table has %d blocks of %d", index,
+               static_cast<long long>(last), stretch.blocks ? stretch.block_count : 0, KEYS);
+    }
+    for (int64_t i = 0; i <= last / KEYS; i++) {
+        if (stretch.blocks[i] < 0 || stretch.blocks[i] >= b.blocks->count()) {
+            refuse("stretch %d has block %d of a pool of %lld", index, stretch.blocks[i],
+                   static_cast<long long>(b.blocks->count()));
+        }
+    }
+    if (s.positions) {
+        if (last + s.position_offset >= s.positions) {
+            refuse("stretch %d is at position %lld, and the model has %d", index, static_cast<long long>(last),
+                   s.positions - s.position_offset);
+        }
+        return;
+    }
+    if (!s.rotary_dim) return;
+    if (!(stretch.cosine && stretch.sine)) refuse("rotary positions need their tables");
+    if (stretch.start < stretch.table_start || last - stretch.table_start >= stretch.table_rows) {
+        refuse("stretch %d is at positions %d to %lld, and its rotation table holds %d from %d on", index,
+               stretch.start, static_cast<long long>(last), stretch.table_rows, stretch.table_start);
+    }
+}
+
+// What a stretch writes, nobody else may read or write in this pass, nor may it be in its own table twice.
+void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
+    std::vector<int32_t> written;
+    for (int32_t i = 0; i < b.stretch_count; i++) {
+        const Stretch& s = b.stretches[i];
+        for (int64_t at = s.start / KEYS; at <= lasts[size_t(i)] / KEYS; at++) written.push_back(s.blocks[at]);
+    }
+    std::sort(written.begin(), written.end());
+    const auto twice = std::adjacent_find(written.begin(), written.end());
+    if (twice != written.end()) refuse("block %d is written by two stretches", *twice);
+    for (int32_t i = 0; i < b.stretch_count; i++) {
+        const Stretch& s = b.stretches[i];
+        for (int64_t at = 0; at < s.start / KEYS; at++) {
+            if (std::binary_search(written.begin(), written.end(), s.blocks[at])) {
+                refuse("block %d is written while stretch %d reads it", s.blocks[at], i);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+const Batch& checked(const Model& model, const Batch& b, const int32_t* counts) {
+    if (!model.ready()) {
+        if (!model.has_memory()) refuse("the model has no weights yet");
+        refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));
+    }
+    check_sizes(model, b);
+    int64_t rows = 0;
+    std::vector<int64_t> lasts;
+    for (int32_t i = 0; i < b.stretch_count; i++) {
+        check_range("rows of a stretch", b.stretches[i].rows, 1, b.rows);
+        if (counts) check_range("tokens drafted behind a stretch", counts[i], 1, LARGEST);
+        rows += b.stretches[i].rows;
+        // The last drafted token is not fed.
+        lasts.push_back(int64_t(b.stretches[i].start) + b.stretches[i].rows - 1 + (counts ? counts[i] - 1 : 0));
+        check_stretch(model, b, i, lasts.back());
+        if (counts && (b.wanted_count != b.stretch_count || b.wanted[i] != rows - 1))
+            refuse("drafting takes the last row of each stretch");
+    }
+    if (rows != b.rows) refuse("%d rows of a pass, and %lld of its stretches", b.rows, static_cast<long long>(rows));
+    for (int32_t r = 0; r < b.rows; r++) {
+        if (b.tokens[r] < 0 || b.tokens[r] >= model.spec.vocab_size) {
+            refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);
+        }
+    }
+    check_written(b, lasts);
+    return b;
+}
+
+}  // namespace ipex_assist

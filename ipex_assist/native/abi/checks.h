@@ -1,0 +1,17 @@
+// What callers can get wrong, refused with std::invalid_argument before any memory is touched.
+#pragma once
+#include "operations/forward.h"
+
+namespace ipex_assist {
+
+// The spec, if a model can have it with these windows, rotation tables and slopes: see Model.
+const Spec& checked(const Spec& spec, const int32_t* windows, const int32_t* tables, const float* slopes);
+
+// The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted behind each stretch, if
+// given.
+const Batch& checked(const Model& model, const Batch& batch, const int32_t* counts);
+
+// std::invalid_argument with a message as printf makes it.
+[[noreturn]] void refuse(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace ipex_assist

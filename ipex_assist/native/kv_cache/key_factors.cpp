@@ -1,0 +1,88 @@
+// How large each channel of a model's keys is: what their int8 form is divided by.
+#include "kv_cache/key_factors.h"
+
+#include <cmath>
+
+#include "abi/checks.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int32_t ROWS = 16;
+
+// +1 or -1: the last bit of a number's hash, which has no structure that weights may have. Likewise in
+// executors/key_factors.py.
+float sign(uint32_t number) {
+    number *= 0x9e3779b1u;
+    number ^= number >> 15;
+    number *= 0x85ebca77u;
+    number ^= number >> 13;
+    return number & 1 ? 1.0f : -1.0f;
+}
+
+// The norm whose rows a layer's keys are made of, none where they are an embedding's.
+Norm norm_before(const Model& model, size_t layer) {
+    const Join& join = model.layers[layer].into_attention;
+    return join.before ? *join.before : join.sum ? *join.sum : Norm{};
+}
+
+// Keys (ROWS, stride) of a layer.
+void probe(const Model& model, size_t index, const Rows& in, float* keys, int64_t stride) {
+    const Layer& layer = model.layers[index];
+    const Norm norm = norm_before(model, index);
+    const int64_t width = model.spec.hidden_size;
+    std::vector<float> row(size_t(layer.qkv.depth)), ordered(row.size());
+    for (int32_t r = 0; r < ROWS; r++) {
+        for (int64_t i = 0; i < width; i++) {
+            row[size_t(i)] =
+                sign(uint32_t(r * width + i)) * (norm.weight ? norm.weight[i] : 1) + (norm.bias ? norm.bias[i] : 0);
+        }
+        const float* x = Model::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
+        model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
+    }
+    model.multiply(layer.qkv, in, ROWS, model.key_column() / LANES, model.value_column() / LANES, keys, stride);
+}
+
+// Near the root of a size whose square this is.
+float factor(double square) {
+    if (!std::isfinite(square) || square <= 0) return 1;
+    const double exponent = std::rint(std::log2(square) / 4);
+    return float(std::exp2(exponent < -30 ? -30 : exponent > 30 ? 30 : exponent));
+}
+
+}  // namespace
+
+std::vector<float> key_factors(const Model& model) {
+    if (!model.ready()) refuse("keys of int8 for a model without weights");
+    const Spec& spec = model.spec;
+    const int32_t dim = spec.head_dim, half = spec.rotary_dim / 2;
+    const int64_t depth = model.layers[0].qkv.depth, stride = model.value_column() - model.key_column();
+    const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
+    const Rows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
+    std::vector<float> keys(size_t(ROWS * stride)), factors;
+    for (size_t layer = 0; layer < model.layers.size(); layer++) {
+        probe(model, layer, in, keys.data(), stride);
+        for (int32_t r = 0; spec.qk_norm == ALL_HEADS && r < ROWS; r++) {
+            float* row = keys.data() + r * stride;
+            model.kernels->normalise(true, row, model.layers[layer].k_norm, nullptr, spec.norm_eps,
+                                     int64_t(spec.kv_heads) * dim, row);
+        }
+        for (int32_t h = 0; h < spec.kv_heads; h++) {
+            std::vector<double> squares(static_cast<size_t>(dim));
+            for (int32_t r = 0; r < ROWS; r++) {
+                float* key = keys.data() + r * stride + int64_t(h) * dim;
+                const float* norm = model.head_norm(model.layers[layer].k_norm, h);
+                if (norm)
+                    model.kernels->normalise(spec.qk_norm != EACH_HEAD, key, norm, nullptr, spec.norm_eps, dim, key);
+                for (int32_t d = 0; d < dim; d++) squares[size_t(d)] += double(key[d]) * key[d] / ROWS;
+            }
+            for (int32_t d = 0; d < dim; d++) {
+                const size_t other = size_t(half && d < 2 * half ? (d + half) % (2 * half) : d);
+                factors.push_back(factor((squares[size_t(d)] + squares[other]) / 2));
+            }
+        }
+    }
+    return factors;
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,14 @@
+// One linear of every layer by itself, outside a forward pass: for benchmarks and tests.
+#pragma once
+#include "operations/forward.h"
+
+namespace ipex_assist {
+
+enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
+
+// out (rows, stride) = linear(x (rows, width)) of each layer in turn, so that weights come from memory and not from a
+// cache; the last layer's result stays. Rows are put into the linear's form each time.
+void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which which, const float* x, int64_t rows,
+                 float* out, int64_t stride);
+
+}  // namespace ipex_assist

@@ -1,0 +1,88 @@
+// Packing into MXFP4, and what packs into any format.
+#pragma once
+#include "kernels/linear_mxfp4.h"
+#include "packing/pack.h"
+
+namespace ipex_assist {
+namespace {
+
+// A group of 16 columns, x (32, 16), as 4 lines; returns its exponents + 127. The largest value is 4 to 8 times the
+// scale (Open Compute Project, Microscaling Formats 1.0, 6.3): so what is in MXFP4 already stays what it is, but for
+// values below 2^-126, as half a scale shall not be a denormal number. The others go to the nearest, of ties to the
+// even nibble, and beyond 6 to 6.
+inline __m512i pack_mxfp4_group(const float* x, uint8_t* to) {
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t k = 0; k < MX_GROUP; k++) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + k * LANES)));
+    const __m512i exponent = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(most), 23), _mm512_set1_epi32(2));
+    const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_setzero_ps(), _CMP_GT_OQ);
+    const __m512i stored = _mm512_max_epi32(exponent, _mm512_set1_epi32(2));
+    // 2 ÷ the scale: values are counted in halves.
+    const __m512i inverse = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(255), stored), 23);
+    store_nibbles(
+        0,
+        [&](int64_t k) {
+            const __m512 v = _mm512_loadu_ps(x + k * LANES),
+                         size = _mm512_mul_ps(_mm512_abs_ps(v), _mm512_castsi512_ps(inverse));
+            const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(v), 28), _mm512_set1_epi32(8));
+            __m512i number = _mm512_setzero_si512();
+            const auto above = [&](__mmask16 mask, int value) {
+                number = _mm512_mask_mov_epi32(number, mask, _mm512_set1_epi32(value));
+            };
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(0.5f), _CMP_GT_OQ), 1);
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(1.5f), _CMP_GE_OQ), 2);
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(2.5f), _CMP_GT_OQ), 3);
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(3.5f), _CMP_GE_OQ), 4);
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(5.0f), _CMP_GT_OQ), 5);
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(7.0f), _CMP_GE_OQ), 6);
+            above(_mm512_cmp_ps_mask(size, _mm512_set1_ps(10.0f), _CMP_GT_OQ), 7);
+            return _mm512_or_si512(number, sign);
+        },
+        to);
+    return _mm512_mask_mov_epi32(_mm512_setzero_si512(), some, stored);
+}
+
+inline bool pack_mxfp4(SourceType type, const uint8_t* source, int64_t stride, int64_t columns, int64_t width,
+                       int64_t depth, uint8_t* block) {
+    __m512i head = _mm512_setzero_si512();
+    return for_groups(MX_GROUP, type, source, stride, columns, width, depth, [&](int64_t g, const float* x) {
+        const int64_t number = g % SPAN / MX_GROUP;
+        uint8_t* span = block + g / SPAN * MX_BYTES;
+        const __m512i exponent = pack_mxfp4_group(x, span + 64 + number * 256);
+        // The byte of each group comes in from above.
+        head = _mm512_or_si512(_mm512_srli_epi32(head, 8), _mm512_slli_epi32(exponent, 24));
+        if (number + 1 == MX_GROUPS) _mm512_storeu_si512(span, head);
+    });
+}
+
+bool pack(Precision precision, int32_t group, SourceType type, const void* source, int64_t stride, int64_t columns,
+          int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch) {
+    const auto* from = static_cast<const uint8_t*>(source);
+    if (precision == INT4) return pack_int4(group, type, from, stride, columns, width, depth, block);
+    if (precision == MXFP4) return pack_mxfp4(type, from, stride, columns, width, depth, block);
+    // scratch: one column in fp32, then 16 columns as they will be stored.
+    const int64_t bytes = precision == FP32 ? depth * 4 : precision == BF16 ? depth * 2 : depth;
+    float* column = scratch;
+    uint8_t* staged = reinterpret_cast<uint8_t*>(scratch + depth);
+    bool numbers = true;
+    for (int64_t j = 0; j < LANES; j++) {
+        const int64_t used = j < columns ? width : 0;
+        const int64_t element = type == SOURCE_F32 ? 4 : 2;
+        numbers &= widen(type, from + (j < columns ? j * stride * element : 0), used, column);
+        std::memset(column + used, 0, (depth - used) * sizeof(float));
+        uint8_t* to = staged + j * bytes;
+        if (precision == FP32) {
+            std::memcpy(to, column, bytes);
+        } else if (precision == BF16) {
+            for (int64_t i = 0; i < depth; i += LANES) {
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * 2), to_bf16(_mm512_loadu_ps(column + i)));
+            }
+        } else {
+            scales[j] = pack_int8_column(column, depth, to);
+        }
+    }
+    interleave(reinterpret_cast<uint32_t*>(staged), bytes / 4, bytes / 4, block);
+    return numbers;
+}
+
+}  // namespace
+}  // namespace ipex_assist
