@@ -128,6 +128,8 @@ void Model::lay_out() {
     layers.assign(size_t(spec.layers), Layer{});
     for (size_t i = 0; i < layers.size(); i++) {
         Layer& layer = layers[i];
+        layer.attention = attention_spec(i);
+        layer.mlp = mlp_spec();
         layer.window = windows_[i];
         layer.rotation = tables_[i] < 0 ? -1 : tables_[i] * spec.rotary_dim;
         if (spec.norm_place != BEHIND) layer.attention_norm = make_norm();
@@ -167,6 +169,31 @@ void Model::lay_out() {
     }
     if (spec.projected_embedding) linears_.insert(linears_.end(), {&project_in, &project_out});
     linears_.push_back(&head);
+}
+
+AttentionSpec Model::attention_spec(size_t layer) const {
+    AttentionSpec a{};
+    a.heads = spec.heads, a.kv_heads = spec.kv_heads, a.head_dim = spec.head_dim;
+    a.window = windows_[layer];
+    a.rotary_dim = tables_[layer] < 0 ? 0 : spec.rotary_dim;
+    a.rope_column = tables_[layer] < 0 ? 0 : tables_[layer] * spec.rotary_dim;
+    a.qk_norm = spec.qk_norm;
+    a.qkv_bias = spec.qkv_bias, a.output_bias = spec.output_bias, a.sinks = spec.attention_sinks;
+    a.scale = spec.attention_scale, a.cap = spec.attention_cap;
+    a.alibi_slopes = slopes.empty() ? nullptr : slopes.data();
+    return a;
+}
+
+MlpSpec Model::mlp_spec() const {
+    MlpSpec m{};
+    m.intermediate_size = spec.intermediate_size;
+    m.activation = spec.activation;
+    m.gated = spec.gated, m.bias = spec.mlp_bias;
+    m.precision = spec.experts ? spec.expert_precision : spec.precision;
+    m.experts = spec.experts, m.experts_per_token = spec.experts_per_token;
+    m.experts_normalised = spec.experts_normalised, m.router_bias = spec.router_bias;
+    m.shared_size = spec.shared_size, m.shared_gate = spec.shared_gate;
+    return m;
 }
 
 void Model::lay_out_mlp(Layer& layer) {

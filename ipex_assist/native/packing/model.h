@@ -6,6 +6,7 @@
 
 #include "kernels/kernels.h"
 #include "memory/memory.h"
+#include "packing/spec.h"
 #include "threads/pool.h"
 
 namespace ipex_assist {
@@ -13,9 +14,6 @@ namespace ipex_assist {
 // Where a layer's two norms are: before attention and MLP (Llama), of the sum behind each (OPT-350m), of what each of
 // them gives, before it is added (OLMo 2), or both before and behind (Gemma 2).
 enum NormPlace : int32_t { BEFORE, OF_SUM, BEHIND, AROUND };
-// Norms of queries and keys: RMS of each head by one weight (Qwen3), layer norm of each head by its own (Command R+),
-// RMS of all heads together (OLMo 2).
-enum HeadNorm : int32_t { NO_NORM, ONE_FOR_HEADS, EACH_HEAD, ALL_HEADS };
 
 // Mirrors ipex_assist/native/structures.py.
 struct Spec {
@@ -100,6 +98,8 @@ struct Mlp {
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two.
 struct Layer {
+    AttentionSpec attention;
+    MlpSpec mlp;
     Linear qkv, output, up, down;
     Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
     std::vector<Mlp> experts;  // the shared one is the last
@@ -226,6 +226,8 @@ private:
     const float* make_vector(int64_t size);
     Norm make_norm();
     void make_joins();
+    AttentionSpec attention_spec(size_t layer) const;
+    MlpSpec mlp_spec() const;
     void lay_out_mlp(Layer& layer);
     Mlp make_mlp(int64_t size);
     int32_t mlps() const { return spec.experts ? spec.experts + (spec.shared_size ? 1 : 0) : 0; }  // experts of a layer
