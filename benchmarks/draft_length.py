@@ -28,9 +28,9 @@ import measure
 import ipex_assist
 from ipex_assist.commands.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
-from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.schedule import Plan, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState, Schedule
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 
@@ -63,14 +63,14 @@ class Noted:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.rounds: list[list[Any]] = []
-        self._planned = Plan(0)
+        self._planned = DraftPlan(0)
 
     @property
     def plain_s(self) -> float | None:
         """The schedule's."""
         return self.schedule.plain_s
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         """The schedule's."""
         self._planned = self.schedule.plan(now)
         return self._planned

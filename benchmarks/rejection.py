@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.draft import Proposal
-from ipex_assist.speculative.propose import RowsCall, Steps
-from ipex_assist.speculative.sampling import Row, Sampling, kept
+from ipex_assist.speculative.batched_proposals import RowsCall, Steps
+from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.sampling import Row, Sampling, filtered_tokens
 
 Distribution = NDArray[np.float64]
 
 
 def distribution(row: Row, sampling: Sampling) -> Distribution:
     """What tokens are drawn from, (vocab,), by a row of logits."""
-    ids = kept(row, sampling)
+    ids = filtered_tokens(row, sampling)
     logits = (row if ids is None else row[ids]).astype(np.float64) / sampling.temperature
     weights = np.exp(logits - logits.max())
     weights /= weights.sum()

@@ -27,11 +27,11 @@ import rejection
 import ipex_assist
 from ipex_assist.commands.load import leave_cores_to_native
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.sampling import Sampling, choose_for_draft
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, Constant, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, ConstantSchedule, RoundResult, RoundState, Schedule
 from ipex_assist.speculative.verify import choices, verify
 
 RULES = ("position", "rejection")
@@ -67,9 +67,9 @@ class Contender:
     def schedule(self, costs: Any, limit: int) -> Schedule:
         """Of one text."""
         if self.fixed is not None:
-            return Constant(self.fixed)
+            return ConstantSchedule(self.fixed)
         self.model, self.lookup = self.model.for_next_text(), self.lookup.for_next_text()
-        return Adaptive(costs, limit, LONGEST_DRAFT, self.model, self.lookup)
+        return AdaptiveSchedule(costs, limit, LONGEST_DRAFT, self.model, self.lookup)
 
     def sum(self, name: str) -> float:
         """Over all texts."""

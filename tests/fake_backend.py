@@ -20,7 +20,16 @@ from ipex_assist.executors.interface import Choice
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation
 from ipex_assist.serve.app import create_app
-from ipex_assist.serve.backend import Busy, Done, ModelFacts, NotReady, Part, Piece, ServerStatistics, TextRequest
+from ipex_assist.serve.backend import (
+    Busy,
+    Finished,
+    GenerationRequest,
+    ModelFacts,
+    NotReady,
+    OutputChunk,
+    ServerStatistics,
+    TokenDelta,
+)
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import http_protocol
 from ipex_assist.speculative.round import Round
@@ -49,7 +58,7 @@ class FakeBackend:
         self.error: Callable[[], Exception] | None = None
         self.error_at = 0
         self.ready, self.draining = True, False
-        self.requests: list[TextRequest] = []
+        self.requests: list[GenerationRequest] = []
         self.timeouts: list[float | None] = []
         self.running = self.most_running = self.cancelled = 0
         self.figures = ServerStatistics(places=1, alive=1)
@@ -73,8 +82,8 @@ class FakeBackend:
         return self.figures
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         if not self.ready or self.draining:
             raise NotReady("the server is about to end")
         if self.running >= self.room:
@@ -86,7 +95,7 @@ class FakeBackend:
         ended = False
         try:
             async for part in self._parts(request, timeout):
-                ended = isinstance(part, Done)
+                ended = isinstance(part, Finished)
                 yield part
         except Exception:
             ended = True
@@ -95,7 +104,9 @@ class FakeBackend:
             self.running -= 1
             self.cancelled += not ended
 
-    async def _parts(self, request: TextRequest, timeout: float | None) -> AsyncGenerator[Part | Done, None]:
+    async def _parts(
+        self, request: GenerationRequest, timeout: float | None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         options = request.options
         generation = Generation(
             self._rounds(request),
@@ -116,13 +127,14 @@ class FakeBackend:
             if self.error is not None and number == self.error_at:
                 raise self.error()
             pieces = [
-                Piece(piece.text, token, piece.drafted) for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
+                TokenDelta(piece.text, token, piece.drafted)
+                for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
             ]
             logprobs = None if chunk.logprobs is None else [vars(choice) for choice in chunk.logprobs]
-            yield Part(pieces, logprobs, chunk.round.drafted, chunk.round.accepted)
-        yield Done(generation.result().as_dict())
+            yield OutputChunk(pieces, logprobs, chunk.round.drafted, chunk.round.accepted)
+        yield Finished(generation.result().as_dict())
 
-    def _rounds(self, request: TextRequest) -> Iterator[Round]:
+    def _rounds(self, request: GenerationRequest) -> Iterator[Round]:
         tokens = [*tokenizer()(self.reply)["input_ids"], EOS]
         rest, number = itertools.cycle(tokens), 0
         while True:

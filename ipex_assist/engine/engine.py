@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache, Prefixes
-from ipex_assist.engine.request import Handle, Request
+from ipex_assist.engine.request import Request, RequestHandle
+from ipex_assist.engine.scheduler import Scheduler
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.engine.work import Work
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
-from ipex_assist.speculative.constrained import Constrained
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.constrained_source import ConstrainedSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Constant, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 
 
 class Engine:
@@ -50,7 +50,7 @@ class Engine:
         self._clock = clock
         if prefixes is None and target.blocks is not None:
             prefixes = PrefixCache(target.blocks)
-        self._work = Work(target, self.limits, prefixes, self.stats, clock)
+        self._work = Scheduler(target, self.limits, prefixes, self.stats, clock)
         self._numbers = itertools.count()
         self._arrived: deque[Request] = deque()  # from any thread …
         self._cancelled: deque[Request] = deque()
@@ -68,7 +68,7 @@ class Engine:
         draft: DraftSource | None = None,
         schedule: Schedule | None = None,
         grammar: Grammar | None = None,
-    ) -> Handle:
+    ) -> RequestHandle:
         """Begin a text of at most `limit` tokens (options.max_new_tokens where None) behind `tokens`.
 
         draft, schedule: for experiments, in place of the model's own; what then happens teaches nothing about the pair.
@@ -83,7 +83,7 @@ class Engine:
         self._arrived.append(request)
         with self._news:
             self._news.notify_all()
-        return Handle(self, request)
+        return RequestHandle(self, request)
 
     def advance(self, request: Request) -> None:
         """Run a pass, or wait until the engine's thread has; see Driver."""
@@ -191,10 +191,10 @@ class Engine:
                 return None
             if draft is None:
                 return self.drafting.source(sampling, length, grammar)
-            return draft if grammar is None else Constrained(grammar.copy(), len(tokens), draft)
+            return draft if grammar is None else ConstrainedSource(grammar.copy(), len(tokens), draft)
 
         if assisted and schedule is None:  # what the grammar forces needs none
-            schedule = self._schedule(options, limit) if possible else Constant(0)
+            schedule = self._schedule(options, limit) if possible else ConstantSchedule(0)
         learns = options.adapts and not experiment and assisted
         return Request(
             tokens=tokens,
@@ -205,7 +205,7 @@ class Engine:
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
             new_draft=new_draft,
-            schedule=schedule or Constant(),
+            schedule=schedule or ConstantSchedule(),
             ended=self._learn if learns else lambda request: None,
             assisted=assisted,
             grammar=grammar,
@@ -219,7 +219,7 @@ class Engine:
             except NoBlocksError:
                 with self._turn:
                     self._work.room.forget()
-        return Constant(0)  # texts have all the memory: this one goes on without drafts
+        return ConstantSchedule(0)  # texts have all the memory: this one goes on without drafts
 
     def _live_costs(self) -> LiveCosts:
         """What passes cost: begun anew with the pair's costs whenever the engine was idle."""

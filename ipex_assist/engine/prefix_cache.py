@@ -14,7 +14,7 @@ from ipex_assist.executors.blocks import BlockPool
 LEAST_SHARE = 16
 
 
-class Beginning(NamedTuple):
+class CachedPrefix(NamedTuple):
     """Blocks whose first `length` positions are those of a text; the last block may hold another text's behind them."""
 
     blocks: list[int]
@@ -24,7 +24,7 @@ class Beginning(NamedTuple):
 class Prefixes(Protocol):
     """Remembers the blocks of texts that were read, and gives those by which another text begins."""
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
         """Return the longest known beginning of `tokens`."""
         ...
 
@@ -44,8 +44,8 @@ class Prefixes(Protocol):
 class NoPrefixes:
     """Remembers nothing: every text is read whole."""
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
-        return Beginning([], 0)
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+        return CachedPrefix([], 0)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         pass
@@ -95,7 +95,7 @@ class PrefixCache:
         if nodes := getattr(self, "_nodes", None):
             self._pool.release_soon([node.block for node in nodes])
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
         """Return the longest known beginning of `tokens`."""
         self._clock += 1
         node, blocks, size, start = self._root, list[int](), self._pool.size, 0
@@ -110,7 +110,7 @@ class PrefixCache:
             self._use(child)
             blocks.append(child.block)
             start += common
-        return Beginning(blocks, start)
+        return CachedPrefix(blocks, start)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         """Remember the blocks of a text. What is known already keeps the block that it has."""
@@ -212,7 +212,7 @@ class NaivePrefixes:
         # A beginning up to where a block ends, or is filled to, and that block; the one used last is last.
         self._known: list[tuple[tuple[int, ...], int]] = []
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
         """Return the longest known beginning of `tokens`."""
         text, size, least = tuple(tokens), self._pool.size, least_tokens(self._pool)
         blocks: list[int] = []
@@ -225,11 +225,11 @@ class NaivePrefixes:
             ]
             common, at = max(behind, default=(0, -1))
             if common < least:
-                return Beginning(blocks, length)
+                return CachedPrefix(blocks, length)
             blocks.append(self._use(at))
             length += common
             if common < size:
-                return Beginning(blocks, length)
+                return CachedPrefix(blocks, length)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         """Remember the blocks of a text."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ipex_assist.executors.interface import Choice, Sequence
-from ipex_assist.speculative.constrained import Constrained
-from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.constrained_source import ConstrainedSource
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
@@ -81,7 +81,7 @@ class Request:
     @property
     def sure(self) -> int:
         """How many tokens can be drafted that must follow, by the text's grammar."""
-        return self.draft.sure(self.tokens) if isinstance(self.draft, Constrained) else 0
+        return self.draft.sure(self.tokens) if isinstance(self.draft, ConstrainedSource) else 0
 
     @property
     def lists_prompt(self) -> bool:
@@ -112,7 +112,7 @@ class Request:
         """`settle`, and begin the grammar anew: an interrupt may have come between any two of its steps."""
         self.settle()
         with contextlib.suppress(GrammarError):  # which the grammar says again when it is used, of this request alone
-            if isinstance(self.draft, Constrained):
+            if isinstance(self.draft, ConstrainedSource):
                 self.draft.recover()
             if self.grammar is not None:
                 self.grammar.truncate(0)
@@ -148,7 +148,7 @@ class Driver(Protocol):
         ...
 
 
-class Handle(Iterator[Round]):
+class RequestHandle(Iterator[Round]):
     """Iterate, or iterate asynchronously, for the rounds of a text as they come.
 
     Where the engine has no thread of its own, whoever iterates runs its passes, for all requests that are under way.
@@ -158,7 +158,7 @@ class Handle(Iterator[Round]):
     def __init__(self, driver: Driver, request: Request) -> None:
         self._driver, self._request = driver, request
 
-    def __iter__(self) -> Handle:
+    def __iter__(self) -> RequestHandle:
         return self
 
     def __next__(self) -> Round:
@@ -173,7 +173,7 @@ class Handle(Iterator[Round]):
         error, self._request.error = self._request.error, None
         return error or StopIteration()
 
-    def __aiter__(self) -> Handle:
+    def __aiter__(self) -> RequestHandle:
         return self
 
     async def __anext__(self) -> Round:

@@ -29,7 +29,7 @@ from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round

@@ -10,14 +10,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware.cors import CORSMiddleware
 
-from ipex_assist.serve.auth import Authentication, Keys, is_open
+from ipex_assist.serve.api_keys import ApiKeys, Authentication, is_open
 from ipex_assist.serve.backend import Backend, NotReady
 from ipex_assist.serve.errors import add_error_handlers
-from ipex_assist.serve.limits import BodyLimit, RequestIds, RootPath
+from ipex_assist.serve.middleware import BodyLimit, RequestIds, RootPath
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
-from ipex_assist.serve.routes import responses, server, texts, tokens
+from ipex_assist.serve.routes import completions, responses, server, tokens
 from ipex_assist.serve.service import Service
 from ipex_assist.version import __version__
 
@@ -43,10 +43,10 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         lifespan=lifespan,
     )
     add_error_handlers(app)
-    for each in (texts, responses, tokens, server):
+    for each in (completions, responses, tokens, server):
         app.include_router(each.router(service))
     add_page(app)
-    keys = Keys(options.keys())
+    keys = ApiKeys(options.keys())
     app.add_middleware(BodyLimit, limit=options.max_body, seconds=options.timeout)
     app.add_middleware(Authentication, keys=keys)
     if options.cors_origin:

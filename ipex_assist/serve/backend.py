@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextRequest:
+class GenerationRequest:
     """One text to generate. tokens: the whole prompt's ids, with the special ones that it shall have."""
 
     tokens: list[int]
@@ -23,7 +23,7 @@ class TextRequest:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenDelta:
     """A bit of text. token: the id with which it came (a text may be of several tokens). drafted: whether that one was
     drafted and accepted."""
 
@@ -33,20 +33,20 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputChunk:
     """What one pass of the target brought. logprobs: for each piece, where they were asked for.
 
     drafted, accepted: tokens that were drafted for this pass, and those of them that were taken.
     """
 
-    pieces: list[Piece]
+    pieces: list[TokenDelta]
     logprobs: list[dict[str, Any]] | None
     drafted: int
     accepted: int
 
 
 @dataclass(frozen=True)
-class Done:
+class Finished:
     """The end of a text. result: `Result.as_dict()`, the whole text and all figures among it."""
 
     result: dict[str, Any]
@@ -132,7 +132,9 @@ class Backend(Protocol):
         """The target's, loaded in this process without torch; NotReady before."""
         ...
 
-    def generate(self, request: TextRequest, *, timeout: float | None = None) -> AsyncGenerator[Part | Done, None]:
+    def generate(
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         """The parts of a text as they come, and `Done` at last; closing the generator cancels the text.
 
         timeout: seconds for the whole of it. Raises, at the first iteration or a later one, Busy, NotReady, Failed or

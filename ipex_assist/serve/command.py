@@ -22,9 +22,9 @@ from ipex_assist.commands.messages import configure_messages
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.arguments import check_files, model_name, parse, worker_settings
 from ipex_assist.serve.listen import address, close, curl_line, listen
-from ipex_assist.serve.messages import Messages
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.stop import Stop
+from ipex_assist.serve.server_log import ServerLog
+from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ class ServeCommand:
 
     async def serve(self) -> int:
         """Serve until a signal ends it; returns the exit code."""
-        messages, stop = Messages(self.args.verbose), Stop()
+        messages, stop = ServerLog(self.args.verbose), StopSignals()
         with stop.caught():  # from before the first message on, which is when people press Ctrl-C
             return await self._serve_until(stop, messages)
 
-    async def _serve_until(self, stop: Stop, messages: Messages) -> int:
+    async def _serve_until(self, stop: StopSignals, messages: ServerLog) -> int:
         messages.say(f"{self.name} is being loaded; {address(self.listener, self.options)} answers /health already")
         from ipex_assist.serve.app import create_app
         from ipex_assist.serve.engines import Engines

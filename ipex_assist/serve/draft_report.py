@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipex_assist.serve.backend import Part
+from ipex_assist.serve.backend import OutputChunk
 
 
 @dataclass
@@ -19,7 +19,7 @@ class DraftCounts:
     longest: int = 0
     histogram: list[int] = field(default_factory=list)
 
-    def count(self, part: Part) -> None:
+    def count(self, part: OutputChunk) -> None:
         """Take in one pass."""
         if part.drafted:
             self.steps += 1

@@ -16,17 +16,17 @@ from ipex_assist.batch.local import LocalPool
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.backend import (
     Busy,
-    Done,
     Failed,
+    Finished,
+    GenerationRequest,
     ModelFacts,
     NotReady,
-    Part,
+    OutputChunk,
     ServerStatistics,
-    TextRequest,
 )
-from ipex_assist.serve.counts import total
+from ipex_assist.serve.count_sums import sum_counts
+from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, chunk_of, model_facts
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.place import Place, Text, model_facts, part_of
 from ipex_assist.serve.routing import block_keys, choose
 from ipex_assist.speculative.options import DraftOptions
 
@@ -62,9 +62,9 @@ class Engines:
         self._name, self._options, self._say, self._heard = name, options or ServeOptions(), say, heard
         self._drafts = drafts or DraftOptions()
         self._pool: LocalPool | None = None
-        self._places: list[Place] = []
-        self._waiting: deque[Text] = deque()
-        self._texts: set[Text] = set()  # that somebody waits for
+        self._places: list[EngineSlot] = []
+        self._waiting: deque[ActiveRequest] = deque()
+        self._texts: set[ActiveRequest] = set()  # that somebody waits for
         self._numbers = itertools.count(1)
         self._facts: ModelFacts | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
@@ -116,8 +116,8 @@ class Engines:
         return max((place.concurrency for place in self._places), default=1)
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         """See Backend. timeout None: that of the options."""
         text = self._admit(request)
         seconds = self._options.timeout if timeout is None else timeout
@@ -135,7 +135,7 @@ class Engines:
         return ServerStatistics(
             waiting=len(self._waiting),
             running=sum(len(place.running) for place in self._places),
-            engine=total([counts for place in self._places for counts in (place.past, place.counts)]),
+            engine=sum_counts([counts for place in self._places for counts in (place.past, place.counts)]),
             blocks_used=sum(each["used"] for each in blocks) if blocks else None,
             blocks_total=sum(each["total"] for each in blocks) if blocks else None,
             blocks_cached=sum(each.get("cached", 0) for each in blocks),
@@ -152,7 +152,7 @@ class Engines:
         if self.draining:
             return
         self._pool = pool
-        self._places = [Place() for _ in range(pool.size)]
+        self._places = [EngineSlot() for _ in range(pool.size)]
         asyncio.get_running_loop().add_reader(pool.fileno(), self._take_events)
         self._look()
 
@@ -201,11 +201,11 @@ class Engines:
 
     # Texts.
 
-    def _admit(self, request: TextRequest) -> Text:
+    def _admit(self, request: GenerationRequest) -> ActiveRequest:
         """Begin with a request, or let it wait. Raises NotReady and Busy."""
         if (reason := self._why_not_ready()) is not None:
             raise NotReady(reason)
-        text = Text.of(request, self._drafts)
+        text = ActiveRequest.of(request, self._drafts)
         self._waiting.append(text)
         self._feed()
         if text.place is None and len(self._waiting) > self._options.max_queue:
@@ -232,7 +232,7 @@ class Engines:
             self._places[text.place].take(text, next(self._numbers))
             self._pool.submit(text.place, text.fields())
 
-    def _give_up(self, text: Text, error: BaseException) -> None:
+    def _give_up(self, text: ActiveRequest, error: BaseException) -> None:
         """Nobody waits for a text any more, or shall: end it wherever it is. Nothing if it has ended."""
         if text.delivery.over:
             return
@@ -243,18 +243,18 @@ class Engines:
             text.cancelled_at = time.monotonic()
             self._pool.cancel(text.place, text.number)
 
-    def _too_late(self, text: Text, seconds: float) -> None:
+    def _too_late(self, text: ActiveRequest, seconds: float) -> None:
         """Its time is over: its reader is told, and so is whoever runs the server."""
         written = len(text.delivered)
         advice = f"{written} tokens were written: ask for fewer (max_tokens)" if written else "no token was written"
         self._say(f"a request took longer than --timeout ({seconds:g} s) and is ended; {written} tokens were written")
         self._give_up(text, TimeoutError(f"the request took longer than {seconds:g} s; {advice}"))
 
-    def _fail(self, text: Text, error: BaseException) -> None:
+    def _fail(self, text: ActiveRequest, error: BaseException) -> None:
         text.delivery.fail(error)
         self._forget(text)
 
-    def _forget(self, text: Text) -> None:
+    def _forget(self, text: ActiveRequest) -> None:
         self._texts.discard(text)
         self._news.set()
 
@@ -272,7 +272,7 @@ class Engines:
         place.heard_at = time.monotonic()
         if isinstance(event, Streamed):
             text = place.running.get(event.request)
-            if text is not None and not text.deliver(part_of(event.chunk)):
+            if text is not None and not text.deliver(chunk_of(event.chunk)):
                 self._give_up(text, Failed(OTHER_TEXT, again=True))
         elif isinstance(event, Answered):
             self._answered(place, event)
@@ -285,7 +285,7 @@ class Engines:
         elif isinstance(event, Said):
             self._heard(event.instance, event.line.rstrip("\r"))
 
-    def _answered(self, place: Place, event: Answered) -> None:
+    def _answered(self, place: EngineSlot, event: Answered) -> None:
         text = place.running.pop(event.request, None)
         place.ends_in_a_row = 0
         if text is None or text.delivery.over:  # nobody waits for it any more
@@ -295,7 +295,7 @@ class Engines:
         elif event.result is not None:
             self._seconds += (time.monotonic() - text.sent_at - self._seconds) / 8
             place.known.keep(block_keys([*text.request.tokens, *event.result["tokens"]]))
-            text.delivery.put(Done(event.result))
+            text.delivery.put(Finished(event.result))
             self._forget(text)
         elif event.again:
             self._lost(text, event.error or "it failed")
@@ -303,7 +303,7 @@ class Engines:
             error = event.error or "the request failed"
             self._fail(text, UsageError(error) if event.refused else Failed(error))
 
-    def _lost(self, text: Text, reason: str) -> None:
+    def _lost(self, text: ActiveRequest, reason: str) -> None:
         """A try has failed; another one goes on where it was."""
         assert text.place is not None
         text.tried.append(text.place)
@@ -313,7 +313,7 @@ class Engines:
         else:
             self._waiting.appendleft(text)
 
-    def _is_ready(self, place: Place, event: Ready) -> None:
+    def _is_ready(self, place: EngineSlot, event: Ready) -> None:
         facts = event.facts
         place.ready = place.was_ready = True
         asked = self._options.max_concurrency or facts.get("concurrency", 1)
@@ -322,7 +322,7 @@ class Engines:
             self._facts = model_facts(self._name, facts)
         self._news.set()
 
-    def _ended(self, place: Place, event: Ended) -> None:
+    def _ended(self, place: EngineSlot, event: Ended) -> None:
         doing = "between requests" if place.ready else "while loading"
         delays = SLOWER_DELAYS if place.was_ready else RESTART_DELAYS
         lost = place.lose()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.serve.backend import Part
-from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.serve.backend import OutputChunk
+from ipex_assist.serve.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TokenChoice:
         return replace(self, bytes=self.bytes[: len(self.bytes) - self.shown + room], shown=room)
 
 
-def token_choice(listed: dict[str, Any], texts: TokenTexts) -> TokenChoice:
+def token_choice(listed: dict[str, Any], texts: TokenBytes) -> TokenChoice:
     """From what an engine says: token, log_probability, top."""
     token, top = listed["token"], [(int(other), float(value)) for other, value in listed["top"]]
     content = texts.bytes_of(token)
@@ -41,14 +41,14 @@ class Logprobs:
     """Of one text. stop: whether it may end before a stop text, of which nothing is shown then. shows_end: whether the
     end-of-text token is listed, as in OpenAI's completions, and not in its chat."""
 
-    texts: TokenTexts
+    texts: TokenBytes
     stop: bool
     shows_end: bool = False
     _waiting: list[TokenChoice] = field(default_factory=list)
     _released: int = 0  # bytes of the text that are certain
     _passed: int = 0  # bytes of the tokens that were given out
 
-    def push(self, part: Part) -> list[TokenChoice]:
+    def push(self, part: OutputChunk) -> list[TokenChoice]:
         """Take in a part; returns the tokens whose text is certain."""
         self._waiting += [token_choice(each, self.texts) for each in part.logprobs or []]
         text = "".join(piece.text for piece in part.pieces)
@@ -96,7 +96,7 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8", errors="backslashreplace")
 
 
-def chat_form(tokens: list[TokenChoice], texts: TokenTexts) -> list[dict[str, Any]]:
+def chat_form(tokens: list[TokenChoice], texts: TokenBytes) -> list[dict[str, Any]]:
     """As /v1/chat/completions has them: token, logprob, bytes, top_logprobs."""
 
     def entry(content: bytes, value: float) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def chat_form(tokens: list[TokenChoice], texts: TokenTexts) -> list[dict[str, An
 
 
 def completion_form(
-    tokens: list[TokenChoice], texts: TokenTexts, offset: int, top: int, first: int | None = None
+    tokens: list[TokenChoice], texts: TokenBytes, offset: int, top: int, first: int | None = None
 ) -> dict[str, Any]:
     """As /v1/completions has them: lists side by side. offset: characters of the text before; top: how many likeliest.
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ipex_assist.serve.backend import Backend, Busy, Done, NotReady, Part, TextRequest
+from ipex_assist.serve.backend import Backend, Busy, Finished, GenerationRequest, NotReady, OutputChunk
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MODEL = "model_name"
@@ -78,15 +78,15 @@ class ServerMetrics:
         return generate_latest(_WithoutDates(self._registry))  # type: ignore[arg-type]
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         """`Backend.generate`, counted."""
         started = time.perf_counter()
         model, first, last, tokens, reason = self._backend.facts.name, 0.0, started, 0, "abort"
         try:
             async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
                 async for part in parts:
-                    if isinstance(part, Done):
+                    if isinstance(part, Finished):
                         reason = _REASONS.get(part.result["stop_reason"], "error")
                     elif part.pieces:
                         now = time.perf_counter()
@@ -112,7 +112,7 @@ class ServerMetrics:
                 if tokens > 1:
                     self._mean_token_s.labels(model).observe((last - first) / (tokens - 1))
 
-    def _count_part(self, model: str, part: Part, later: bool, seconds: float) -> None:
+    def _count_part(self, model: str, part: OutputChunk, later: bool, seconds: float) -> None:
         self._new_tokens.labels(model).inc(len(part.pieces))
         if later:
             each = self._token_s.labels(model)

@@ -25,9 +25,9 @@ from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.serve.engines import Engines
-from ipex_assist.serve.messages import Messages
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import in_thread
+from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
@@ -42,7 +42,7 @@ Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaConfig:
     """What a replica is told: all that the command knows, and that is the same on each node."""
 
     name: str
@@ -54,21 +54,21 @@ class Plan:
     environ: Mapping[str, str]
 
 
-class Forward:
+class ReplicaApp:
     """The ASGI application that Ray is given: that of the replica of this process, which cannot be pickled."""
 
     app: Asgi | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        assert Forward.app is not None
-        await Forward.app(scope, receive, send)
+        assert ReplicaApp.app is not None
+        await ReplicaApp.app(scope, receive, send)
 
 
 class Replica:
     """A node's engines and the API for them, in a process of Ray's."""
 
-    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Ray waits for it
+    async def __init__(self, plan: ReplicaConfig) -> None:  # type: ignore[misc]  # Ray waits for it
         """Returns when requests are taken. Raises IpexAssistError where this node cannot load the model."""
         from ipex_assist.serve.app import create_app
 
@@ -84,7 +84,7 @@ class Replica:
         except BaseException:
             self._engines.close(now=True)
             raise
-        Forward.app = create_app(self._engines, plan.options)
+        ReplicaApp.app = create_app(self._engines, plan.options)
 
     @staticmethod
     def _heard(engine: int, line: str) -> None:
@@ -101,7 +101,7 @@ class Replica:
             self._engines.close(now=True)
 
 
-def _local(plan: Plan) -> tuple[list[Any], dict[str, Any]]:
+def _local(plan: ReplicaConfig) -> tuple[list[Any], dict[str, Any]]:
     """How this node's engines are started, and what they are told."""
     import ray
 
@@ -133,7 +133,7 @@ def run_on_ray(args: argparse.Namespace, options: ServeOptions, settings: Worker
         UsageError: Ray Serve is not installed, or the engines cannot be placed on a node.
         IpexAssistError: there is no such cluster, a node cannot be used, or the replicas cannot load the model.
     """
-    messages = Messages(args.verbose)
+    messages = ServerLog(args.verbose)
     with StopSignal().caught() as stop:
         ray = join(args.ray)
         try:
@@ -158,7 +158,7 @@ def _run(
     options: ServeOptions,
     settings: WorkerSettings,
     name: str,
-    messages: Messages,
+    messages: ServerLog,
     stop: StopSignal,
     serve: Any,
 ) -> int:
@@ -170,7 +170,7 @@ def _run(
     drafts = DraftOptions.from_flags(args)
     # The keys' file is this machine's; no replica has to read it.
     own = replace(options, api_key=options.keys(), api_key_file=None)
-    plan = Plan(name, own, drafts, request, need, told, environ)
+    plan = ReplicaConfig(name, own, drafts, request, need, told, environ)
     application = deployment(serve, plan, nodes, args.replicas or (len(nodes), len(nodes)))
     serve.start(proxy_location="HeadOnly", http_options={"host": options.host, "port": options.port})
     deploying = _InThread(lambda: serve.run(application, name=APP, route_prefix="/"))
@@ -187,7 +187,7 @@ def _run(
     return 128 + (stop.number or 0) if stop.twice else 0
 
 
-def deployment(serve: Any, plan: Plan, nodes: set[str], replicas: tuple[int, int]) -> Any:
+def deployment(serve: Any, plan: ReplicaConfig, nodes: set[str], replicas: tuple[int, int]) -> Any:
     """The application: one replica to a node, with the CPUs that Ray has of the smallest. replicas: least and most."""
     import ray
 
@@ -200,7 +200,7 @@ def deployment(serve: Any, plan: Plan, nodes: set[str], replicas: tuple[int, int
             "autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": at_once}
         }
     return serve.deployment(
-        serve.ingress(Forward())(Replica),
+        serve.ingress(ReplicaApp())(Replica),
         name=APP,
         ray_actor_options={"num_cpus": cpus},
         max_replicas_per_node=1,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.serve.engines import Engines
-from ipex_assist.serve.stop import Stop
+from ipex_assist.serve.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     import uvicorn
@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 async def run(
-    stop: Stop,
+    stop: StopSignals,
     engines: Engines,
     app: FastAPI,
     listener: socket.socket,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.serve.backend import Backend, ModelFacts
 from ipex_assist.serve.errors import ApiError
-from ipex_assist.serve.grammar_check import Checker
+from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.metrics import ServerMetrics
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.serve.token_bytes import TokenBytes
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
 from ipex_assist.version import __version__
@@ -34,7 +34,7 @@ class Service:
     def __init__(self, backend: Backend, options: ServeOptions) -> None:
         self.backend, self.options = backend, options
         self.metrics = ServerMetrics(backend)
-        self._grammars = Checker()
+        self._grammars = GrammarChecker()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
     @property
@@ -48,9 +48,9 @@ class Service:
         return self.backend.tokenizer
 
     @cached_property
-    def token_texts(self) -> TokenTexts:
+    def token_texts(self) -> TokenBytes:
         """Bytes of single tokens."""
-        return TokenTexts(self.tokenizer)
+        return TokenBytes(self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:

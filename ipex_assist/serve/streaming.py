@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ipex_assist.serve.answers.writer import Writer, compact
-from ipex_assist.serve.backend import TextRequest
-from ipex_assist.serve.choices import Choices
+from ipex_assist.serve.backend import GenerationRequest
+from ipex_assist.serve.choice_runner import ChoiceRunner
 from ipex_assist.serve.errors import api_error
 from ipex_assist.serve.service import Service
 
@@ -20,14 +20,16 @@ COMMENT = ": keep-alive\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class TextAnswer(Response):
+class GenerationResponse(Response):
     """Runs texts when it is sent.
 
     Until something is sent, an error has its own status; in a stream that has begun it is the last event. A stream
     begins with the first part, or after KEEP_ALIVE_SECONDS without any.
     """
 
-    def __init__(self, service: Service, requests: Sequence[TextRequest], writer: Writer, *, stream: bool) -> None:
+    def __init__(
+        self, service: Service, requests: Sequence[GenerationRequest], writer: Writer, *, stream: bool
+    ) -> None:
         self._service, self._requests, self._writer, self._stream = service, requests, writer, stream
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream" if stream else "application/json"
@@ -47,8 +49,8 @@ class TextAnswer(Response):
         if not work.cancelled():
             work.result()
 
-    def _choices(self) -> Choices:
-        return Choices(self._service.metrics.generate, self._requests, self._service.options.timeout)
+    def _choices(self) -> ChoiceRunner:
+        return ChoiceRunner(self._service.metrics.generate, self._requests, self._service.options.timeout)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await (self._streamed(send) if self._stream else self._answered())

@@ -27,7 +27,7 @@ _CARRIED_TOKENS = 24.0
 
 
 @dataclass(frozen=True)
-class Splits:
+class ThresholdRates:
     """Tokens by each lower edge of a class: the share at or above it, and the acceptance rates above and below."""
 
     share: Array
@@ -40,7 +40,7 @@ def _zeros() -> Array:
 
 
 @dataclass
-class Classes:
+class ConfidenceBins:
     """Decayed counts of tokens, one a class of confidence, and what the prior still weighs.
 
     drafted, accepted: of those that were verified. made: of all, those among them that nobody verified.
@@ -74,7 +74,7 @@ class Classes:
         rates: Array = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
         return rates
 
-    def splits(self, honesty: float) -> Splits:
+    def splits(self, honesty: float) -> ThresholdRates:
         """Return how tokens at or above each class's lower edge fare, and those below; arrays (edges,)."""
         rates = self.rates(honesty)
         tokens = self.made + self.prior * self.share
@@ -82,7 +82,7 @@ class Classes:
         below_drafted, below_accepted = drafted - drafted[0], accepted - accepted[0]
         below_drafted[1:], below_accepted[1:] = drafted[:-1], accepted[:-1]
         above_drafted, above_accepted = drafted[-1] - below_drafted, accepted[-1] - below_accepted
-        return Splits(
+        return ThresholdRates(
             above_drafted / drafted[-1],
             above_accepted / np.maximum(above_drafted, 1e-9),
             below_accepted / np.maximum(below_drafted, 1e-9),
@@ -97,7 +97,7 @@ class Acceptance:
 
     def __init__(self, memory: float = MEMORY) -> None:
         """memory: what a count weighs one observation later."""
-        self.first, self.later, self.memory = Classes(_FIRST_SHARE), Classes(_LATER_SHARE), memory
+        self.first, self.later, self.memory = ConfidenceBins(_FIRST_SHARE), ConfidenceBins(_LATER_SHARE), memory
 
     @classmethod
     def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
@@ -141,7 +141,7 @@ class Acceptance:
             classes.prior *= self.memory
         for i in range(min(accepted + 1, max(drafted, len(confidence)))):
             classes = self.later if i else self.first
-            index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
+            index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
             classes.made[index] += 1
             classes.drafted[index] += i < drafted
             classes.accepted[index] += i < accepted
@@ -178,7 +178,7 @@ class Acceptance:
         for confidence, count in zip(confidences, drafted, strict=True):
             reached, chances = 1.0, []
             for i in range(count):
-                index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
+                index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
                 reached *= rates[i > 0][index]
                 chances.append(reached)
             drafts.append(chances)
@@ -190,7 +190,7 @@ class Acceptance:
         expected = self.first.expected + self.later.expected
         return (accepted + _HONESTY_TOKENS) / (expected + _HONESTY_TOKENS)
 
-    def splits(self) -> tuple[Splits, Splits]:
+    def splits(self) -> tuple[ThresholdRates, ThresholdRates]:
         """Return how first tokens fare by their confidence, and how later ones do.
 
         Classes of which little was seen are believed to be as honest about themselves as all are taken together.
@@ -208,6 +208,6 @@ def _powers(first: Array, later: Array, longest: int) -> Array:
     return np.cumprod(table, axis=1, dtype=np.float64)
 
 
-def class_of(confidence: float) -> int:
+def bin_of(confidence: float) -> int:
     """Return the class of a confidence between 0 and 1."""
     return max(0, bisect_right(EDGES, confidence) - 1)

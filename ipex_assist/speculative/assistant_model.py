@@ -11,10 +11,10 @@ import numpy as np
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
-from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.batched_proposals import DraftCall, RowsCall, Steps, propose_alone
+from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.grammar import Grammar, Row, masked
-from ipex_assist.speculative.propose import DraftCall, RowsCall, Steps, propose_alone
-from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose_for_draft
+from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling, choose_for_draft
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ class AssistantModel:
         context: int | None = None,
         left_out: tuple[int, int] = (0, 0),
     ) -> Steps:
-        """`propose` by calls of the model (see propose.py).
+        """`propose` by calls of the model (see batched_proposals.py).
 
         left_out: how many tokens of the prompt, and of what was generated, are not among `tokens`.
         """
@@ -144,7 +144,7 @@ class AssistantModel:
             if numbers is None:
                 break
             token, sure = choose_for_draft(numbers, sampling, generated + len(drafted))
-            if token == NO_NUMBERS:
+            if token == INVALID_LOGITS:
                 raise LogitsError("the assistant", len(tokens) + len(drafted))
             if self.grammar is not None:
                 if not self.grammar.allows([token]):  # the end of the text: the target chooses that behind the draft

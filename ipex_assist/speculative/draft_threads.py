@@ -19,7 +19,7 @@ ROWS = (2, 4, 8, 16)  # of passes that several texts share, or that catch up
 Time = Callable[[], float]
 
 
-class Comparison(NamedTuple):
+class TimingComparison(NamedTuple):
     """Of pairs of measured times: the median of second ÷ first, and how often the second was less."""
 
     ratio: float
@@ -66,7 +66,7 @@ def _rows_of(model: FewerThreads, number: int, of_rows: Callable[[int], float], 
     return rows
 
 
-def _compare(model: FewerThreads, first: PassThreads, second: PassThreads, measure: Time) -> Comparison:
+def _compare(model: FewerThreads, first: PassThreads, second: PassThreads, measure: Time) -> TimingComparison:
     """By turns, so that what others do on the machine meets both alike."""
     ratios: list[float] = []
     spent = 0.0
@@ -77,4 +77,4 @@ def _compare(model: FewerThreads, first: PassThreads, second: PassThreads, measu
             pair.append(measure())
         spent += sum(pair)
         ratios.append(pair[1] / max(pair[0], 1e-9))
-    return Comparison(statistics.median(ratios), sum(ratio < 1 for ratio in ratios) / len(ratios))
+    return TimingComparison(statistics.median(ratios), sum(ratio < 1 for ratio in ratios) / len(ratios))

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.constrained import Constrained
+from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
-from ipex_assist.speculative.partly_shared import PartlyShared
-from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
+from ipex_assist.speculative.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import (
     CONSTANT_TOKENS,
     HEURISTIC_TOKENS,
     LONGEST_DRAFT,
-    Constant,
-    Heuristic,
+    ConstantSchedule,
+    HeuristicSchedule,
     Schedule,
 )
-from ipex_assist.speculative.universal import UniversalAssistant
+from ipex_assist.speculative.universal_assistant import UniversalAssistant
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ class Drafting:
             return self._source(sampling, length, None)
         own = grammar.copy()
         masks = self.assistant is not None and self.assistant_tokenizer is None
-        return Constrained(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
+        return ConstrainedSource(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
 
     def _source(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource | None:
         model = self._model(sampling, length, grammar) if self.assistant is not None else None
         if not self.lookup:
             return model
-        return PromptLookup() if model is None else LookupFirst(PromptLookup(), model)
+        return PromptLookup() if model is None else LookupWithFallback(PromptLookup(), model)
 
     def _model(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource:
         assert self.assistant is not None
@@ -132,7 +132,9 @@ class Drafting:
                 grammar,
             )
             lacks_rows = self.assistant.spec.vocab_size < self.target_vocab_size
-            return PartlyShared(model, self.shared.unknown) if lacks_rows or self.shared.unknown else model
+            return (
+                PartialVocabularyAssistant(model, self.shared.unknown) if lacks_rows or self.shared.unknown else model
+            )
         assert self.target_tokenizer is not None
         return UniversalAssistant(
             self.assistant,
@@ -150,16 +152,16 @@ class Drafting:
         """
         number = options.num_assistant_tokens
         if options.kind == "constant":
-            return Constant(CONSTANT_TOKENS if number is None else number)
+            return ConstantSchedule(CONSTANT_TOKENS if number is None else number)
         if options.kind == "heuristic":
-            return Heuristic(HEURISTIC_TOKENS if number is None else number)
+            return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
         known = self.model_acceptance.for_next_text(), self.lookup_acceptance.for_next_text()
-        return Adaptive(self.costs, limit, longest, *known, shared=None if shared is None else shared())
+        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=None if shared is None else shared())
 
     def learn(self, schedule: Schedule) -> None:
         """Take in what a text taught, when it has ended, whatever ended it."""
-        if not isinstance(schedule, Adaptive):
+        if not isinstance(schedule, AdaptiveSchedule):
             return
         # Of texts at the same time the one that ends last is what the next one goes on from.
         self.model_acceptance, self.lookup_acceptance = schedule.model_acceptance, schedule.lookup_acceptance

@@ -51,7 +51,7 @@ class ExpertCosts:
         return self.seconds * (distinct - self.read[min(rows, len(self.read)) - 1])
 
 
-class Spread:
+class ExpertSpread:
     """How far the rows drafted behind a row choose experts of their own: a Kalman filter of two logarithms' line."""
 
     def __init__(self, costs: ExpertCosts) -> None:

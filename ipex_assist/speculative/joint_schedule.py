@@ -2,7 +2,7 @@
 
 A pass of the draft and the rows it adds to a pass of the target are paid by all texts that draft together; whether they
 pay depends on how many do. So one schedule decides for all: by one ledger, and by what all texts taught about the
-source. A text alone has a schedule of its own (adaptive.py), and shares costs and acceptance with this one.
+source. A text alone has a schedule of its own (adaptive_schedule.py), and shares costs and acceptance with this one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import SHARE, Adaptive
-from ipex_assist.speculative.budget import EXPECTED_TOKENS, FURTHER, PAUSE, STAKE, TRUST
+from ipex_assist.speculative.adaptive_schedule import SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import Proposal
-from ipex_assist.speculative.joint_choice import JointChoice, Prices, joint_choice, worth_verifying
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, PAUSE, STAKE, TRUST
+from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
 from ipex_assist.speculative.live_costs import LiveCosts
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundState
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundState
 
 MEMORY = 0.995  # of acceptance, a round of one text: some 200 of them are remembered
 WORTH = 1.03  # a draft must promise that much more than plain decoding: for many, little is won and much spent
@@ -35,12 +35,12 @@ KEPT_WINS = 0.1
 
 
 @dataclass
-class Turn:
+class JointDraft:
     """One text's part in the round to come."""
 
-    schedule: Adaptive
+    schedule: AdaptiveSchedule
     now: RoundState
-    plan: Plan = field(default_factory=lambda: Plan(0))
+    plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
     proposal: Proposal = field(default_factory=lambda: Proposal([]))
     accepted: int = 0  # of its tokens
 
@@ -62,8 +62,8 @@ class JointSchedule:
         self._gain = 1.0  # of the last round with drafts, by what was expected
         self._untold = 0  # passes with drafts since the last one without
         self._undrafted_s = float("inf")  # of passes since anything was drafted; no end to it where nothing ever was
-        self._turns: list[Turn] = []
-        self._prices = Prices(costs, 1)
+        self._turns: list[JointDraft] = []
+        self._prices = BatchCosts(costs, 1)
         self._coming = 0  # texts whose prompts are being read
         self._rate = 0.0  # expected tokens per second of the round under way
         self._trial = False
@@ -77,14 +77,14 @@ class JointSchedule:
         """Return the seconds that plain decoding would take for each of so many tokens that a text got in one round."""
         return (self._prices.base_s + (tokens - 1) * self._prices.plain_s) / tokens
 
-    def plan(self, turns: Sequence[Turn], texts: int, others: int, coming: int = 0) -> None:
+    def plan(self, turns: Sequence[JointDraft], texts: int, others: int, coming: int = 0) -> None:
         """Set the plan of each text that may draft in the pass to come.
 
         texts: that go on in it, those that may not draft among them; others: rows of prompts besides. coming: texts
         whose prompts are being read, which will share the passes behind them.
         """
         self._coming = coming
-        self._prices = Prices(self.live.costs_from(texts), texts, others)
+        self._prices = BatchCosts(self.live.costs_from(texts), texts, others)
         self._turns = list(turns)
         self._trial, self._expected_draft_s = False, 0.0
         self._rate = self._prices.texts / self._prices.plain_s
@@ -150,7 +150,7 @@ class JointSchedule:
         """Seconds of plain decoding that a token of any text is worth."""
         return self._prices.plain_s / self._prices.texts
 
-    def _known(self, turn: Turn) -> Acceptance:
+    def _known(self, turn: JointDraft) -> Acceptance:
         return self._model if turn.now.unread else self._lookup
 
     def _welcome(self) -> None:
@@ -161,27 +161,27 @@ class JointSchedule:
                 text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
                 self._credit += STAKE * text.budget.expected_tokens * self._token_s
 
-    def _plan_copies(self, turns: Sequence[Turn]) -> None:
+    def _plan_copies(self, turns: Sequence[JointDraft]) -> None:
         if not turns:
             return
-        choice = joint_choice(self._lookup, self._prices, len(turns), LONGEST_DRAFT, free=True)
+        choice = best_joint_draft(self._lookup, self._prices, len(turns), LONGEST_DRAFT, free=True)
         if choice.gain > WORTH:
             self._carry_out(choice, turns, free=True)
 
-    def _plan_drafts(self, turns: Sequence[Turn]) -> bool:
+    def _plan_drafts(self, turns: Sequence[JointDraft]) -> bool:
         """Plan drafts of a source that reads; False where none pay, or may be afforded."""
-        choice = joint_choice(self._model, self._prices, len(turns), LONGEST_DRAFT)
+        choice = best_joint_draft(self._model, self._prices, len(turns), LONGEST_DRAFT)
         if choice.gain <= WORTH:
             return False
         trusted = self._model.seen >= KNOWN_TOKENS
         taking, read_s = self._readers(turns, trusted)
         if trusted and len(taking) < len(turns):
-            choice = joint_choice(self._model, self._prices, max(1, len(taking)), LONGEST_DRAFT)
+            choice = best_joint_draft(self._model, self._prices, max(1, len(taking)), LONGEST_DRAFT)
         if not taking or choice.gain <= WORTH:
             return False
         return self._carry_out(choice, taking, read_s)
 
-    def _readers(self, turns: Sequence[Turn], trusted: bool) -> tuple[list[Turn], float]:
+    def _readers(self, turns: Sequence[JointDraft], trusted: bool) -> tuple[list[JointDraft], float]:
         """Return the texts whose source is ready, or may read what it lacks, and the seconds of that reading.
 
         As many as half of what may be lost covers: of a source that is trusted those whose drafts should win the text
@@ -189,8 +189,8 @@ class JointSchedule:
         """
         # What is read now serves passes to come, in which no prompts will fill the rows, but the texts behind them.
         texts = self._prices.texts + self._coming
-        prices = Prices(self.live.costs_from(texts), texts)
-        choice = joint_choice(self._model, prices, len(turns) + self._coming, LONGEST_DRAFT)
+        prices = BatchCosts(self.live.costs_from(texts), texts)
+        choice = best_joint_draft(self._model, prices, len(turns) + self._coming, LONGEST_DRAFT)
         token_s = prices.plain_s / texts
         credit = self._may_be_lost(len(turns))
         taking, whole = [], 0.0
@@ -204,7 +204,7 @@ class JointSchedule:
         return taking, whole
 
     def _carry_out(
-        self, choice: JointChoice, turns: Sequence[Turn], read_s: float = 0.0, *, free: bool = False
+        self, choice: JointDraftChoice, turns: Sequence[JointDraft], read_s: float = 0.0, *, free: bool = False
     ) -> bool:
         """Plan the choice with as many tokens as the credit covers, were all of them wrong."""
         count, k = len(turns), choice.k
@@ -212,7 +212,7 @@ class JointSchedule:
         while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
             k -= 1
         for turn in turns:
-            turn.plan = Plan(min(k, turn.most), choice.min_confidence, WHOLE)
+            turn.plan = DraftPlan(min(k, turn.most), choice.min_confidence, WHOLE)
         self._rate = max(self._rate, choice.rate) if k else self._rate
         return k > 0
 
@@ -226,14 +226,14 @@ class JointSchedule:
         drafting = 0.0 if free else k * float(self._prices.draft_s(texts))
         return drafting + float(self._prices.more_s(texts * k))
 
-    def _plan_trial(self, turns: Sequence[Turn]) -> None:
+    def _plan_trial(self, turns: Sequence[JointDraft]) -> None:
         """Let one text draft one token now and then, where right ones would pay, by which easier texts are noticed."""
         if not self._could_pay(len(turns)):
             return
         turn = min(turns, key=lambda turn: turn.now.unread)
         price = self._loss(1, 1, False) + self.live.costs.reading(turn.now.unread)
         if self._undrafted_s * STAKE >= price and price <= self._credit:
-            turn.plan, self._trial = Plan(1, 0.0, WHOLE), True
+            turn.plan, self._trial = DraftPlan(1, 0.0, WHOLE), True
 
     def _could_pay(self, texts: int) -> bool:
         """Whether drafts of which every token is right would pay."""
@@ -250,11 +250,11 @@ class JointSchedule:
         counts = [len(turn.proposal.tokens) for turn in self._turns if turn.proposal.read]
         if not counts:
             return 0.0
-        prices = Prices(costs, len(counts))
+        prices = BatchCosts(costs, len(counts))
         passes = (float(prices.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
         return sum(passes) + sum(costs.reading(turn.proposal.read) for turn in self._turns)
 
 
-def _chances(acceptance: Acceptance, turns: Sequence[Turn]) -> list[list[float]]:
+def _chances(acceptance: Acceptance, turns: Sequence[JointDraft]) -> list[list[float]]:
     drafts = [turn.proposal for turn in turns]
     return acceptance.chances([draft.confidence for draft in drafts], [len(draft.tokens) for draft in drafts])

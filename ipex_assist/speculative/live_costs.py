@@ -9,7 +9,7 @@ import numpy as np
 
 from ipex_assist.speculative.acceptance import Array
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.expert_costs import Spread
+from ipex_assist.speculative.expert_costs import ExpertSpread
 from ipex_assist.speculative.schedule import RoundResult
 
 # Variances of logarithms, so that 0.01 is an error of about 10 %. The machine's speed is unknown at first, and drifts
@@ -63,7 +63,7 @@ class LiveCosts:
         self._covariance[2:-1, 2:-1] += _SEVERAL
         self._errors_drift = _ERRORS_DRIFT * self._covariance[1:-1, 1:-1]
         self._seconds, self._passes = 0.0, 0
-        self._spread = Spread(calibrated.experts) if calibrated.experts else None
+        self._spread = ExpertSpread(calibrated.experts) if calibrated.experts else None
         self._texts = 1
         self.costs = calibrated
         self.copying = Costs(calibrated.verify)  # for a source that costs nothing

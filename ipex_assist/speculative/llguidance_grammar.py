@@ -82,7 +82,7 @@ def _reason(error: object) -> str:
     return f"{lines[0][:300]} {more[:200]}".strip()
 
 
-class Grammars:
+class GrammarCompiler:
     """Makes the grammars of one model. Any threads may use it."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos: Iterable[int]) -> None:
@@ -92,7 +92,7 @@ class Grammars:
         self._turn = threading.Lock()
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Iterable[int]) -> Grammars:
+    def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Iterable[int]) -> GrammarCompiler:
         """For a model with rows for `vocab_size` tokens, whose texts end with any of `eos`. Takes a second.
 
         UsageError where that is no tokenizer of the `tokenizers` library, or no token ends a text.

@@ -21,7 +21,7 @@ def fresh_seed() -> int:
 
 
 @dataclass(frozen=True)
-class EndOptions(Options):
+class StopOptions(Options):
     """Where a text ends, unless the model's context ends before."""
 
     max_new_tokens: int = option(128, "", Number(1, 10_000_000, whole=True), "N")
@@ -102,7 +102,7 @@ class SamplingOptions(Options):
 
 @documented
 @dataclass(frozen=True)
-class GenerationOptions(SamplingOptions, DraftOptions, EndOptions):
+class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):
     """All options of one text."""
 
     logprobs: int | None = option(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.kept_costs import WRITE_EVERY, KeptCosts
 from ipex_assist.speculative.live_costs import CostFindings
+from ipex_assist.speculative.stored_costs import WRITE_EVERY, StoredCosts
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class PairCache:
         if anew:
             costs_file.delete()
             self._acceptance_file.delete()
-        self._costs = KeptCosts(costs_file, clock)
+        self._costs = StoredCosts(costs_file, clock)
         counts = self._acceptance_file.read()
         self.model_acceptance, self.lookup_acceptance = _acceptance(counts, "models"), _acceptance(counts, "copies")
         self._clock, self._written = clock, -math.inf

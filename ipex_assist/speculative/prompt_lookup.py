@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipex_assist.speculative.draft import DraftSource, Proposal
-from ipex_assist.speculative.propose import Asked, Steps, propose_alone
-from ipex_assist.speculative.schedule import Plan
+from ipex_assist.speculative.batched_proposals import ProposalRequest, Steps, propose_alone
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.schedule import DraftPlan
 
 NGRAM = 2  # tokens that must agree; one alone is followed by too many others
 PLACES = 8  # latest places of an n-gram among which the longest match is sought
@@ -77,7 +77,7 @@ def _agreeing(tokens: Sequence[int], place: int) -> int:
     return length
 
 
-class LookupFirst:
+class LookupWithFallback:
     """Lookup where it has a long match, else another source.
 
     The other source does not read what lookup drafted; it catches up, several tokens a pass, when it is asked again.
@@ -102,10 +102,10 @@ class LookupFirst:
         return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
 
     def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the other source's model (see propose.py)."""
+        """`propose` by calls of the other source's model (see batched_proposals.py)."""
         self._last = self.lookup if self.copies(tokens) else self.other
-        plan = Plan(k, min_confidence, context)
-        return (yield from Asked(self._last, tokens, k, plan).steps())
+        plan = DraftPlan(k, min_confidence, context)
+        return (yield from ProposalRequest(self._last, tokens, k, plan).steps())
 
     def accept(self, count: int) -> None:
         """Passed on to the one that proposed."""

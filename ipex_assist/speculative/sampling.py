@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ipex_assist.speculative.noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
+from ipex_assist.speculative.gumbel_noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
 from ipex_assist.speculative.options import SamplingOptions, fresh_seed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = NDArray[np.float32]
 
-NO_NUMBERS = -1  # in place of a token, where a row holds NaN, or infinity
+INVALID_LOGITS = -1  # in place of a token, where a row holds NaN, or infinity
 # Tokens whose scaled logit is within so much of the largest are looked at first; of the others, one in a thousand or so
 # has noise that could make it the choice.
 _HEAD = 7.0
@@ -107,8 +107,8 @@ def choose(row: Row, sampling: Sampling, position: int) -> int:
     """
     best = int(row.argmax())  # the first NaN, where there is one
     if not math.isfinite(row[best]):
-        return NO_NUMBERS
-    return best if not sampling.do_sample else _noisy(row, sampling, position).token
+        return INVALID_LOGITS
+    return best if not sampling.do_sample else _perturbed(row, sampling, position).token
 
 
 def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, float]:
@@ -122,11 +122,11 @@ def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, 
     best = int(row.argmax())
     largest = float(row[best])
     if not math.isfinite(largest):
-        return NO_NUMBERS, 0.0
+        return INVALID_LOGITS, 0.0
     rest = float(np.exp(row - np.float32(largest)).sum(dtype=np.float64))
     if not sampling.do_sample:
         return best, 1.0 / rest
-    found = _noisy(row, sampling, position)
+    found = _perturbed(row, sampling, position)
     rest -= float(np.exp(row[found.ids] - np.float32(largest)).sum(dtype=np.float64))
     perturbed = (found.scores - found.scores.max()) * sampling.temperature
     offset = float(found.scores.max()) * sampling.temperature - largest
@@ -134,7 +134,7 @@ def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, 
 
 
 @dataclass(frozen=True)
-class _Noisy:
+class _PerturbedLogits:
     """Tokens among which the choice is, by ascending ids, and logit ÷ temperature + noise of each."""
 
     ids: Ids
@@ -145,16 +145,16 @@ class _Noisy:
         return int(self.ids[self.scores.argmax()])
 
 
-def _noisy(row: Row, sampling: Sampling, position: int) -> _Noisy:
+def _perturbed(row: Row, sampling: Sampling, position: int) -> _PerturbedLogits:
     assert sampling.seed is not None
-    ids = kept(row, sampling)
+    ids = filtered_tokens(row, sampling)
     if ids is not None:
         scaled = row[ids].astype(np.float64) / sampling.temperature
-        return _Noisy(ids, scaled + gumbel(sampling.seed, position, ids))
-    return _noisy_of_all(row, sampling.temperature, sampling.seed, position)
+        return _PerturbedLogits(ids, scaled + gumbel(sampling.seed, position, ids))
+    return _perturbed_all(row, sampling.temperature, sampling.seed, position)
 
 
-def _noisy_of_all(row: Row, temperature: float, seed: int, position: int) -> _Noisy:
+def _perturbed_all(row: Row, temperature: float, seed: int, position: int) -> _PerturbedLogits:
     """The noise of all tokens decides, but only that of few can: of most, the random bits alone say so."""
     random = all_bits(seed, position, len(row))
     limit = float(np.float32(float(row.max()) - _HEAD * temperature))
@@ -166,10 +166,10 @@ def _noisy_of_all(row: Row, temperature: float, seed: int, position: int) -> _No
     ids = np.concatenate((head, tail))
     scores = np.concatenate((scores, row[tail].astype(np.float64) / temperature + from_bits(random[tail])))
     order = ids.argsort()
-    return _Noisy(ids[order], scores[order])
+    return _PerturbedLogits(ids[order], scores[order])
 
 
-def kept(row: Row, sampling: Sampling) -> Ids | None:
+def filtered_tokens(row: Row, sampling: Sampling) -> Ids | None:
     """The tokens that top-k, top-p and min-p leave of a row of logits, by ascending ids; None where no filter is on.
 
     In transformers' order: of the distribution at this temperature, what is at least as likely as the k-th; the

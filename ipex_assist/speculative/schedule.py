@@ -12,7 +12,7 @@ LONGEST_DRAFT = 15
 
 
 @dataclass(frozen=True)
-class Plan:
+class DraftPlan:
     """At most `k` tokens, ending behind one less likely than `min_confidence`; `context` as in DraftSource."""
 
     k: int
@@ -55,7 +55,7 @@ class Schedule(Protocol):
         """Seconds of a pass of one row, or None."""
         ...
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         """Return how to draft in the round to come."""
         ...
 
@@ -64,7 +64,7 @@ class Schedule(Protocol):
         ...
 
 
-class Constant:
+class ConstantSchedule:
     """Drafts the same number of tokens every round."""
 
     plain_s = None
@@ -72,15 +72,15 @@ class Constant:
     def __init__(self, k: int = CONSTANT_TOKENS) -> None:
         self.k = k
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         """Return a plan of `k` tokens, always."""
-        return Plan(self.k)
+        return DraftPlan(self.k)
 
     def observe(self, outcome: RoundResult) -> None:
         """Ignore the result: a constant number learns nothing."""
 
 
-class Heuristic:
+class HeuristicSchedule:
     """transformers' `num_assistant_tokens_schedule="heuristic"`: two more after a full hit, one less after a miss."""
 
     plain_s = None
@@ -88,9 +88,9 @@ class Heuristic:
     def __init__(self, k: int = HEURISTIC_TOKENS) -> None:
         self.k = k
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         """Return a plan of as many tokens as the last rounds have left."""
-        return Plan(self.k)
+        return DraftPlan(self.k)
 
     def observe(self, outcome: RoundResult) -> None:
         """Count the number up or down; a round in which nothing could be drafted changes nothing."""

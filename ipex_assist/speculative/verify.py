@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.speculative.grammar import Grammar, masked
-from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose
+from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling, choose
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def choices(
         return
     if not sampling.do_sample:  # all rows in one call
         best, chosen = rows.max(-1)  # NaN where any logit is
-        yield from chosen.masked_fill(~best.isfinite(), NO_NUMBERS).tolist()
+        yield from chosen.masked_fill(~best.isfinite(), INVALID_LOGITS).tolist()
         return
     generated = len(tokens) - sampling.prompt_length
     for i in range(rows.shape[0]):
@@ -45,10 +45,10 @@ def _choices_under(grammar: Grammar, rows: torch.Tensor, sampling: Sampling, gen
     for i in range(rows.shape[0]):
         row = rows[i].float().numpy()
         if not math.isfinite(row.max()):  # also where the grammar would hide that
-            yield NO_NUMBERS
+            yield INVALID_LOGITS
             return
         token = choose(masked(row, grammar), sampling, generated + i)
-        if token != NO_NUMBERS:
+        if token != INVALID_LOGITS:
             grammar.advance(token)
         yield token
 
@@ -63,7 +63,7 @@ def verify(choices: Iterable[int], drafted: Sequence[int], length: int = 0) -> t
     """
     tokens: list[int] = []
     for accepted, token in enumerate(choices):
-        if token == NO_NUMBERS:
+        if token == INVALID_LOGITS:
             raise LogitsError("the target", length + accepted)
         tokens.append(token)
         if accepted == len(drafted) or drafted[accepted] != token:

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
 
 
-class Detokenizer(Protocol):
+class TokenDecoder(Protocol):
     """The part of a transformers tokenizer that is used here."""
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> Any: ...
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Text of a growing list of tokens, released piece by piece.
 
     Tokens are decoded together with the few before them, because a tokenizer may write a token differently at the
     beginning of a text; a piece is held back while it ends inside a character or inside a possible stop string.
     """
 
-    def __init__(self, tokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: TokenDecoder, stop: Sequence[str] = ()) -> None:
         """`stop` strings are non-empty; the text ends before the first of them."""
         self.tokenizer = tokenizer
         self.stop = tuple(stop)

@@ -14,11 +14,11 @@ T = TypeVar("T")
 _LOOK_EVERY = 0.02  # seconds
 
 
-class TooLong(Exception):
+class TimeLimitExceeded(Exception):
     """Raised where a computation took longer than it was given."""
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
+def run_within(seconds: float, work: Callable[[], T]) -> T:
     """Return or raise what `work` does; TooLong where it computes for longer, and it is stopped then.
 
     seconds: of the processor, so that a busy machine makes nobody late. It is stopped between two steps of the
@@ -44,10 +44,12 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         late = thread.is_alive()
         if late:
             assert thread.ident is not None
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(TooLong))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(TimeLimitExceeded)
+            )
     if late:
         thread.join(seconds)
-        raise TooLong(f"it takes longer than {seconds:g} s")
+        raise TimeLimitExceeded(f"it takes longer than {seconds:g} s")
     if errors:
         raise errors[0]
     return results[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenization.time_limit import within
+from ipex_assist.tokenization.time_limit import run_within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -208,7 +208,7 @@ def encode_messages(
         )
     functions: list[Any] | None = tools or None
     try:
-        text: Any = within(
+        text: Any = run_within(
             TEMPLATE_SECONDS,
             lambda: tokenizer.apply_chat_template(
                 messages, tools=functions, add_generation_prompt=True, tokenize=False

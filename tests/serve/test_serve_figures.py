@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from ipex_assist.serve.backend import Part, Piece, ServerStatistics
+from ipex_assist.serve.backend import OutputChunk, ServerStatistics, TokenDelta
 from ipex_assist.serve.draft_report import DraftCounts, report, speedup, timings
-from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.serve.token_bytes import TokenBytes
 
 pytestmark = pytest.mark.one_stack
 
@@ -38,8 +38,8 @@ def samples(client) -> dict[tuple[str, str], float]:
     return found
 
 
-def _part(drafted: int, accepted: int) -> Part:
-    return Part([Piece("a", 1, False)], None, drafted, accepted)
+def _part(drafted: int, accepted: int) -> OutputChunk:
+    return OutputChunk([TokenDelta("a", 1, False)], None, drafted, accepted)
 
 
 def test_counts_of_passes():
@@ -155,7 +155,7 @@ def test_memory_limits_a_text(client, backend):
 
 
 def test_bytes_of_byte_level_tokens():
-    texts = TokenTexts(tokenizer())
+    texts = TokenBytes(tokenizer())
     ids = tokenizer()("café 日本 <|im_end|>")["input_ids"]
     assert b"".join(texts.bytes_of(token) for token in ids).decode() == "café 日本 <|im_end|>"
     assert len(ids) > len(set("café 日本"))  # some characters are of several tokens
@@ -168,7 +168,7 @@ def test_bytes_of_sentencepiece_tokens():
     backend = Tokenizer(models.BPE(vocabulary, []))
     backend.decoder = decoders.ByteFallback()
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-    texts = TokenTexts(wrapped)
+    texts = TokenBytes(wrapped)
     assert [texts.bytes_of(token) for token in range(6)] == [b"<s>", b" Hi", b" ", b"\xc3", b"\xa9", b"o"]
 
 

@@ -19,8 +19,8 @@ from tool_calls import (
 )
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.grammar_check import byte_tokenizer
-from ipex_assist.serve.tools import Prepared, collected, prepare
+from ipex_assist.serve.grammar_checker import byte_tokenizer
+from ipex_assist.serve.tools import PreparedConversation, content_and_calls, prepare
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
 
@@ -32,7 +32,7 @@ STRICT = [tool("add", XY, strict=True), tool("get_weather")]
 ONE, OTHER = ("add", '{"x": 1, "y": "é"}'), ("get_weather", '{"anything": [1]}')
 
 
-def prepared(template: str, *, special: dict[int, str] | None = None, parallel: bool = True) -> Prepared:
+def prepared(template: str, *, special: dict[int, str] | None = None, parallel: bool = True) -> PreparedConversation:
     return prepare(tokenizer(template, special), USER, STRICT, parallel=parallel)
 
 
@@ -128,7 +128,7 @@ def test_a_model_that_would_break_the_schema() -> None:
     parse = prepared(HERMES_TEMPLATE).parser
     assert parse is not None
     one = parse()
-    content, (call,) = collected([*one.push(text), *one.finish()])
+    content, (call,) = content_and_calls([*one.push(text), *one.finish()])
     assert (content, call.name) == ("I look.", "add")
     assert type(json.loads(call.arguments)["x"]) is int
 

@@ -12,9 +12,9 @@ import pytest
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.speculative import calibration, kept_costs, pair_cache
+from ipex_assist.speculative import calibration, pair_cache, stored_costs
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
 from ipex_assist.speculative.schedule import RoundState
@@ -163,7 +163,7 @@ def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
     for rounds, written in ((10, 10), (20, 10), (30, 30)):
         kept.keep_acceptance(learnt(2, rounds), Acceptance())
         assert PairCache(PAIR, {}).model_acceptance.as_counts() == learnt(2, written).as_counts()
-        now[0] += 0.6 * kept_costs.WRITE_EVERY
+        now[0] += 0.6 * stored_costs.WRITE_EVERY
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
     for right in (0, 2):
         known = Acceptance.from_counts(learnt(right).as_counts())
         known = known.for_next_text()
-        plans[right] = Adaptive(costs, 128, model_acceptance=known).plan(pair_situation())
+        plans[right] = AdaptiveSchedule(costs, 128, model_acceptance=known).plan(pair_situation())
     assert plans[2].context is None
     assert plans[2].k >= 3
     assert plans[0].k <= 1

@@ -27,13 +27,13 @@ from transformers import (
 
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.partly_shared import PartlyShared
-from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
-from ipex_assist.speculative.sampling import Sampling, kept
-from ipex_assist.speculative.schedule import Constant, Plan, RoundResult, RoundState
-from ipex_assist.speculative.universal import UniversalAssistant
+from ipex_assist.speculative.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sampling import Sampling, filtered_tokens
+from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundResult, RoundState
+from ipex_assist.speculative.universal_assistant import UniversalAssistant
 
 VOCAB = 50
 EXECUTOR = "native" if HAS_NATIVE else "torch"  # thousands of texts take a quarter of the time
@@ -43,7 +43,7 @@ def assert_kept(logits: torch.Tensor, sampling: Sampling, expected: torch.Tensor
     """The tokens that are left are those of `expected`, and so is the reference of the other tests."""
     torch.testing.assert_close(probabilities(logits, sampling), expected, atol=1e-6, rtol=1e-5)
     for row, wanted in zip(logits, expected, strict=True):
-        ids = kept(row.numpy(), sampling)
+        ids = filtered_tokens(row.numpy(), sampling)
         found = range(len(row)) if ids is None else ids.tolist()
         assert list(found) == wanted.nonzero().flatten().tolist()
 
@@ -173,9 +173,9 @@ class Threshold:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         self.rounds += 1
-        return Plan(3, 0.25, 3 if self.rounds % 2 else None)
+        return DraftPlan(3, 0.25, 3 if self.rounds % 2 else None)
 
     def observe(self, outcome: RoundResult) -> None:
         pass
@@ -189,8 +189,8 @@ class Dice:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def plan(self, now: RoundState) -> Plan:
-        return Plan(self.random.randrange(6), self.random.choice((0, 0.4, 0.9)), self.random.choice((None, 4)))
+    def plan(self, now: RoundState) -> DraftPlan:
+        return DraftPlan(self.random.randrange(6), self.random.choice((0, 0.4, 0.9)), self.random.choice((None, 4)))
 
     def observe(self, outcome: RoundResult) -> None:
         pass
@@ -211,7 +211,7 @@ def universal(model: Model) -> DraftSource:
 
 def partly(model: Model, sampling: Sampling, unknown: frozenset[int]) -> DraftSource:
     """The assistant neither reads nor drafts these."""
-    return PartlyShared(AssistantModel(model, sampling, 12, masked=unknown), unknown)
+    return PartialVocabularyAssistant(AssistantModel(model, sampling, 12, masked=unknown), unknown)
 
 
 SAMPLED = Sampling(do_sample=True, top_k=0, temperature=0.8)
@@ -222,7 +222,7 @@ SOURCES: dict[str, Callable[[Model, Sampling], DraftSource]] = {
     "partly": lambda model, sampling: partly(model, sampling, frozenset({3, 11})),
     "universal": lambda model, sampling: universal(model),
     "lookup": lambda model, sampling: PromptLookup(),
-    "lookup+model": lambda model, sampling: LookupFirst(PromptLookup(), AssistantModel(model, sampling, 12), 3),
+    "lookup+model": lambda model, sampling: LookupWithFallback(PromptLookup(), AssistantModel(model, sampling, 12), 3),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_seed_is_a_text(name: str, sampling: Sampling, small_models: tuple[Mod
         seeded = replace(sampling, seed=seed)
         plain = tokens_of(run(target, prompt=LONG_PROMPT, new=40, sampling=seeded))
         texts.add(tuple(plain))
-        for schedule in (Constant(1), Constant(7), Dice(seed), Dice(100 + seed)):
+        for schedule in (ConstantSchedule(1), ConstantSchedule(7), Dice(seed), Dice(100 + seed)):
             source = SOURCES[name](assistant, seeded)
             rounds = run(target, source, prompt=LONG_PROMPT, new=40, sampling=seeded, schedule=schedule)
             assert tokens_of(rounds)[:40] == plain

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
-from ipex_assist.serve.answers.turn import Turn
+from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
+from ipex_assist.serve.answers.message_builder import MessageBuilder
 from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, chat_form
 from ipex_assist.serve.protocol.chat import ChatRequest
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import CallParser, Event
+from ipex_assist.serve.tools import CallParser, ParsedEvent
 
 
-def _delta(event: Event) -> dict[str, Any]:
+def _delta(event: ParsedEvent) -> dict[str, Any]:
     """OpenAI's form of a part of content, or of a call."""
     if isinstance(event, str):
         return {"content": event}
@@ -28,20 +28,20 @@ class ChatWriter(ChunkWriter):
     """The model's turn, n times."""
 
     def __init__(
-        self, service: Service, texts: Texts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
+        self, service: Service, texts: ChoiceTexts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
     ) -> None:
         """parser: makes what finds calls of tools in one text; None where there are no tools."""
         super().__init__(service, texts, "chatcmpl-", "chat.completion.chunk", body.stream_options)
         self._service, self._details = service, bool(body.draft_details)
         self._wants_logprobs = body.wanted_logprobs is not None
-        self._turns = [Turn(None if parser is None else parser()) for _ in texts.all]
+        self._turns = [MessageBuilder(None if parser is None else parser()) for _ in texts.all]
 
     def begin(self) -> Iterator[str]:
         """Who speaks, for each of the texts."""
         for text in self.texts.all:
             yield self.chunk(self._choice(text, {"role": "assistant", "content": ""}))
 
-    def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
+    def grown(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
         """Chunks of content and of calls, unless all is held back."""
         deltas = [_delta(event) for event in self._turns[text.index].grow(growth)]
         if not deltas and (growth.tokens or (self._details and growth.pieces)):
@@ -49,7 +49,7 @@ class ChatWriter(ChunkWriter):
         for place, delta in enumerate(deltas):
             yield self.chunk(self._choice(text, delta, growth if not place else None))
 
-    def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
+    def ended(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
         """The last chunk of this text."""
         turn = self._turns[text.index]
         *deltas, last = [_delta(event) for event in [*turn.grow(growth), *turn.finish()]] or [{}]
@@ -57,11 +57,11 @@ class ChatWriter(ChunkWriter):
             yield self.chunk(self._choice(text, delta))
         yield self.chunk(self._choice(text, last, growth, self._reason(text)), **self.report_of(text))
 
-    def _reason(self, text: GrowingText) -> str:
+    def _reason(self, text: ChoiceText) -> str:
         return "tool_calls" if self._turns[text.index].called and text.finish_reason == "stop" else text.finish_reason
 
     def _choice(
-        self, text: GrowingText, delta: dict[str, Any], growth: Growth | None = None, reason: str | None = None
+        self, text: ChoiceText, delta: dict[str, Any], growth: TextDelta | None = None, reason: str | None = None
     ) -> dict[str, Any]:
         tokens = growth.tokens if growth is not None else []
         choice: dict[str, Any] = {"index": text.index, "delta": delta, "logprobs": self._logprobs(tokens)}

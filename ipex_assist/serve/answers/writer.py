@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
-from ipex_assist.serve.backend import Done
-from ipex_assist.serve.choices import News
+from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
+from ipex_assist.serve.backend import Finished
+from ipex_assist.serve.choice_runner import ChoiceEvent
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.protocol.common import StreamOptions, new_id, now
 from ipex_assist.serve.service import Service
@@ -32,13 +32,13 @@ def event(value: Any, name: str | None = None) -> str:
 class Writer(ABC):
     """Makes the answer of one request. `take` is called with all news, whether the answer is streamed or not."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: ChoiceTexts) -> None:
         self.texts = texts
 
-    def take(self, news: News) -> Iterator[str]:
+    def take(self, news: ChoiceEvent) -> Iterator[str]:
         """Events of a stream; a writer of a whole answer has the texts grow all the same."""
         text = self.texts[news.index]
-        if isinstance(news.part, Done):
+        if isinstance(news.part, Finished):
             yield from self.ended(text, text.end(news.part))
         else:
             yield from self.grown(text, text.take(news.part))
@@ -48,11 +48,11 @@ class Writer(ABC):
         return iter(())
 
     @abstractmethod
-    def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
+    def grown(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
         """Events of a part."""
 
     @abstractmethod
-    def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
+    def ended(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
         """Events of a text's end. growth: what was held back until then."""
 
     @abstractmethod
@@ -71,7 +71,9 @@ class Writer(ABC):
 class ChunkWriter(Writer):
     """Chunks of one kind of object: those of chat and of completions differ in their choices only."""
 
-    def __init__(self, service: Service, texts: Texts, prefix: str, kind: str, options: StreamOptions | None) -> None:
+    def __init__(
+        self, service: Service, texts: ChoiceTexts, prefix: str, kind: str, options: StreamOptions | None
+    ) -> None:
         super().__init__(texts)
         self._usage = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
@@ -90,7 +92,7 @@ class ChunkWriter(Writer):
             value["usage"] = self.texts.usage() if self._usage_always else None
         return event(value)
 
-    def report_of(self, text: GrowingText) -> dict[str, Any]:
+    def report_of(self, text: ChoiceText) -> dict[str, Any]:
         """What the draft did, for the last chunk of a text; nothing where the usage's chunk will say it of all texts.
 
         Readers take every chunk that has it for another text's: it stands once.

@@ -7,25 +7,25 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ipex_assist.serve.answers.kept import Kept, KeptResponses
+from ipex_assist.serve.answers.choice_texts import ChoiceTexts
+from ipex_assist.serve.answers.response_store import ResponseStore, StoredResponse
 from ipex_assist.serve.answers.responses import ResponseWriter
-from ipex_assist.serve.answers.texts import Texts
 from ipex_assist.serve.answers.writer import compact
-from ipex_assist.serve.backend import TextRequest
+from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
-from ipex_assist.serve.routes.texts import ERRORS, STREAM, check_biases
-from ipex_assist.serve.routes.turns import prepared
+from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
+from ipex_assist.serve.routes.conversations import prepare_conversation
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.streaming import TextAnswer
-from ipex_assist.serve.structured import grammar_of
+from ipex_assist.serve.streaming import GenerationResponse
+from ipex_assist.serve.structured_output import grammar_of
 
 _OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
 
 def router(service: Service) -> APIRouter:
     """All three, with a memory of their own."""
-    routes, kept = APIRouter(), KeptResponses()
+    routes, kept = APIRouter(), ResponseStore()
 
     @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
     async def create_response(body: ResponsesRequest) -> Response:
@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
             before = kept.find(body.previous_response_id, "previous_response_id").messages
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         new = body.messages()
-        turn, tokens = await prepared(
+        turn, tokens = await prepare_conversation(
             service,
             [*system, *before, *new],
             [tool.for_template() for tool in body.tools or ()],
@@ -50,12 +50,12 @@ def router(service: Service) -> APIRouter:
 
         def keep(response: dict[str, Any], answer: dict[str, Any]) -> None:
             if body.store is not False:
-                kept.keep(Kept(response, [*before, *new, answer]))
+                kept.keep(StoredResponse(response, [*before, *new, answer]))
 
-        requests = [TextRequest(tokens, options, turn.grammar)]
-        texts = Texts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
+        requests = [GenerationRequest(tokens, options, turn.grammar)]
+        texts = ChoiceTexts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
         writer = ResponseWriter(service, texts, body, keep, turn.parser)
-        return TextAnswer(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))
     async def retrieve_response(response_id: str) -> Response:

@@ -1,0 +1,108 @@
+"""The texts of one request as they grow, whatever form their answer has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ipex_assist.serve.backend import Finished, GenerationRequest, OutputChunk, TokenDelta
+from ipex_assist.serve.draft_report import DraftCounts, report
+from ipex_assist.serve.logprobs import Logprobs, TokenChoice
+from ipex_assist.serve.protocol.common import Usage
+from ipex_assist.serve.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """What became certain of one text: characters, tokens where log-probabilities are wanted, and whence it came.
+
+    drafted, accepted: tokens that were drafted for the pass, and those of them that were taken.
+    """
+
+    text: str
+    tokens: list[TokenChoice] = field(default_factory=list)
+    pieces: list[TokenDelta] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+
+    def draft(self) -> dict[str, Any]:
+        """What `draft_details` asks for."""
+        pieces = [[piece.text, piece.drafted] for piece in self.pieces]
+        return {"pieces": pieces, "drafted": self.drafted, "accepted": self.accepted}
+
+
+@dataclass
+class ChoiceText:
+    """One text. tokens: all whose log-probabilities are certain; new_tokens: how many came."""
+
+    index: int
+    logprobs: Logprobs | None
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    tokens: list[TokenChoice] = field(default_factory=list)
+    new_tokens: int = 0
+    result: dict[str, Any] | None = None
+    _shown: int = 0  # characters
+
+    def take(self, part: OutputChunk) -> TextDelta:
+        """Go on by a part."""
+        self.drafts.count(part)
+        self.new_tokens += len(part.pieces)
+        text = "".join(piece.text for piece in part.pieces)
+        self._shown += len(text)
+        tokens = self.logprobs.push(part) if self.logprobs is not None else []
+        self.tokens += tokens
+        return TextDelta(text, tokens, part.pieces, part.drafted, part.accepted)
+
+    def end(self, done: Finished) -> TextDelta:
+        """The rest: what was held back."""
+        self.result = done.result
+        self.new_tokens = done.result["new_tokens"]
+        tokens = self.logprobs.finish(done.result["stop_reason"]) if self.logprobs is not None else []
+        self.tokens += tokens
+        return TextDelta(done.result["text"][self._shown :], tokens)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """OpenAI's word; of a text that has ended."""
+        assert self.result is not None
+        return "length" if self.result["stop_reason"] in ("length", "context") else "stop"
+
+    def report(self) -> dict[str, Any]:
+        """Timings and what the draft did, of this text."""
+        assert self.result is not None
+        return report([self.result], self.drafts)
+
+
+class ChoiceTexts:
+    """All texts of a request."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        prompt_tokens: int,
+        token_texts: TokenBytes | None,
+        *,
+        shows_end: bool = False,
+    ) -> None:
+        """prompt_tokens: a prompt of several texts counts once. token_texts: where log-probabilities are wanted;
+        shows_end: of the end-of-text token, too."""
+        self.prompt_tokens = prompt_tokens
+        self.all = [
+            ChoiceText(
+                index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop), shows_end)
+            )
+            for index, request in enumerate(requests)
+        ]
+
+    def __getitem__(self, index: int) -> ChoiceText:
+        return self.all[index]
+
+    def usage(self) -> dict[str, int]:
+        """So far."""
+        return Usage.of(self.prompt_tokens, sum(text.new_tokens for text in self.all)).model_dump()
+
+    def report(self) -> dict[str, Any]:
+        """Timings and what the draft did, summed over the texts."""
+        counts = sum((text.drafts for text in self.all), DraftCounts())
+        return report([text.result for text in self.all if text.result is not None], counts)

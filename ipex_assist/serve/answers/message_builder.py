@@ -1,0 +1,49 @@
+"""Content and calls of one text, as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_assist.serve.answers.choice_texts import TextDelta
+from ipex_assist.serve.tools import CallParser, ParsedEvent, content_and_calls, merged
+
+
+class MessageBuilder:
+    """The model's turn. parser: finds calls of tools in it; None where there are no tools."""
+
+    def __init__(self, parser: CallParser | None) -> None:
+        self.parser = parser
+        self._events: list[ParsedEvent] = []
+
+    @property
+    def called(self) -> bool:
+        """Whether any tool was called."""
+        return self.parser is not None and self.parser.calls > 0
+
+    def grow(self, growth: TextDelta) -> list[ParsedEvent]:
+        """What became certain, as content and as parts of calls; neighbours of one kind are one event."""
+        if self.parser is None:
+            return self._took([growth.text] if growth.text else [])
+        held = growth.text[sum(len(piece.text) for piece in growth.pieces) :]  # what no token brought
+        events = [event for piece in growth.pieces for event in self.parser.push(piece.text, piece.token)]
+        return self._took(merged([*events, *self.parser.push(held)]))
+
+    def finish(self) -> list[ParsedEvent]:
+        """The rest, behind the text's end."""
+        return self._took([] if self.parser is None else self.parser.finish())
+
+    def _took(self, events: list[ParsedEvent]) -> list[ParsedEvent]:
+        self._events += events
+        return events
+
+    def message(self) -> dict[str, Any]:
+        """Content, and tool_calls where there are any, in the form of OpenAI's messages."""
+        content, calls = content_and_calls(self._events)
+        if not calls:
+            return {"content": content or ""}
+        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        named = zip(calls, functions, strict=True)
+        return {
+            "content": content,
+            "tool_calls": [{"id": call.id, "type": "function", "function": function} for call, function in named],
+        }

@@ -1,0 +1,218 @@
+"""Grammars of strangers, tried in a process that can be ended: what takes longer than a second is refused.
+
+llguidance bounds most of what a grammar may cost, but a single call of it cannot be stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.speculative.grammar import GrammarSpec
+
+if TYPE_CHECKING:
+    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
+
+SECONDS = 1.0  # of a processor, that a grammar may take
+PATIENCE = 10.0  # seconds, whatever the processors do meanwhile
+REMEMBERED = 256  # grammars of which it is known what they are
+MEMORY = 4 << 30  # bytes, for all of the process
+WALKS, STEPS = 4, 48  # texts that are begun, and choices in each: a grammar may become costly on the way
+LONGEST = 1000  # bytes of such a text, with those that are no choice
+# What Lark may have where a special token can stand: texts, comments, regular expressions, and special tokens.
+_LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<special><[^<>\s]+>)')
+_ANY_SPECIAL = "<[255]>"  # in the place of each: a byte that no character has
+
+
+class GrammarChecker:
+    """Says of grammars whether an engine should be given them. Any threads may use it; one grammar is tried at a time.
+
+    The process is started with the first of them, and anew where one has ended it.
+    """
+
+    def __init__(self, program: Callable[[], list[str]] | None = None) -> None:
+        """program: argv of the process."""
+        self._program = program or (lambda: [sys.executable, "-m", "ipex_assist.serve.grammar_checker"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by digests: grammars may be megabytes long
+        self._turn = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    async def checked(self, spec: GrammarSpec | None) -> GrammarSpec | None:
+        """`check` beside the event loop; returns the grammar."""
+        if spec is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.check, spec)
+        return spec
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Return where the grammar can be used; UsageError, for status 400, says why not. Takes a second at most."""
+        name = hashlib.sha256(f"{spec.kind} {spec.value}".encode("utf-8", "surrogatepass")).digest()
+        with self._turn:
+            if name not in self._known:
+                self._known[name] = self._try(spec)
+                if len(self._known) > REMEMBERED:
+                    self._known.popitem(last=False)
+            reason = self._known[name]
+        if reason is not None:
+            raise UsageError(f"this grammar cannot be used: {reason}")
+
+    def close(self) -> None:
+        """End the process."""
+        with self._turn:
+            self._end()
+        self._thread.shutdown(wait=False)
+
+    def _try(self, spec: GrammarSpec) -> str | None:
+        process = self._process
+        if process is None or process.poll() is not None:  # ended since, by no grammar
+            self._end()
+            process = self._start()
+        line = json.dumps({"kind": spec.kind, "value": spec.value}).encode() + b"\n"
+        answer = self._ask(process, line, SECONDS)
+        if answer is not None:
+            reason = json.loads(answer)["reason"]
+            return None if reason is None else str(reason)
+        died = process.poll()
+        self._end()
+        if died is None:
+            return f"it takes longer than {SECONDS:g} s to compile, or to begin a text; make it smaller"
+        return "it takes too much memory to compile, or breaks the compiler; make it smaller"
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = process = subprocess.Popen(
+            self._program(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        if self._ask(process, b"", PATIENCE) is None:
+            self._end()
+            raise IpexAssistError(
+                "grammars cannot be checked, as the process for it does not start: pip install 'ipex-assist[serve]'"
+            )
+        return process
+
+    @staticmethod
+    def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
+        """The next line of the process, or None where it dies or takes too long."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before, until = _spent(process.pid), time.monotonic() + PATIENCE
+        answer = b""
+        with selectors.DefaultSelector() as selector, contextlib.suppress(BrokenPipeError):
+            selector.register(process.stdout, selectors.EVENT_READ)
+            process.stdin.write(line)
+            process.stdin.flush()
+            while not answer.endswith(b"\n"):
+                if selector.select(0.02):
+                    piece = os.read(process.stdout.fileno(), 65536)
+                    if not piece:
+                        process.wait()
+                        return None
+                    answer += piece
+                elif _spent(process.pid) - before > seconds or time.monotonic() > until:
+                    return None
+            return answer
+        process.wait()
+        return None
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()  # type: ignore[union-attr]
+
+
+def _spent(pid: int) -> float:
+    """Seconds of a processor that a process has used."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+class _Bytes:
+    """A vocabulary of single bytes, as llguidance reads one: the costs of a grammar show in it, too."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id, bos_token_id = 256, None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The bytes."""
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def byte_tokenizer() -> Any:
+    """llguidance's tokenizer in which every byte is a token, and 256 the end of the text."""
+    from llguidance import LLTokenizer
+
+    vocabulary: Any = _Bytes()
+    return LLTokenizer(vocabulary, n_vocab=257, eos_token=[256])
+
+
+def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
+    """Why a grammar cannot be used, or None. May take for ever.
+
+    It is compiled, and a few texts are begun at random. Whether the model has its special tokens is not known here.
+    """
+    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+
+    chance = random.Random(0)
+    if spec.kind == "lark":  # a vocabulary of bytes has no special tokens, neither names nor numbers
+        spec = GrammarSpec(
+            spec.kind, _LARK.sub(lambda found: _ANY_SPECIAL if found["special"] else found[0], spec.value)
+        )
+    try:
+        start = LlguidanceGrammar(start_of(spec, tokenizer), 257, frozenset([256]))
+        for _ in range(WALKS):
+            _walk(start.copy(), chance)
+    except IpexAssistError as error:
+        return str(error)
+    return None
+
+
+def _walk(state: LlguidanceGrammar, chance: random.Random) -> None:
+    """Write a text by chance until it ends, or is long enough."""
+    for _ in range(STEPS):
+        for token in state.forced()[: LONGEST - len(state.tokens)]:
+            state.advance(token)
+        allowed = state.mask().nonzero()[0]
+        state.advance(int(allowed[chance.randrange(len(allowed))]))
+        if state.ended or len(state.tokens) >= LONGEST:
+            return
+
+
+def main() -> None:
+    """Answer lines of JSON on standard input: {"kind", "value"} by {"reason"}."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    tokenizer = byte_tokenizer()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps({"reason": reason_against(GrammarSpec(**json.loads(line)), tokenizer)}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

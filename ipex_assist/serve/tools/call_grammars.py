@@ -1,0 +1,157 @@
+"""Calls as grammars, in the family's own form, arguments by the functions' schemas: all of a text, or within one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.tools.call_parsers import HERMES_CLOSE, HERMES_OPEN, LLAMA_TAG, MISTRAL_ARGS, MISTRAL_CALLS
+from ipex_assist.speculative.grammar import GrammarSpec
+from ipex_assist.speculative.llguidance_grammar import JSON_STYLE, literal
+
+# A text that begins so is read as a call where calls are all of an answer (Llama 3).
+_LIKE_A_CALL = r'\{[ \t\r\n]*"(name|parameters|arguments|type)"'
+_SPACE = r"[ \t\r\n]*"
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """Texts around and between calls, and of a call around its name and its arguments.
+
+    several: whether an answer may hold more than one. opener: by which calls are known within a text; without one they
+    are all of an answer, maybe behind `tag`.
+    """
+
+    beginning: str
+    between: str
+    end: str
+    before_name: str
+    before_arguments: str
+    behind_arguments: str
+    several: bool = True
+    opener: str = ""
+    tag: str = ""
+
+
+HERMES = CallSyntax(
+    "", "\n", "", f'{HERMES_OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{HERMES_CLOSE}", opener=HERMES_OPEN
+)
+LLAMA = CallSyntax("", "", "", '{"name": "', '", "parameters": ', "}", several=False, tag=LLAMA_TAG)
+MISTRAL = CallSyntax(f"{MISTRAL_CALLS} [", ", ", "]", '{"name": "', '", "arguments": ', "}", opener=MISTRAL_CALLS)
+MISTRAL_NAMED = CallSyntax("", "", "", MISTRAL_CALLS, MISTRAL_ARGS, "", opener=MISTRAL_CALLS)
+
+
+def forced_calls(
+    form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], *, several: bool
+) -> GrammarSpec:
+    """The grammar of one call, or of one and more, of the functions in `schemas`, by their names.
+
+    markers: special tokens by their ids: what they stand for is written by them, and by nothing else.
+    """
+    return GrammarSpec("lark", "start: calls\n" + _calls(form, schemas, markers, several=several))
+
+
+def optional_calls(
+    form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], others: Iterable[int], *, several: bool
+) -> GrammarSpec:
+    """The grammar of any text with or without calls: what begins like one is held to it. As `forced`, but for `others`.
+
+    others: special tokens that the text around calls may have.
+    """
+    if not form.opener:
+        return GrammarSpec("lark", _call_or_text(form, schemas, markers))
+    number = next((number for number, word in markers.items() if word == form.opener), None)
+    numbers = _ranges(others)
+    # A form with a beginning has all calls behind one opener, else each has its own.
+    behind = replace(
+        form,
+        beginning=form.beginning.removeprefix(form.opener),
+        before_name=form.before_name.removeprefix(form.opener),
+        several=form.several and bool(form.beginning),
+    )
+    special = f"<[{numbers}]>" if numbers else ""
+    by_token = "" if number is None else f"free <[{number}]> | "
+    rules = [
+        "start: (opened calls)* free" if several else "start: opened calls | free",
+        f"free: TEXT ({special} TEXT)*" if special else "free: TEXT",
+        f"opened: {by_token}(TEXT {special})* spelt" if special else f"opened: {by_token}spelt",
+        # Lazy: it ends where the opener does, and is no other text from there on.
+        f"spelt[lazy]: TEXT {literal(form.opener)}",
+        "TEXT: /(?s:.*)/",
+    ]
+    return GrammarSpec("lark", "\n".join(rules) + "\n" + _calls(behind, schemas, markers, several=several))
+
+
+def calls_or_json(calls: GrammarSpec, response: GrammarSpec) -> GrammarSpec:
+    """Calls, or an answer in JSON. UsageError for an answer of another kind."""
+    if response.kind == "json_object":
+        schema: Any = {"type": "object"}
+    elif response.kind == "json_schema":
+        schema = json.loads(response.value)
+    else:
+        raise UsageError("guided texts other than JSON cannot be had with tools: leave either out")
+    rules = calls.value.replace("start: calls\n", "start: calls | answer\n", 1)
+    return GrammarSpec("lark", f"{rules}answer: %json {_json(schema)}\n")
+
+
+def _calls(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], *, several: bool) -> str:
+    """Rules of `calls`."""
+    more = f"({_texts(form.between, markers)} call)*" if several and form.several else ""
+    lines = [
+        f"calls: {_texts(form.beginning, markers)} call {more} {_texts(form.end, markers)}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(schemas))),
+    ]
+    for number, (name, schema) in enumerate(schemas.items()):
+        before = _texts(f"{form.before_name}{json.dumps(name)[1:-1]}{form.before_arguments}", markers)
+        behind = _texts(form.behind_arguments, markers)
+        lines.append(f"call_{number}: {before} arguments_{number} {behind}")
+        lines.append(f"arguments_{number}: %json {_json(schema)}")
+    return "\n".join(lines) + "\n"
+
+
+def _call_or_text(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str]) -> str:
+    """A call that is all of the answer, or a text that does not begin like one. Spaces may be as the model writes them.
+
+    What comes before the arguments is one lexeme of each, as only so both can go on until they differ.
+    """
+    number = next((number for number, word in markers.items() if word == form.tag), None)
+    tag = f"({re.escape(form.tag)}{_SPACE})?"
+    lines = [
+        f"start: {'' if number is None else f'<[{number}]>? '}call | TEXT",
+        f"TEXT: /(?s:.*)/ & ~/{_SPACE}{tag}{_LIKE_A_CALL}(?s:.*)/",
+        "call: " + " | ".join(f"HEAD_{number} arguments_{number} END" for number in range(len(schemas))),
+        f"END: /{_SPACE}{re.escape(form.behind_arguments)}/",
+    ]
+    for number, (name, schema) in enumerate(schemas.items()):
+        words = re.findall(r'"[^"]*"|\S', f"{form.before_name}{name}{form.before_arguments}")
+        lines.append(f"HEAD_{number}: /{_SPACE}{tag}{_SPACE.join(map(re.escape, words))}{_SPACE}/")
+        lines.append(f"arguments_{number}: %json {_json(schema)}")
+    return "\n".join(lines) + "\n"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers as Lark has them: 1,4-7."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def _json(schema: Any) -> str:
+    return json.dumps({**schema, "x-guidance": JSON_STYLE})
+
+
+def _texts(text: str, markers: Mapping[int, str]) -> str:
+    """A fixed text as Lark has it, special tokens by their numbers."""
+    for number, word in markers.items():
+        before, found, behind = text.partition(word)
+        if found:
+            return f"{_texts(before, markers)} <[{number}]> {_texts(behind, markers)}".strip()
+    return literal(text) if text else ""

@@ -1,0 +1,101 @@
+"""How much several texts that share passes should draft: pure functions of prices and chances. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipex_assist.speculative.acceptance import EDGES, Acceptance, Array
+from ipex_assist.speculative.costs import Costs
+
+
+@dataclass(frozen=True)
+class JointDraftChoice:
+    """At most `k` tokens a text, ending behind one less likely than `min_confidence`.
+
+    rate: expected tokens per second of all texts. gain: that, in plain decoding's tokens per second.
+    """
+
+    k: int
+    min_confidence: float
+    rate: float
+    gain: float
+
+
+class BatchCosts:
+    """What passes cost at this moment, in which `texts` texts go on beside `others` rows of prompts."""
+
+    def __init__(self, costs: Costs, texts: int, others: int = 0) -> None:
+        self.texts, self.base = texts, texts + others
+        self._verify = np.array(costs.verify)
+        self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, texts + 1))])
+        self._rows = np.arange(1, len(self._verify) + 1, dtype=np.float64)
+        self.plain_s = float(self.pass_s(texts))  # of a pass without drafts and prompts
+        self.base_s = float(self.pass_s(self.base))  # … and with prompts
+
+    def pass_s(self, rows: float | Array) -> Array:
+        """Return the target's seconds; beyond what was measured all rows are taken to cost alike, which is the most."""
+        known = len(self._verify)
+        seconds: Array = np.interp(rows, self._rows, self._verify) * np.maximum(1.0, np.asarray(rows) / known)
+        return seconds
+
+    def more_s(self, rows: float | Array) -> Array:
+        """Return the seconds by which so many drafted rows make the pass longer."""
+        return self.pass_s(self.base + np.asarray(rows)) - self.base_s
+
+    def draft_s(self, texts: float | Array) -> Array:
+        """Return the seconds of a draft pass in which so many texts have a row; of less than one, a share of it."""
+        seconds: Array = np.interp(texts, np.arange(len(self._draft)), self._draft)
+        return seconds
+
+
+def _draft_pass(costs: Costs, texts: int) -> float:
+    if not costs.rows:
+        return costs.draft
+    known = len(costs.rows)
+    grown = costs.rows[min(texts, known) - 1] / costs.rows[0]
+    if texts > known:
+        grown += (texts - known) * max(0.0, costs.rows[-1] / costs.rows[0] - 1) / max(1, known - 1)
+    return costs.draft * grown
+
+
+def best_joint_draft(
+    acceptance: Acceptance, prices: BatchCosts, drafters: int, longest: int, *, free: bool = False
+) -> JointDraftChoice:
+    """Return the draft of each of `drafters` texts with which all texts together get the most tokens per second.
+
+    free: the source costs nothing. k = 0 where nothing promises more than plain decoding.
+    """
+    drafted, tokens = acceptance.outlook(longest)
+    many = drafters * drafted  # (edges, longest): texts that draft a token 1, 2, …
+    seconds = prices.plain_s + prices.more_s(np.cumsum(many, axis=1))
+    if not free:
+        seconds = seconds + np.cumsum(prices.draft_s(many), axis=1)
+    rates = (prices.texts + drafters * tokens) / seconds
+    plain = prices.texts / prices.plain_s
+    edge, number = divmod(int(rates.argmax()), longest)
+    rate = float(rates[edge, number])
+    return (
+        JointDraftChoice(number + 1, EDGES[edge], rate, rate / plain)
+        if rate > plain
+        else JointDraftChoice(0, 0.0, plain, 1.0)
+    )
+
+
+def worth_verifying(chances: Sequence[Sequence[float]], prices: BatchCosts, rate: float) -> list[int]:
+    """Return how many tokens of each draft to keep: the likeliest of all, as long as they pay for their rows.
+
+    chances: of each drafted token, that it is reached and right; never rising within a draft. rate: tokens that
+    a second is worth. A pass may have steps, behind which many rows are free: the best number is sought as a whole.
+    """
+    places = [(-chance, i, text) for text, draft in enumerate(chances) for i, chance in enumerate(draft)]
+    places.sort()
+    won = np.cumsum([-chance for chance, _, _ in places])
+    gain = won - rate * prices.more_s(np.arange(1, len(places) + 1, dtype=np.float64))
+    best = int(gain.argmax()) + 1 if len(places) and gain.max() > 0 else 0
+    kept = [0] * len(chances)
+    for _, _, text in places[:best]:
+        kept[text] += 1
+    return kept

@@ -1,0 +1,134 @@
+"""An assistant with another tokenizer: the text is the common language (universal assisted decoding).
+
+The target's tokens become text, the text the assistant's tokens; what the assistant drafts goes the same way back.
+Source: Timor et al. 2025 (arXiv:2502.05202), "exact match"; transformers' assistant_tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ipex_assist.executors.interface import Model
+from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.batched_proposals import Steps, propose_alone
+from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.sampling import Sampling
+from ipex_assist.tokenization.detokenizer import REPLACEMENT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Tokens before a seam that are encoded again, since what follows may join the last of them.
+OVERLAP = 8
+_ANCHOR = "\n"  # in front of a piece, so that tokenizers do not treat it as the beginning of a text
+
+
+class UniversalAssistant:
+    """Drafts greedily: the noise belongs to the target's tokens, and the assistant has others.
+
+    Any draft leaves the text what it is.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        assistant_tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase,
+        target_vocab_size: int,
+        capacity: int,
+        draft_vocabulary: int | None = None,
+    ) -> None:
+        """capacity: a text with more of the assistant's tokens is not drafted for."""
+        vocab_size = model.spec.vocab_size
+        self._model = AssistantModel(model, Sampling(), vocab_size, draft_vocabulary, capacity)
+        self._assistant, self._target = FragmentTokenizer(assistant_tokenizer), FragmentTokenizer(target_tokenizer)
+        self._target_vocab_size = target_vocab_size
+        self._ids: list[int] = []  # the text in the assistant's tokens …
+        self._drafted: list[int] = []  # … and what was drafted behind it, which is cached too
+        self._known = 0  # target tokens that `_ids` stands for
+
+    def unread(self, tokens: Sequence[int]) -> int:
+        """Return how much the assistant has not read, counted in its own tokens."""
+        self._follow(tokens)
+        return max(1, self._model.unread(self._ids))
+
+    def propose(
+        self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
+    ) -> Proposal:
+        """Draft at most `k` of the target's tokens; nothing while the text ends inside a character."""
+        return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
+
+    def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
+        """`propose` by calls of the model (see batched_proposals.py)."""
+        if not self._follow(tokens) or not self._ids:
+            return Proposal([])
+        proposal = yield from self._model.steps(self._ids, k, min_confidence=min_confidence, context=context)
+        self._drafted = proposal.tokens
+        special = self._assistant.special
+        end = next((i for i, token in enumerate(self._drafted) if token in special), len(self._drafted))
+        text = self._assistant.text_behind(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)
+        drafted = self._target.tokens_behind(tokens, text)[:k]
+        end = next((i for i, token in enumerate(drafted) if token >= self._target_vocab_size), len(drafted))
+        return Proposal(drafted[:end], read=proposal.read)
+
+    def accept(self, count: int) -> None:
+        """The text says what was accepted: see `_follow`."""
+
+    def _follow(self, tokens: Sequence[int]) -> bool:
+        """Bring `_ids` up to `tokens`. False where the last of them is not a whole character yet."""
+        if self._known == len(tokens):
+            return True
+        text = self._target.text_behind(tokens[: self._known], tokens[self._known :])
+        if text.endswith(REPLACEMENT):
+            return False
+        kept = max(0, len(self._ids) - OVERLAP)
+        seam = self._assistant.text(self._ids[kept:])
+        ids = self._assistant.tokens(seam + text) if self._ids else self._assistant.first_tokens(text)
+        before = self._ids[kept:] + self._drafted
+        same = next(
+            (i for i, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids))
+        )
+        self._ids[kept:] = ids
+        self._drafted = []
+        # The last token is always left to be read: a pass needs a row.
+        self._model.rewind(min(kept + same, len(self._ids) - 1))
+        self._known = len(tokens)
+        return True
+
+
+class FragmentTokenizer:
+    """A tokenizer for pieces from the middle of a text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.special = frozenset(tokenizer.all_special_ids)
+        self._anchor: list[int] = self._encode(_ANCHOR)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def first_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text from its beginning."""
+        return list(self._tokenizer(text)["input_ids"]) or self._encode(text)
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a piece of text, without special ones."""
+        tokens = self._encode(_ANCHOR + text)
+        count = len(self._anchor)
+        return tokens[count:] if tokens[:count] == self._anchor else self._encode(text)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones too."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def text_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the text that `tokens` add to the text of `before`."""
+        context = list(before[-OVERLAP:])
+        return self.text([*context, *tokens])[len(self.text(context)) :]
+
+    def tokens_behind(self, before: Sequence[int], text: str) -> list[int]:
+        """Tokens by which `text` goes on behind `before`."""
+        context = list(before[-OVERLAP:])
+        tokens = self.tokens(self.text(context) + text)
+        return tokens[len(context) :] if tokens[: len(context)] == context else self.tokens(text)
