@@ -87,9 +87,9 @@ def generate(model: Any, prompt: str, wrong: bool, options: GenerationOptions) -
     """A text, and what the adaptive schedule did where it is the one asked for."""
     tokens = model.encode(prompt, chat=True)
     noted = draft = None
-    if options.adapts:
+    if options.is_adaptive:
         noted = Noted(model.drafting.schedule(options, model.limit_of(len(tokens), options)))
-    if wrong and options.wanted:
+    if wrong and options.may_draft:
         draft = AlwaysWrong(model.draft_source(tokens, options), model.target.spec.vocab_size)
     return model.generate(tokens, options, draft=draft, schedule=noted), noted
 

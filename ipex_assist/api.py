@@ -322,7 +322,7 @@ def _cache(request: _Request, drafts: bool) -> PairCache:
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         "torch": importlib.metadata.version("torch"),
     }
-    return PairCache(pair, machine, anew=request.options.recalibrate)
+    return PairCache(pair, machine, refresh=request.options.recalibrate)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class FakeBackend:
         self.requests: list[GenerationRequest] = []
         self.timeouts: list[float | None] = []
         self.running = self.most_running = self.cancelled = 0
-        self.figures = ServerStatistics(places=1, alive=1)
+        self.figures = ServerStatistics(slots=1, alive=1)
         self._facts = ModelFacts(
             "tiny", "folder/tiny", "tiny-draft", "bf16", "native", context_length, VOCAB_SIZE, 1000
         )
@@ -116,7 +116,7 @@ class FakeBackend:
             max_new_tokens=options.max_new_tokens,
             eos=frozenset() if options.ignore_eos else frozenset({EOS}),
             stop=options.stop,
-            assisted=options.wanted,
+            assisted=options.may_draft,
             seed=options.seed,
         )
         started = time.monotonic()
@@ -138,7 +138,7 @@ class FakeBackend:
         tokens = [*tokenizer()(self.reply)["input_ids"], EOS]
         rest, number = itertools.cycle(tokens), 0
         while True:
-            drafted = DRAFTED if number and request.options.wanted else 0
+            drafted = DRAFTED if number and request.options.may_draft else 0
             accepted = ACCEPTED[number % len(ACCEPTED)] if drafted else 0
             new = [next(rest) for _ in range(accepted + 1)]
             listed = None if request.options.logprobs is None else [choice(t, request.options.logprobs) for t in new]
@@ -151,7 +151,7 @@ class FakeBackend:
 
 def choice(token: int, top: int) -> Choice:
     """A made-up log-probability, and the likeliest tokens: this one and those with the next ids."""
-    return Choice(token, -token / 100, [((token + place) % TOKENS, -(token + place) / 100) for place in range(top)])
+    return Choice(token, -token / 100, [((token + slot) % TOKENS, -(token + slot) / 100) for slot in range(top)])
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class Scripted:
         """A server at work."""
         return ServerStatistics(
             waiting=3, running=2, engine={"prompt_tokens": 50, "prefix_tokens": 150}, blocks_used=16, blocks_total=64,
-            places=2, alive=2,
+            slots=2, alive=2,
         )  # fmt: skip
 
 

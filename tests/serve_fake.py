@@ -58,7 +58,9 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
 
 
 def line_of(item: OutputChunk | Finished) -> str:
-    fields: Any = item.result if isinstance(item, Finished) else {"text": "".join(piece.text for piece in item.pieces)}
+    fields: Any = (
+        item.result if isinstance(item, Finished) else {"text": "".join(piece.text for piece in item.token_deltas)}
+    )
     return json.dumps(fields) + "\n"
 
 

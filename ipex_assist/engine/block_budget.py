@@ -26,7 +26,7 @@ class BlockBudget:
         if self._blocks is None:
             return True
         size = self._blocks.size
-        return self.make(len(request.tokens) // size + 1 - self._known(request).length // size)
+        return self.free_up(len(request.tokens) // size + 1 - self._cached_prefix(request).length // size)
 
     def begin(self, request: Request) -> int:
         """Make the sequence of a request; returns how many tokens it holds already.
@@ -36,22 +36,22 @@ class BlockBudget:
         if self._blocks is None:
             request.sequence = self._target.new_sequence(request.end)
         else:
-            blocks, length = self._known(request)
+            blocks, length = self._cached_prefix(request)
             request.sequence = self._target.new_sequence(request.end, request.prompt_length, blocks)
             request.sequence.truncate(length)
         return request.sequence.length
 
-    def _known(self, request: Request) -> CachedPrefix:
-        if self._prefixes is None or request.lists_prompt:
+    def _cached_prefix(self, request: Request) -> CachedPrefix:
+        if self._prefixes is None or request.needs_prompt_logits:
             return CachedPrefix([], 0)
         return self._prefixes.find(request.tokens[:-1])
 
-    def keep(self, request: Request, *, whole: bool = False) -> None:
+    def keep(self, request: Request, *, full_blocks_only: bool = False) -> None:
         """Remember what a request has read. whole: the full blocks of it, as it will write to the last one."""
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return
         size, length = self._blocks.size, request.sequence.length
-        length -= length % size if whole else 0
+        length -= length % size if full_blocks_only else 0
         held = cast(HasBlocks, request.sequence).blocks
         self._prefixes.keep(request.tokens[:length], held[: -(-length // size)])
 
@@ -66,29 +66,29 @@ class BlockBudget:
         more = -(-(sequence.length + len(rows.tokens)) // size) - len(held)
         return max(0, more) + bool(filled and blocks.references(held[place]) > 1)
 
-    def make_for(self, rows: Sequence[Rows]) -> bool:
+    def free_for(self, rows: Sequence[Rows]) -> bool:
         """Have the blocks free that all of these need. False where there are not enough.
 
         Rather than that, a text goes on in the block that it shares with a prefix alone, which is forgotten.
         """
-        if self._blocks is None or self.make(sum(map(self.needs, rows))):
+        if self._blocks is None or self.free_up(sum(map(self.needs, rows))):
             return True
         for each in rows:
             place, filled = divmod(each.sequence.length, self._blocks.size)
             if filled and self._prefixes is not None:
-                self._prefixes.let_go(cast(HasBlocks, each.sequence).blocks[place])
-        return self.make(sum(map(self.needs, rows)))
+                self._prefixes.discard(cast(HasBlocks, each.sequence).blocks[place])
+        return self.free_up(sum(map(self.needs, rows)))
 
     def holds(self, request: Request) -> bool:
         """Whether a request has blocks."""
         return self._blocks is not None and isinstance(request.sequence, HasBlocks) and bool(request.sequence.blocks)
 
-    def make(self, blocks: int) -> bool:
+    def free_up(self, blocks: int) -> bool:
         """Have so many blocks free, giving up prefixes that nobody uses. False where that is not enough."""
         if self._blocks is None:
             return True
         while self._blocks.free < blocks:
-            if self._prefixes is None or not self._prefixes.give_up():
+            if self._prefixes is None or not self._prefixes.evict():
                 return False
         return True
 
@@ -97,7 +97,7 @@ class BlockBudget:
         """Blocks that are remembered."""
         return len(self._prefixes) if isinstance(self._prefixes, Sized) else 0
 
-    def forget(self) -> None:
+    def clear_prefixes(self) -> None:
         """Give up all prefixes that no request uses."""
-        while self._prefixes is not None and self._prefixes.give_up():
+        while self._prefixes is not None and self._prefixes.evict():
             pass

@@ -20,12 +20,12 @@ class ChunkSizes:
         self._row_s: float | None = None
         self._since_plain = 0  # passes with chunks
 
-    def rows(self, going: int) -> int:
+    def rows(self, decoding: int) -> int:
         """Rows of prompts in the pass to come, beside `going` texts; 0 where one without must tell what that takes."""
-        most = max(FEWEST_ROWS, self._limits.rows - going)
-        if not going:
+        most = max(FEWEST_ROWS, self._limits.rows - decoding)
+        if not decoding:
             return most
-        plain = self._plain_s.get(going.bit_length())
+        plain = self._plain_s.get(decoding.bit_length())
         if plain is None or self._since_plain >= REMEMBERED:
             return 0  # the pass without a chunk tells
         if self._row_s is None:
@@ -33,15 +33,15 @@ class ChunkSizes:
         limit = self._limits.max_pass_s or PASSES * plain
         return int(min(most, max(FEWEST_ROWS, (limit - plain) / max(self._row_s, 1e-9))))
 
-    def observe(self, read: int, going: int, seconds: float) -> None:
+    def observe(self, read: int, decoding: int, seconds: float) -> None:
         """Hear of a pass with `read` rows of prompts beside `going` texts."""
         if not read:
-            texts, self._since_plain = going.bit_length(), 0
-            self._plain_s[texts] = _mixed(self._plain_s.get(texts), seconds)
+            requests, self._since_plain = decoding.bit_length(), 0
+            self._plain_s[requests] = _mixed(self._plain_s.get(requests), seconds)
             return
         self._since_plain += 1
         if read >= FEWEST_ROWS:
-            plain = self._plain_s.get(going.bit_length(), 0.0)
+            plain = self._plain_s.get(decoding.bit_length(), 0.0)
             self._row_s = _mixed(self._row_s, max(0.0, seconds - plain) / read)
 
 

@@ -10,7 +10,7 @@ from ipex_assist.engine.scheduled_request import ScheduledRequest
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.batched_proposals import ProposalRequest, propose_together
-from ipex_assist.speculative.joint_schedule import WHOLE, JointDraft, JointSchedule
+from ipex_assist.speculative.joint_schedule import ALL_UNREAD, JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult
 
 Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
@@ -27,80 +27,91 @@ class DraftScheduler:
         self._shares_passes, self._clock = shares_passes, clock
         self.joint: JointSchedule | None = None
         self._shared = False  # whether `joint` decides in the pass under way
-        self._texts = 1  # in it
+        self._requests = 1  # in it
 
-    def draft(self, parts: Sequence[ScheduledRequest], others: int, coming: int, fail: Fail) -> float:
+    def draft(self, batch: Sequence[ScheduledRequest], prefill_rows: int, prefilling: int, fail: Fail) -> float:
         """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took.
 
         coming: texts whose prompts are being read. fail: ends the request of a part whose source failed. (It is not
         kept: an engine that nobody keeps shall be gone at once, with its memory of prefixes.)
         """
-        drafters = [part for part in parts if part.request.draft is not None and part.remaining > 1]
-        self._shared = self._shares_passes and self.joint is not None and len(parts) + others > 1
-        self._texts = max(1, len(parts))
+        drafters = [scheduled for scheduled in batch if scheduled.request.draft is not None and scheduled.remaining > 1]
+        self._shared = self._shares_passes and self.joint is not None and len(batch) + prefill_rows > 1
+        self._requests = max(1, len(batch))
         if not drafters:
             return 0.0
         started = self._clock()
         asked = []
-        for part, plan in zip(drafters, self._plans(drafters, len(parts), others, coming), strict=True):
-            request = part.request
-            part.sure = min(request.sure, LONGEST_DRAFT)
-            k = min(max(plan.k, part.sure), part.remaining - 1)
+        for scheduled, plan in zip(drafters, self._plans(drafters, len(batch), prefill_rows, prefilling), strict=True):
+            request = scheduled.request
+            scheduled.forced_count = min(request.forced_count, LONGEST_DRAFT)
+            k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1)
             if k > 0 and request.draft is not None:
                 # What is certain is worth a row, not that a model reads for it.
-                plan = plan if plan.k else replace(plan, context=WHOLE)
-                asked.append((part, ProposalRequest(request.draft, request.tokens, k, plan)))
-        for (part, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
+                plan = plan if plan.k else replace(plan, context=ALL_UNREAD)
+                asked.append((scheduled, ProposalRequest(request.draft, request.tokens, k, plan)))
+        for (scheduled, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
             if isinstance(proposal, IpexAssistError):
-                fail(part, proposal)
+                fail(scheduled, proposal)
             else:
-                part.set_proposal(proposal)
-        self._trim([part for part, _ in asked])
+                scheduled.set_proposal(proposal)
+        self._trim([scheduled for scheduled, _ in asked])
         return self._clock() - started
 
-    def _plans(self, drafters: Sequence[ScheduledRequest], texts: int, others: int, coming: int) -> list[DraftPlan]:
+    def _plans(
+        self, drafters: Sequence[ScheduledRequest], requests: int, prefill_rows: int, prefilling: int
+    ) -> list[DraftPlan]:
         if not self._shared or self.joint is None:
-            return [part.request.schedule.plan(part.request.state()) for part in drafters]
-        for part in drafters:
-            if isinstance(part.request.schedule, AdaptiveSchedule):
-                part.turn = JointDraft(part.request.schedule, part.request.state())
-        self.joint.plan([part.turn for part in drafters if part.turn is not None], texts, others, coming)
+            return [scheduled.request.schedule.plan(scheduled.request.state()) for scheduled in drafters]
+        for scheduled in drafters:
+            if isinstance(scheduled.request.schedule, AdaptiveSchedule):
+                scheduled.joint_draft = JointDraft(scheduled.request.schedule, scheduled.request.state())
+        self.joint.plan(
+            [scheduled.joint_draft for scheduled in drafters if scheduled.joint_draft is not None],
+            requests,
+            prefill_rows,
+            prefilling,
+        )
         return [
-            part.request.schedule.plan(part.request.state()) if part.turn is None else part.turn.plan
-            for part in drafters
+            scheduled.request.schedule.plan(scheduled.request.state())
+            if scheduled.joint_draft is None
+            else scheduled.joint_draft.plan
+            for scheduled in drafters
         ]
 
-    def _trim(self, parts: Sequence[ScheduledRequest]) -> None:
+    def _trim(self, batch: Sequence[ScheduledRequest]) -> None:
         if not self._shared or self.joint is None:
             return
-        for part in parts:
-            if part.turn is not None:
-                part.turn.proposal = part.proposal
+        for scheduled in batch:
+            if scheduled.joint_draft is not None:
+                scheduled.joint_draft.proposal = scheduled.proposal
         self.joint.trim()
-        for part in parts:
-            if part.turn is not None and not part.request.over:
-                kept = max(len(part.turn.proposal.tokens), part.sure)
-                part.set_proposal(replace(part.proposal, tokens=part.proposal.tokens[:kept]))
+        for scheduled in batch:
+            if scheduled.joint_draft is not None and not scheduled.request.finished:
+                kept = max(len(scheduled.joint_draft.proposal.tokens), scheduled.forced_count)
+                scheduled.set_proposal(replace(scheduled.proposal, tokens=scheduled.proposal.tokens[:kept]))
 
     def observe(
-        self, part: ScheduledRequest, accepted: int, draft_s: float, target_s: float, experts: float | None = None
+        self, scheduled: ScheduledRequest, accepted: int, draft_s: float, target_s: float, experts: float | None = None
     ) -> None:
         """Hear of one text's round. experts: distinct ones that the pass read, a layer."""
-        if part.turn is not None:
-            part.turn.proposal, part.turn.accepted = part.proposal, accepted
-        elif part.request.draft is not None and part.remaining > 1:
-            drafted, confidence = len(part.proposal.tokens), part.proposal.confidence
-            alone = experts if self._texts == 1 else None
-            each = RoundResult(drafted, accepted, confidence, draft_s / self._texts, target_s / self._texts, alone)
-            part.request.schedule.observe(each)
+        if scheduled.joint_draft is not None:
+            scheduled.joint_draft.proposal, scheduled.joint_draft.accepted = scheduled.proposal, accepted
+        elif scheduled.request.draft is not None and scheduled.remaining > 1:
+            drafted, confidence = len(scheduled.proposal.tokens), scheduled.proposal.confidence
+            alone = experts if self._requests == 1 else None
+            each = RoundResult(
+                drafted, accepted, confidence, draft_s / self._requests, target_s / self._requests, alone
+            )
+            scheduled.request.schedule.observe(each)
 
     def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
         """Hear of the pass as a whole: its rows, `read` of prompts, what drafting and it took, its experts a layer."""
         if self._shared and self.joint is not None:
             self.joint.observe(rows, read, seconds, draft_s, experts)
 
-    def plain_s(self, part: ScheduledRequest, tokens: int) -> float | None:
+    def plain_s(self, scheduled: ScheduledRequest, tokens: int) -> float | None:
         """Seconds that plain decoding would take for each of so many tokens of a round; None where nobody measures."""
-        if part.turn is None or self.joint is None:
-            return part.request.schedule.plain_s
+        if scheduled.joint_draft is None or self.joint is None:
+            return scheduled.request.schedule.plain_s
         return self.joint.plain_s(tokens)

@@ -50,12 +50,12 @@ class Engine:
         self._clock = clock
         if prefixes is None and target.blocks is not None:
             prefixes = PrefixCache(target.blocks)
-        self._work = Scheduler(target, self.limits, prefixes, self.stats, clock)
+        self._scheduler = Scheduler(target, self.limits, prefixes, self.stats, clock)
         self._numbers = itertools.count()
         self._arrived: deque[Request] = deque()  # from any thread …
         self._cancelled: deque[Request] = deque()
-        self._turn = threading.Lock()  # … taken over by the one that runs a pass
-        self._news = threading.Condition()
+        self._pass_lock = threading.Lock()  # … taken over by the one that runs a pass
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
 
@@ -81,19 +81,19 @@ class Engine:
         request = self._request(list(tokens), options, limit, draft, schedule, grammar)
         request.number = next(self._numbers)
         self._arrived.append(request)
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         return RequestHandle(self, request)
 
     def advance(self, request: Request) -> None:
         """Run a pass, or wait until the engine's thread has; see Driver."""
         if self._thread is not None:
-            with self._news:
-                if not request.rounds and not request.over:
-                    self._news.wait(timeout=1.0)  # the thread may have been closed meanwhile
+            with self._changed:
+                if not request.rounds and not request.finished:
+                    self._changed.wait(timeout=1.0)  # the thread may have been closed meanwhile
             return
-        with self._turn:
-            if not request.rounds and not request.over:
+        with self._pass_lock:
+            if not request.rounds and not request.finished:
                 self._step()
 
     def cancel(self, request: Request) -> None:
@@ -101,32 +101,32 @@ class Engine:
         self._cancelled.append(request)
         # Nobody may ever run another pass: where none is running, what the request holds is given back now. It does not
         # wait, as a handle may be collected at any moment, in the midst of a pass of this thread too.
-        if self._turn.acquire(blocking=False):
+        if self._pass_lock.acquire(blocking=False):
             try:
-                self._take_over()
+                self._take_arrivals()
             finally:
-                self._turn.release()
-        with self._news:
-            self._news.notify_all()
+                self._pass_lock.release()
+        with self._changed:
+            self._changed.notify_all()
 
     @property
     def prefix_blocks(self) -> int:
         """Blocks of the target's that are kept for texts that begin alike."""
-        return self._work.room.prefix_blocks
+        return self._scheduler.block_budget.prefix_blocks
 
     def step(self) -> bool:
         """Run one pass. False where there is nothing to do."""
-        with self._turn:
+        with self._pass_lock:
             done = self._step()
         if self._thread is not None:
-            with self._news:
-                self._news.notify_all()
+            with self._changed:
+                self._changed.notify_all()
         return done
 
     def _step(self) -> bool:
         started = self._clock()
-        self._take_over()
-        done = self._work.step()
+        self._take_arrivals()
+        done = self._scheduler.step()
         self.stats.step_s += self._clock() - started
         return done
 
@@ -140,28 +140,28 @@ class Engine:
     def close(self) -> None:
         """End the thread and every request that is under way, and give back the memory of prefixes."""
         thread, self._closing = self._thread, True
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         if thread is not None:
             thread.join()
             self._thread = None
-        with self._turn:
-            self._take_over()
-            self._work.end_all()
-            self._work.room.forget()
+        with self._pass_lock:
+            self._take_arrivals()
+            self._scheduler.end_all()
+            self._scheduler.block_budget.clear_prefixes()
 
     def _run(self) -> None:
         while not self._closing:
             if not self.step():
-                with self._news:
+                with self._changed:
                     if not (self._closing or self._arrived or self._cancelled):
-                        self._news.wait()
+                        self._changed.wait()
 
-    def _take_over(self) -> None:
+    def _take_arrivals(self) -> None:
         while self._arrived:
-            self._work.add(self._arrived.popleft())
+            self._scheduler.add(self._arrived.popleft())
         while self._cancelled:
-            self._work.cancel(self._cancelled.popleft())
+            self._scheduler.cancel(self._cancelled.popleft())
 
     def _check_fits(self, tokens: int) -> None:
         blocks = self.target.blocks
@@ -183,10 +183,10 @@ class Engine:
         sampling = Sampling.part_of(options, prompt_length=len(tokens))
         experiment = draft is not None or schedule is not None
         possible = draft is not None or self.drafting.possible
-        assisted = options.wanted and (possible or grammar is not None)
+        assisted = options.may_draft and (possible or grammar is not None)
         length = len(tokens) + limit
 
-        def new_draft() -> DraftSource | None:
+        def make_draft_source() -> DraftSource | None:
             if not assisted:
                 return None
             if draft is None:
@@ -195,7 +195,7 @@ class Engine:
 
         if assisted and schedule is None:  # what the grammar forces needs none
             schedule = self._schedule(options, limit) if possible else ConstantSchedule(0)
-        learns = options.adapts and not experiment and assisted
+        learns = options.is_adaptive and not experiment and assisted
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -204,9 +204,9 @@ class Engine:
             sampling=sampling,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
-            new_draft=new_draft,
+            make_draft_source=make_draft_source,
             schedule=schedule or ConstantSchedule(),
-            ended=self._learn if learns else lambda request: None,
+            on_finish=self._learn if learns else lambda request: None,
             assisted=assisted,
             grammar=grammar,
         )
@@ -217,14 +217,14 @@ class Engine:
             try:
                 return self.drafting.schedule(options, limit, self._live_costs)
             except NoBlocksError:
-                with self._turn:
-                    self._work.room.forget()
+                with self._pass_lock:
+                    self._scheduler.block_budget.clear_prefixes()
         return ConstantSchedule(0)  # texts have all the memory: this one goes on without drafts
 
     def _live_costs(self) -> LiveCosts:
         """What passes cost: begun anew with the pair's costs whenever the engine was idle."""
-        drafts, drafting = self._work.drafts, self.drafting
-        if drafts.joint is None or not (self._work.busy or self._arrived):
+        drafts, drafting = self._scheduler.drafts, self.drafting
+        if drafts.joint is None or not (self._scheduler.busy or self._arrived):
             drafts.joint = JointSchedule(drafting.costs, drafting.model_acceptance, drafting.lookup_acceptance)
         return drafts.joint.live
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from ipex_assist.executors.blocks import BlockPool
 
 # A block that is right in part is copied before its text goes on in it: not for less than this share of its positions.
-LEAST_SHARE = 16
+MIN_SHARED_FRACTION = 16
 
 
 class CachedPrefix(NamedTuple):
@@ -32,11 +32,11 @@ class Prefixes(Protocol):
         """Remember the blocks of a text; block i holds `tokens[i * size : (i + 1) * size]`, the last maybe fewer."""
         ...
 
-    def give_up(self) -> bool:
+    def evict(self) -> bool:
         """Free one block that no sequence uses, the one that was not asked for longest; False where there is none."""
         ...
 
-    def let_go(self, block: int) -> None:
+    def discard(self, block: int) -> None:
         """Forget a block, unless others are known behind it, so that the text that goes on in it needs no copy."""
         ...
 
@@ -50,10 +50,10 @@ class NoPrefixes:
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         pass
 
-    def give_up(self) -> bool:
+    def evict(self) -> bool:
         return False
 
-    def let_go(self, block: int) -> None:
+    def discard(self, block: int) -> None:
         pass
 
 
@@ -69,7 +69,7 @@ class _Node:
     parent: _Node | None
     used: int = 0
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
-    alike: dict[tuple[int, ...], list[_Node]] = field(default_factory=dict)
+    similar: dict[tuple[int, ...], list[_Node]] = field(default_factory=dict)
 
 
 class PrefixCache:
@@ -80,12 +80,12 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._least = least_tokens(pool)
+        self._min_tokens = min_shared_tokens(pool)
         self._root = _Node(-1, (), None)
         self._clock = 0
         self._nodes: set[_Node] = set()
         # Leaves by when they were used: (clock, a number that tells entries apart, node), and some that hold no longer.
-        self._idle: list[tuple[int, int, _Node]] = []
+        self._evictable: list[tuple[int, int, _Node]] = []
         self._entries = itertools.count()
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class PrefixCache:
             blocks.append(child.block)
             node, start = child, start + len(child.tokens)
         rest = tuple(tokens[start : start + size])
-        found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._like(node, rest)]
+        found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._similar(node, rest)]
         if found:
             common, _, child = max(found, key=lambda each: each[:2])
             self._use(child)
@@ -118,23 +118,23 @@ class PrefixCache:
         node, size = self._root, self._pool.size
         for index, block in enumerate(blocks):
             key = tuple(tokens[index * size : (index + 1) * size])
-            if len(key) < self._least:
+            if len(key) < self._min_tokens:
                 return
             child = node.children.get(key)
             if child is None and len(key) < size:
-                longer = [each for each in self._like(node, key) if each.tokens[: len(key)] == key]
+                longer = [each for each in self._similar(node, key) if each.tokens[: len(key)] == key]
                 child = max(longer, key=lambda each: each.used, default=None)
             if child is None:
                 child = self._add(node, key, block)
             self._use(child)
             node = child
 
-    def give_up(self) -> bool:
+    def evict(self) -> bool:
         """Free the leaf that was not asked for longest, of those that no sequence uses."""
         in_use = []
         found = None
-        while self._idle and found is None:
-            entry = heapq.heappop(self._idle)
+        while self._evictable and found is None:
+            entry = heapq.heappop(self._evictable)
             used, _, node = entry
             if node not in self._nodes or node.children or node.used != used:
                 continue
@@ -143,59 +143,61 @@ class PrefixCache:
             else:
                 in_use.append(entry)
         for entry in in_use:
-            heapq.heappush(self._idle, entry)
+            heapq.heappush(self._evictable, entry)
         if found is None:
             return False
         self._remove(found)
         return True
 
-    def let_go(self, block: int) -> None:
+    def discard(self, block: int) -> None:
         """Forget a block, unless others are known behind it."""
         for node in [node for node in self._nodes if node.block == block and not node.children]:
             self._remove(node)
 
-    def _like(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
+    def _similar(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
         """The children of a node that begin as `tokens` do."""
-        return node.alike.get(tokens[: self._least], ())
+        return node.similar.get(tokens[: self._min_tokens], ())
 
     def _use(self, node: _Node) -> None:
         node.used = self._clock
         if not node.children:
-            self._may_go(node)
+            self._push_evictable(node)
 
-    def _may_go(self, leaf: _Node) -> None:
-        if len(self._idle) > 2 * len(self._nodes) + 64:
-            self._idle = [entry for entry in self._idle if entry[2] in self._nodes and entry[0] == entry[2].used]
-            heapq.heapify(self._idle)
-        heapq.heappush(self._idle, (leaf.used, next(self._entries), leaf))
+    def _push_evictable(self, leaf: _Node) -> None:
+        if len(self._evictable) > 2 * len(self._nodes) + 64:
+            self._evictable = [
+                entry for entry in self._evictable if entry[2] in self._nodes and entry[0] == entry[2].used
+            ]
+            heapq.heapify(self._evictable)
+        heapq.heappush(self._evictable, (leaf.used, next(self._entries), leaf))
 
     def _add(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
         # The text of a shorter block is the beginning of this one's.
-        for shorter in [each for each in self._like(parent, key) if each.tokens == key[: len(each.tokens)]]:
+        for shorter in [each for each in self._similar(parent, key) if each.tokens == key[: len(each.tokens)]]:
             self._remove(shorter)
         self._pool.share(block)
         child = _Node(block, key, parent)
         parent.children[key] = child
-        parent.alike.setdefault(key[: self._least], []).append(child)
+        parent.similar.setdefault(key[: self._min_tokens], []).append(child)
         self._nodes.add(child)
         return child
 
     def _remove(self, leaf: _Node) -> None:
-        parent, head = leaf.parent, leaf.tokens[: self._least]
+        parent, head = leaf.parent, leaf.tokens[: self._min_tokens]
         assert parent is not None
         del parent.children[leaf.tokens]
-        parent.alike[head].remove(leaf)
-        if not parent.alike[head]:
-            del parent.alike[head]
+        parent.similar[head].remove(leaf)
+        if not parent.similar[head]:
+            del parent.similar[head]
         self._nodes.discard(leaf)
         self._pool.release(leaf.block)
         if not parent.children and parent is not self._root:
-            self._may_go(parent)
+            self._push_evictable(parent)
 
 
-def least_tokens(pool: BlockPool) -> int:
+def min_shared_tokens(pool: BlockPool) -> int:
     """How many tokens of a block must be right for it to be shared in part."""
-    return max(1, pool.size // LEAST_SHARE)
+    return max(1, pool.size // MIN_SHARED_FRACTION)
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
@@ -214,16 +216,16 @@ class NaivePrefixes:
 
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
         """Return the longest known beginning of `tokens`."""
-        text, size, least = tuple(tokens), self._pool.size, least_tokens(self._pool)
+        text, size, least = tuple(tokens), self._pool.size, min_shared_tokens(self._pool)
         blocks: list[int] = []
         length = 0
         while True:
-            behind = [  # of the blocks for these positions, behind the same text: what they have in common with it
+            after = [  # of the blocks for these positions, behind the same text: what they have in common with it
                 (common_tokens(known, text) - length, i)
                 for i, (known, _) in enumerate(self._known)
                 if length < len(known) <= length + size and known[:length] == text[:length]
             ]
-            common, at = max(behind, default=(0, -1))
+            common, at = max(after, default=(0, -1))
             if common < least:
                 return CachedPrefix(blocks, length)
             blocks.append(self._use(at))
@@ -237,7 +239,7 @@ class NaivePrefixes:
         for index, block in enumerate(blocks):
             beginning = tuple(tokens[: (index + 1) * size])
             start = index * size
-            if len(beginning) - start < least_tokens(self._pool):
+            if len(beginning) - start < min_shared_tokens(self._pool):
                 return
             same = [
                 i
@@ -258,7 +260,7 @@ class NaivePrefixes:
         self._known.append(self._known.pop(at))
         return self._known[-1][1]
 
-    def give_up(self) -> bool:
+    def evict(self) -> bool:
         """Free a block that no sequence uses and no longer beginning needs, the one not asked for longest."""
         for i, (beginning, block) in enumerate(self._known):
             longer = any(other[: len(beginning)] == beginning != other for other, _ in self._known)
@@ -268,7 +270,7 @@ class NaivePrefixes:
                 return True
         return False
 
-    def let_go(self, block: int) -> None:
+    def discard(self, block: int) -> None:
         """Forget a block, unless others are known behind it."""
         for known, other in list(self._known):
             longer = any(text[: len(known)] == known != text for text, _ in self._known)

@@ -35,9 +35,9 @@ class Request:
     eos: frozenset[int]
     sampling: Sampling
     logprobs: int | None
-    new_draft: Callable[[], DraftSource | None]
+    make_draft_source: Callable[[], DraftSource | None]
     schedule: Schedule
-    ended: Callable[[Request], None]
+    on_finish: Callable[[Request], None]
     assisted: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
@@ -48,7 +48,7 @@ class Request:
     proposal: Proposal | None = None  # that waits for its verification
     prompt_s: float = 0.0  # of passes with this prompt's chunks
     rounds: deque[Round] = field(default_factory=deque)  # that the owner has not fetched
-    over: bool = False
+    finished: bool = False
     error: BaseException | None = None
     listener: Callable[[], object] | None = None
 
@@ -63,7 +63,7 @@ class Request:
         return self.end - len(self.tokens)
 
     @property
-    def begun(self) -> bool:
+    def has_output(self) -> bool:
         """Whether the text has tokens of its own."""
         return len(self.tokens) > self.prompt_length
 
@@ -73,18 +73,18 @@ class Request:
         return len(self.tokens) - (0 if self.sequence is None else self.sequence.length)
 
     @property
-    def takes_likeliest(self) -> bool:
+    def needs_only_argmax(self) -> bool:
         """Whether the likeliest token is all that is wanted of a row."""
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
-        return plain and self.logprobs is None and not self.lists_prompt
+        return plain and self.logprobs is None and not self.needs_prompt_logits
 
     @property
-    def sure(self) -> int:
+    def forced_count(self) -> int:
         """How many tokens can be drafted that must follow, by the text's grammar."""
-        return self.draft.sure(self.tokens) if isinstance(self.draft, ConstrainedSource) else 0
+        return self.draft.forced_count(self.tokens) if isinstance(self.draft, ConstrainedSource) else 0
 
     @property
-    def lists_prompt(self) -> bool:
+    def needs_prompt_logits(self) -> bool:
         """Whether logits of the prompt's rows are wanted, so that all of them must be read."""
         return self.prompt_logprobs is not None and len(self.prompt_choices) < self.prompt_length - 1
 
@@ -98,7 +98,7 @@ class Request:
         assert self.draft is not None
         return RoundState(len(self.tokens), self.remaining, self.draft.unread(self.tokens))
 
-    def settle(self) -> None:
+    def roll_back(self) -> None:
         """Bring what is held back in line with the tokens, whatever was under way when an error or signal came."""
         if self.draft is not None:
             self.draft.accept(0)
@@ -110,7 +110,7 @@ class Request:
 
     def recover(self) -> None:
         """`settle`, and begin the grammar anew: an interrupt may have come between any two of its steps."""
-        self.settle()
+        self.roll_back()
         with contextlib.suppress(GrammarError):  # which the grammar says again when it is used, of this request alone
             if isinstance(self.draft, ConstrainedSource):
                 self.draft.recover()
@@ -130,7 +130,7 @@ class Request:
 
     def finish(self, error: BaseException | None = None) -> None:
         """Say that there is no further one, and why, where that is an error."""
-        self.error, self.over = error, True
+        self.error, self.finished = error, True
         self.release()
         if self.listener is not None:
             self.listener()
@@ -164,7 +164,7 @@ class RequestHandle(Iterator[Round]):
     def __next__(self) -> Round:
         request = self._request
         while not request.rounds:
-            if request.over:
+            if request.finished:
                 raise self._end()
             self._driver.advance(request)
         return request.rounds.popleft()
@@ -183,7 +183,7 @@ class RequestHandle(Iterator[Round]):
         request, loop, arrived = self._request, asyncio.get_running_loop(), asyncio.Event()
         request.listener = lambda: loop.call_soon_threadsafe(arrived.set)
         while not request.rounds:
-            if request.over:
+            if request.finished:
                 error = self._end()
                 raise StopAsyncIteration if isinstance(error, StopIteration) else error
             await arrived.wait()
@@ -202,22 +202,22 @@ class RequestHandle(Iterator[Round]):
 
     def ready(self) -> bool:
         """Whether a round, or the end, can be fetched without another pass. Where not at first, one pass is run."""
-        if not self.in_hand():
+        if not self.has_result():
             self._driver.advance(self._request)
-        return self.in_hand()
+        return self.has_result()
 
-    def in_hand(self) -> bool:
+    def has_result(self) -> bool:
         """Whether a round, or the end, can be fetched without another pass. None is run."""
-        return bool(self._request.rounds) or self._request.over
+        return bool(self._request.rounds) or self._request.finished
 
     @property
     def ended(self) -> bool:
         """Whether no further round will come behind those that were not fetched yet."""
-        return self._request.over
+        return self._request.finished
 
     def cancel(self) -> None:
         """End the request before the next pass; what came so far can still be read."""
-        if not self._request.over:
+        if not self._request.finished:
             self._driver.cancel(self._request)
 
     close = cancel

@@ -17,27 +17,27 @@ class ScheduledRequest:
     request: Request
     pending: int
     remaining: int  # before the pass
-    sure: int = 0  # tokens of its draft that must follow: they are verified whatever they cost
+    forced_count: int = 0  # tokens of its draft that must follow: they are verified whatever they cost
     proposal: Proposal = field(default_factory=lambda: Proposal([]))
-    turn: JointDraft | None = None
+    joint_draft: JointDraft | None = None
 
     @property
-    def whole(self) -> bool:
+    def reads_all_pending(self) -> bool:
         """Whether all pending tokens are in it, so that the text goes on."""
         return self.pending == self.request.pending
 
     @property
-    def reads(self) -> bool:
+    def is_prefill(self) -> bool:
         """Whether it is of a prompt, or of a text that is read again."""
-        return self.pending > 1 or not self.request.begun
+        return self.pending > 1 or not self.request.has_output
 
     def rows(self) -> Rows:
         """Return the tokens, and of how many logits are wanted."""
         assert self.request.sequence is not None
         tokens = [*self.request.unread(self.pending), *self.proposal.tokens]
-        if self.request.lists_prompt:
+        if self.request.needs_prompt_logits:
             return Rows(self.request.sequence, tokens, len(tokens))
-        return Rows(self.request.sequence, tokens, len(self.proposal.tokens) + 1 if self.whole else 0)
+        return Rows(self.request.sequence, tokens, len(self.proposal.tokens) + 1 if self.reads_all_pending else 0)
 
     def set_proposal(self, proposal: Proposal) -> None:
         """Take what was drafted for it; it waits for its verification."""
@@ -45,5 +45,5 @@ class ScheduledRequest:
 
     def drop_proposal(self) -> None:
         """Verify nothing of what was drafted."""
-        self.request.settle()
+        self.request.roll_back()
         self.proposal = Proposal([])

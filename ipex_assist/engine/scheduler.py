@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 Clock = Callable[[], float]
-Answers: TypeAlias = "list[Choice] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
-LISTED_ROWS = 64  # of a prompt in one pass, where logits of all of them are wanted: bounds the memory
+PassOutput: TypeAlias = "list[Choice] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
+PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass, where logits of all of them are wanted: bounds the memory
 UNSHARED_REQUESTS = 8  # at a time, of a model whose passes are of one text each
 
 
@@ -48,7 +48,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.drafts = DraftScheduler(target.blocks is not None, clock)
-        self.room = BlockBudget(target, prefixes)
+        self.block_budget = BlockBudget(target, prefixes)
         self._chunks = ChunkSizes(limits)
 
     @property
@@ -62,14 +62,14 @@ class Scheduler:
 
     def cancel(self, request: Request) -> None:
         """End a request that may be anywhere, or over."""
-        if request.over:
+        if request.finished:
             return
         if request in self.waiting:
             self.waiting.remove(request)
         if request in self.running:
             self._leave(request)
         self.stats.cancelled += 1
-        request.ended(request)
+        request.on_finish(request)
         request.finish()
 
     def end_all(self) -> None:
@@ -91,17 +91,17 @@ class Scheduler:
         try:
             self._run(list(self.running))
         except Exception as error:
-            self._settle()
+            self._recover_all()
             if len(self.running) == 1:
                 self._fail(self.running[0], error)
             else:
                 self._run_alone()
         except BaseException:  # an interrupt: what is under way goes on when somebody asks again
-            self._settle()
+            self._recover_all()
             raise
         return True
 
-    def _settle(self) -> None:
+    def _recover_all(self) -> None:
         for request in self.running:
             request.recover()
 
@@ -112,7 +112,7 @@ class Scheduler:
             try:
                 self._run([request])
             except Exception as error:
-                request.settle()
+                request.roll_back()
                 self._fail(request, error)
 
     def _admit(self) -> None:
@@ -120,69 +120,71 @@ class Scheduler:
         most = self.limits.requests if self.target.blocks is not None else min(self.limits.requests, UNSHARED_REQUESTS)
         while self.waiting and len(self.running) < most:
             request = self.waiting[0]
-            if self.running and not self.room.admits(request):
+            if self.running and not self.block_budget.admits(request):
                 return
             self.waiting.popleft()
             try:
-                self.stats.prefix_tokens += self.room.begin(request)
-                request.draft = request.new_draft()
+                self.stats.prefix_tokens += self.block_budget.begin(request)
+                request.draft = request.make_draft_source()
             except IpexAssistError as error:
                 self._fail(request, error)
             else:
                 self.running.append(request)
 
     def _run(self, requests: list[Request]) -> None:
-        going = [request for request in requests if request.begun and request.pending == 1]
-        reading = [request for request in requests if request not in going]
-        chunk = self._chunk_rows(len(going)) if reading else 0
-        parts = [ScheduledRequest(request, 1, request.remaining) for request in going]
-        for request in sorted(reading, key=lambda each: each.number):
+        decoding = [request for request in requests if request.has_output and request.pending == 1]
+        prefilling = [request for request in requests if request not in decoding]
+        chunk = self._chunk_rows(len(decoding)) if prefilling else 0
+        batch = [ScheduledRequest(request, 1, request.remaining) for request in decoding]
+        for request in sorted(prefilling, key=lambda each: each.number):
             if chunk <= 0:
                 break
-            most = LISTED_ROWS if request.lists_prompt and self._cuts_prompts else chunk
-            parts.append(ScheduledRequest(request, min(chunk, most, request.pending), request.remaining))
-            chunk -= parts[-1].pending
-        rows = sum(part.pending for part in parts[len(going) :])
-        going_on = parts[: len(going)]
-        draft_s = self.drafts.draft(going_on, rows, len(reading), lambda part, error: self._fail(part.request, error))
-        parts = self._make_room(parts)
-        if parts:
-            self._pass(parts, draft_s)
+            most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits and self._chunks_prompts else chunk
+            batch.append(ScheduledRequest(request, min(chunk, most, request.pending), request.remaining))
+            chunk -= batch[-1].pending
+        rows = sum(scheduled.pending for scheduled in batch[len(decoding) :])
+        decoding_batch = batch[: len(decoding)]
+        draft_s = self.drafts.draft(
+            decoding_batch, rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
+        )
+        batch = self._fit_in_memory(batch)
+        if batch:
+            self._run_pass(batch, draft_s)
 
     @property
-    def _cuts_prompts(self) -> bool:
+    def _chunks_prompts(self) -> bool:
         """Whether a prompt may be read in chunks: else it must pass as a whole."""
         return self.target.exact_rows >= ANY_ROWS
 
-    def _chunk_rows(self, going: int) -> int:
-        return self._chunks.rows(going) if self._cuts_prompts else 1 << 30
+    def _chunk_rows(self, decoding: int) -> int:
+        return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
 
-    def _make_room(self, parts: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    def _fit_in_memory(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest]:
         """Return the parts for which there are blocks: drafts go first, then the youngest request is put back.
 
         That may be one which waits for its turn in a later pass, and holds blocks of a beginning meanwhile.
         """
-        parts = [part for part in parts if not part.request.over]
-        if self._room_for(parts):
-            return parts
-        for part in parts:
-            part.drop_proposal()
-        while not self._room_for(parts):
-            passing = [part.request for part in parts]
-            holding = [request for request in self.running if request in passing or self.room.holds(request)]
+        batch = [scheduled for scheduled in batch if not scheduled.request.finished]
+        if self._has_blocks_for(batch):
+            return batch
+        for scheduled in batch:
+            scheduled.drop_proposal()
+        while not self._has_blocks_for(batch):
+            passing = [scheduled.request for scheduled in batch]
+            holding = [request for request in self.running if request in passing or self.block_budget.holds(request)]
             if len(holding) < 2:
                 break
             youngest = max(holding, key=lambda request: request.number)
-            parts = [part for part in parts if part.request is not youngest]
-            self._put_back(youngest)
-        return parts
+            batch = [scheduled for scheduled in batch if scheduled.request is not youngest]
+            self._preempt(youngest)
+        return batch
 
-    def _room_for(self, parts: list[ScheduledRequest]) -> bool:
-        return self.room.make_for([part.rows() for part in parts])
+    def _has_blocks_for(self, batch: list[ScheduledRequest]) -> bool:
+        return self.block_budget.free_for([scheduled.rows() for scheduled in batch])
 
-    def _put_back(self, request: Request) -> None:
+    def _preempt(self, request: Request) -> None:
         """Give up a request's memory; it is computed again later."""
-        request.settle()
+        request.roll_back()
         self._leave(request)
         self.stats.preempted += 1
         at = next((i for i, other in enumerate(self.waiting) if other.number > request.number), len(self.waiting))
@@ -190,45 +192,53 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)
-        self.room.keep(request)
+        self.block_budget.keep(request)
         request.release()
 
     def _fail(self, request: Request, error: Exception) -> None:
         if request in self.running:
             self.running.remove(request)
         self.stats.failed += 1
-        request.ended(request)
+        request.on_finish(request)
         request.finish(error)
 
-    def _pass(self, parts: list[ScheduledRequest], draft_s: float) -> None:
-        rows, whole = [part.rows() for part in parts], [part.whole for part in parts]
+    def _run_pass(self, batch: list[ScheduledRequest], draft_s: float) -> None:
+        rows, reads_all_pending = (
+            [scheduled.rows() for scheduled in batch],
+            [scheduled.reads_all_pending for scheduled in batch],
+        )
         started = self.clock()
-        answers = self._answers(parts, rows)
+        answers = self._forward(batch, rows)
         seconds = self.clock() - started
         experts = experts_a_layer(self.target)
         count = sum(len(each.tokens) for each in rows)
         self.stats.count_pass(count, seconds)
         self.stats.draft_s += draft_s
-        read, going = sum(part.pending for part in parts if part.reads), sum(not part.reads for part in parts)
-        self._chunks.observe(read, going, seconds)
+        read, decoding = (
+            sum(scheduled.pending for scheduled in batch if scheduled.is_prefill),
+            sum(not scheduled.is_prefill for scheduled in batch),
+        )
+        self._chunks.observe(read, decoding, seconds)
         place = 0
-        for part, each, goes_on in zip(parts, rows, whole, strict=True):
-            part.request.prompt_s += 0.0 if part.request.begun else seconds
-            self.stats.prompt_tokens += part.pending if part.reads else 0
+        for scheduled, each, goes_on in zip(batch, rows, reads_all_pending, strict=True):
+            scheduled.request.prompt_s += 0.0 if scheduled.request.has_output else seconds
+            self.stats.prompt_tokens += scheduled.pending if scheduled.is_prefill else 0
             wanted, place = answers[place : place + each.last], place + each.last
-            listed = not part.request.lists_prompt or self._list_prompt(part.request, len(each.tokens), wanted)
+            listed = not scheduled.request.needs_prompt_logits or self._add_prompt_logprobs(
+                scheduled.request, len(each.tokens), wanted
+            )
             if listed and goes_on:
-                self._go_on(part, wanted[-1 - len(part.proposal.tokens) :], seconds, draft_s, experts)
+                self._accept_tokens(scheduled, wanted[-1 - len(scheduled.proposal.tokens) :], seconds, draft_s, experts)
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
 
-    def _answers(self, parts: list[ScheduledRequest], rows: list[Rows]) -> Answers:
+    def _forward(self, batch: list[ScheduledRequest], rows: list[Rows]) -> PassOutput:
         """Run the pass: what is likeliest behind each row, where no text's choice needs more, else the rows' logits."""
-        wanting = [part.request for part, each in zip(parts, rows, strict=True) if each.last]
-        if isinstance(self.target, ChoosesInOneCall) and all(request.takes_likeliest for request in wanting):
+        wanting = [scheduled.request for scheduled, each in zip(batch, rows, strict=True) if each.last]
+        if isinstance(self.target, ChoosesInOneCall) and all(request.needs_only_argmax for request in wanting):
             return self.target.choose(rows)
         return self.target.forward(rows)
 
-    def _list_prompt(self, request: Request, count: int, logits: Answers) -> bool:
+    def _add_prompt_logprobs(self, request: Request, count: int, logits: PassOutput) -> bool:
         """Take the log-probabilities of the prompt's tokens behind the last `count` rows. False where they are none.
 
         What a request that was put back reads again is not taken twice.
@@ -246,11 +256,11 @@ class Scheduler:
         request.prompt_choices += found
         return True
 
-    def _go_on(
-        self, part: ScheduledRequest, answers: Answers, seconds: float, draft_s: float, experts: float | None
+    def _accept_tokens(
+        self, scheduled: ScheduledRequest, answers: PassOutput, seconds: float, draft_s: float, experts: float | None
     ) -> None:
         """Choose the tokens by which a text goes on, and tell its owner."""
-        request, proposal, started = part.request, part.proposal, self.clock()
+        request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             if isinstance(answers, list):
                 chosen: Iterator[int] = (choice.token for choice in answers)
@@ -266,29 +276,29 @@ class Scheduler:
         if request.proposal is not None and request.draft is not None:
             request.draft.accept(accepted)
         request.proposal = None
-        prompt = not request.begun
+        prompt = not request.has_output
         request.tokens += new
         assert request.sequence is not None
         request.sequence.truncate(len(request.tokens) - 1)
-        self._count(part, new, accepted)
+        self._count(scheduled, new, accepted)
         if prompt:
             first_s = request.prompt_s + choose_s
             read = request.prompt_choices if request.prompt_logprobs is not None else None
             first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
             request.put(first)
-            self.room.keep(request, whole=True)
+            self.block_budget.keep(request, full_blocks_only=True)
         else:
             target_s, drafted = seconds + choose_s, len(proposal.tokens)
-            self.drafts.observe(part, accepted, draft_s, target_s, experts)
-            took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(part, len(new)), choose_s
+            self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
+            took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(scheduled, len(new)), choose_s
             request.put(Round(new, drafted, accepted, *took, listed))
         if request.remaining <= 0 or not request.eos.isdisjoint(new):
             self._leave(request)
             self.stats.finished += 1
-            request.ended(request)
+            request.on_finish(request)
             request.finish()
 
-    def _count(self, part: ScheduledRequest, new: list[int], accepted: int) -> None:
+    def _count(self, scheduled: ScheduledRequest, new: list[int], accepted: int) -> None:
         self.stats.new_tokens += len(new)
-        self.stats.drafted += len(part.proposal.tokens)
+        self.stats.drafted += len(scheduled.proposal.tokens)
         self.stats.accepted += accepted

@@ -153,7 +153,7 @@ class AssistedModel(TextModel):
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
     ) -> tuple[Iterator[Round], bool]:
-        if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
+        if options.may_draft and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"

@@ -161,7 +161,7 @@ class TransformersModel(TextModel):
         if sampling.do_sample:
             told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         plain = _Worker(self.target, tokens, told, sampling, self._turn)
-        assistant = self.assistant if options.wanted else None
+        assistant = self.assistant if options.may_draft else None
         if assistant is None:
             return plain.rounds(), False
         assisted = _Worker(self.target, tokens, told | self._pair_options, sampling, self._turn)
@@ -276,7 +276,7 @@ class _Penalties:
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """scores: (1, vocab), behind the text `ids`, (1, tokens)."""
-        return self.sampling.penalise(scores, ids[0].tolist())
+        return self.sampling.apply_penalties(scores, ids[0].tolist())
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class OutputChunk:
     drafted, accepted: tokens that were drafted for this pass, and those of them that were taken.
     """
 
-    pieces: list[TokenDelta]
+    token_deltas: list[TokenDelta]
     logprobs: list[dict[str, Any]] | None
     drafted: int
     accepted: int
@@ -104,7 +104,7 @@ class ServerStatistics:
     blocks_total: int | None = None
     blocks_cached: int = 0
     blocks_least: int | None = None
-    places: int = 0
+    slots: int = 0
     alive: int = 0
     restarts: int = 0
 

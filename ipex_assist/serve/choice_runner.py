@@ -30,7 +30,7 @@ class ChoiceEvent:
     """Which of the texts has a part, or its end."""
 
     index: int
-    part: OutputChunk | Finished
+    output: OutputChunk | Finished
 
 
 class ChoiceRunner:
@@ -44,11 +44,11 @@ class ChoiceRunner:
         """timeout: seconds, for all of them together."""
         self._generate, self._requests = generate, requests
         self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        self._news: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue()
+        self._events: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue()
         self._waiting = iter(range(len(requests)))
         self._tasks: list[asyncio.Task[None]] = []
         self._open = len(requests)
-        self._begun = False
+        self._started = False
         self._refused: set[int] = set()
 
     async def __aenter__(self) -> ChoiceRunner:
@@ -70,10 +70,10 @@ class ChoiceRunner:
     async def next(self, patience: float | None = None) -> ChoiceEvent | None:
         """The next news; None where nothing comes within `patience` seconds. Raises what a text failed by."""
         try:
-            news = self._news.get_nowait()
+            choice_event = self._events.get_nowait()
         except asyncio.QueueEmpty:
             # Not by wait_for, which until Python 3.12 forgets that it was cancelled where news come at that moment.
-            coming = asyncio.ensure_future(self._news.get())
+            coming = asyncio.ensure_future(self._events.get())
             try:
                 await asyncio.wait({coming}, timeout=patience)
             finally:
@@ -81,31 +81,31 @@ class ChoiceRunner:
                     coming.cancel()
             if not coming.done() or coming.cancelled():
                 return None
-            news = coming.result()
-        if isinstance(news, Exception):
-            raise news
-        self._open -= isinstance(news.part, Finished)
-        return news
+            choice_event = coming.result()
+        if isinstance(choice_event, Exception):
+            raise choice_event
+        self._open -= isinstance(choice_event.output, Finished)
+        return choice_event
 
     async def _work(self) -> None:
         try:
             for index in self._waiting:
-                while not await self._tried(index):
+                while not await self._try(index):
                     pass
         except Exception as error:
-            self._news.put_nowait(error)
+            self._events.put_nowait(error)
 
-    async def _tried(self, index: int) -> bool:
+    async def _try(self, index: int) -> bool:
         """Run a text; False where the queue was full, and it is to be tried again."""
         try:
             async with aclosing(self._generate(self._requests[index], timeout=self._remaining())) as parts:
-                async for part in parts:
-                    self._begun = True
-                    self._news.put_nowait(ChoiceEvent(index, part))
+                async for output in parts:
+                    self._started = True
+                    self._events.put_nowait(ChoiceEvent(index, output))
             return True
         except Busy as error:
             self._refused.add(index)
-            if not self._begun and len(self._refused) == len(self._tasks):
+            if not self._started and len(self._refused) == len(self._tasks):
                 raise
             await asyncio.sleep(min(error.retry_after, LONGEST_WAIT, self._remaining() or LONGEST_WAIT))
             self._refused.discard(index)

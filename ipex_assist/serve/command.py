@@ -125,7 +125,7 @@ class ServeCommand:
         """What is served, where, and how to ask it something."""
         facts = engines.facts
         drafts = f"drafted by {facts.assistant}" if facts.assistant else "nothing drafts"
-        count = engines.statistics().places
+        count = engines.statistics().slots
         where = address(self.listener, self.options)
         chat = bool(getattr(engines.tokenizer, "chat_template", None))
         return (

@@ -19,15 +19,15 @@ class DraftCounts:
     longest: int = 0
     histogram: list[int] = field(default_factory=list)
 
-    def count(self, part: OutputChunk) -> None:
+    def count(self, chunk: OutputChunk) -> None:
         """Take in one pass."""
-        if part.drafted:
+        if chunk.drafted:
             self.steps += 1
-            self.drafted += part.drafted
-            self.accepted += part.accepted
-            self.longest = max(self.longest, part.drafted)
-            self.histogram += [0] * (part.accepted + 1 - len(self.histogram))
-            self.histogram[part.accepted] += 1
+            self.drafted += chunk.drafted
+            self.accepted += chunk.accepted
+            self.longest = max(self.longest, chunk.drafted)
+            self.histogram += [0] * (chunk.accepted + 1 - len(self.histogram))
+            self.histogram[chunk.accepted] += 1
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         """Of two texts together."""

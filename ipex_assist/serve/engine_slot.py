@@ -27,9 +27,9 @@ class ActiveRequest:
     request: GenerationRequest
     options: GenerationOptions
     keys: list[int]
-    delivery: OutputQueue = field(default_factory=OutputQueue)
+    output: OutputQueue = field(default_factory=OutputQueue)
     number: int = 0
-    place: int | None = None
+    slot: int | None = None
     delivered: list[int] = field(default_factory=list)
     seen: int = 0
     tried: list[int] = field(default_factory=list)
@@ -44,21 +44,21 @@ class ActiveRequest:
         changes = {name: value for name, value in drafts.changed().items() if name not in own}
         return cls(request, replace(request.options, **changes).seeded(), block_keys(request.tokens))
 
-    def deliver(self, part: OutputChunk) -> bool:
-        """Give the reader what of a part it has not yet; False where an earlier try had other tokens."""
-        if self.delivery.over:
+    def deliver(self, chunk: OutputChunk) -> bool:
+        """Give the reader what of a chunk it has not yet; False where an earlier try had other tokens."""
+        if self.output.over:
             return True
-        tokens = [piece.token for piece in part.pieces]
+        tokens = [delta.token for delta in chunk.token_deltas]
         known = self.delivered[self.seen : self.seen + len(tokens)]
         if known != tokens[: len(known)]:
             return False
         self.seen += len(tokens)
         self.delivered += tokens[len(known) :]
         if not known:
-            self.delivery.put(part)
+            self.output.put(chunk)
         elif len(known) < len(tokens):
-            logprobs = None if part.logprobs is None else part.logprobs[len(known) :]
-            self.delivery.put(replace(part, pieces=part.pieces[len(known) :], logprobs=logprobs))
+            logprobs = None if chunk.logprobs is None else chunk.logprobs[len(known) :]
+            self.output.put(replace(chunk, token_deltas=chunk.token_deltas[len(known) :], logprobs=logprobs))
         return True
 
     def fields(self) -> dict[str, Any]:
@@ -109,11 +109,11 @@ class EngineSlot(Life):
         """How busy it is, as a part of what it takes at a time."""
         return len(self.running) / self.concurrency
 
-    def take(self, text: ActiveRequest, number: int) -> None:
+    def take(self, active: ActiveRequest, number: int) -> None:
         """Begin with a text, under this number."""
-        text.number, text.seen, text.sent_at = number, 0, time.monotonic()
-        self.running[number] = text
-        self.known.keep(text.keys)
+        active.number, active.seen, active.sent_at = number, 0, time.monotonic()
+        self.running[number] = active
+        self.known.keep(active.keys)
 
     def measure(self, stats: Mapping[str, Any]) -> None:
         """Take in what `Measured` says."""
@@ -121,18 +121,18 @@ class EngineSlot(Life):
         if self.blocks is not None:
             self.known.most = self.blocks["total"]
 
-    def lose(self) -> list[ActiveRequest]:
+    def take_over_requests(self) -> list[ActiveRequest]:
         """Its process has ended; returns what it was at and somebody still waits for."""
         self.past = sum_counts([self.past, self.counts])
         self.counts, self.blocks, self.ending = {}, None, False
         self.known.forget()
-        lost = [text for text in self.running.values() if not text.delivery.over]
+        lost = [active for active in self.running.values() if not active.output.over]
         self.running.clear()
         return lost
 
-    def deaf_since(self) -> float | None:
+    def unresponsive_since(self) -> float | None:
         """When it was last heard of, if it has not ended a text that was cancelled before; None if all is well."""
-        cancelled = [text.cancelled_at for text in self.running.values() if text.cancelled_at is not None]
+        cancelled = [active.cancelled_at for active in self.running.values() if active.cancelled_at is not None]
         return max(min(cancelled), self.heard_at) if cancelled else None
 
 

@@ -176,7 +176,7 @@ def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
 
     It is compiled, and a few texts are begun at random. Whether the model has its special tokens is not known here.
     """
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
     chance = random.Random(0)
     if spec.kind == "lark":  # a vocabulary of bytes has no special tokens, neither names nor numbers
@@ -184,7 +184,7 @@ def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
             spec.kind, _LARK.sub(lambda found: _ANY_SPECIAL if found["special"] else found[0], spec.value)
         )
     try:
-        start = LlguidanceGrammar(start_of(spec, tokenizer), 257, frozenset([256]))
+        start = LlguidanceGrammar(initial_matcher(spec, tokenizer), 257, frozenset([256]))
         for _ in range(WALKS):
             _walk(start.copy(), chance)
     except IpexAssistError as error:

@@ -48,10 +48,10 @@ class Logprobs:
     _released: int = 0  # bytes of the text that are certain
     _passed: int = 0  # bytes of the tokens that were given out
 
-    def push(self, part: OutputChunk) -> list[TokenChoice]:
+    def push(self, chunk: OutputChunk) -> list[TokenChoice]:
         """Take in a part; returns the tokens whose text is certain."""
-        self._waiting += [token_choice(each, self.texts) for each in part.logprobs or []]
-        text = "".join(piece.text for piece in part.pieces)
+        self._waiting += [token_choice(each, self.texts) for each in chunk.logprobs or []]
+        text = "".join(token_delta.text for token_delta in chunk.token_deltas)
         if text and not self._released:
             self._begin(text)
         self._released += len(text.encode())

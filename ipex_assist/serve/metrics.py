@@ -85,19 +85,19 @@ class ServerMetrics:
         model, first, last, tokens, reason = self._backend.facts.name, 0.0, started, 0, "abort"
         try:
             async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
-                async for part in parts:
-                    if isinstance(part, Finished):
-                        reason = _REASONS.get(part.result["stop_reason"], "error")
-                    elif part.pieces:
+                async for chunk in parts:
+                    if isinstance(chunk, Finished):
+                        reason = _REASONS.get(chunk.result["stop_reason"], "error")
+                    elif chunk.token_deltas:
                         now = time.perf_counter()
                         if not tokens:
                             first = now
                             self._first_token_s.labels(model).observe(now - started)
                             self._prompt_tokens.labels(model).inc(len(request.tokens))
                             self._prompts.labels(model).observe(len(request.tokens))
-                        self._count_part(model, part, tokens > 0, now - last)
-                        tokens, last = tokens + len(part.pieces), now
-                    yield part
+                        self._count_chunk(model, chunk, tokens > 0, now - last)
+                        tokens, last = tokens + len(chunk.token_deltas), now
+                    yield chunk
         except Busy:
             self._full.labels(model).inc()
             raise
@@ -112,17 +112,17 @@ class ServerMetrics:
                 if tokens > 1:
                     self._mean_token_s.labels(model).observe((last - first) / (tokens - 1))
 
-    def _count_part(self, model: str, part: OutputChunk, later: bool, seconds: float) -> None:
-        self._new_tokens.labels(model).inc(len(part.pieces))
+    def _count_chunk(self, model: str, chunk: OutputChunk, later: bool, seconds: float) -> None:
+        self._new_tokens.labels(model).inc(len(chunk.token_deltas))
         if later:
             each = self._token_s.labels(model)
-            for _ in part.pieces:
-                each.observe(seconds / len(part.pieces))
-        if part.drafted:
+            for _ in chunk.token_deltas:
+                each.observe(seconds / len(chunk.token_deltas))
+        if chunk.drafted:
             self._drafts.labels(model).inc()
-            self._drafted.labels(model).inc(part.drafted)
-            self._accepted.labels(model).inc(part.accepted)
-            for position in range(part.accepted):
+            self._drafted.labels(model).inc(chunk.drafted)
+            self._accepted.labels(model).inc(chunk.accepted)
+            for position in range(chunk.accepted):
                 self._accepted_at.labels(model, str(position)).inc()
 
 
@@ -164,7 +164,7 @@ class _EngineFigures(Collector):
             yield _gauge("ipex_assist:kv_blocks_total", "Blocks that there are", model, now.blocks_total)
             meaning = "Those in use that are only kept for texts that begin alike"
             yield _gauge("ipex_assist:kv_blocks_cached", meaning, model, now.blocks_cached)
-        yield _gauge("ipex_assist:places", "Engine processes that there should be", model, now.places)
+        yield _gauge("ipex_assist:places", "Engine processes that there should be", model, now.slots)
         yield _gauge("ipex_assist:places_alive", "Engine processes that answer", model, now.alive)
         yield _counted("ipex_assist:restarts", "Engine processes started anew", model, now.restarts)
         engine = now.engine

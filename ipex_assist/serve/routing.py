@@ -53,4 +53,4 @@ def choose(known: Mapping[int, int], load: Mapping[int, float]) -> int:
 
     load: how busy each is, as a part of what it takes. Of equal ones the first.
     """
-    return min(load, key=lambda place: (-known.get(place, 0), load[place], place))
+    return min(load, key=lambda slot: (-known.get(slot, 0), load[slot], slot))

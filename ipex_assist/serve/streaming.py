@@ -61,9 +61,9 @@ class GenerationResponse(Response):
         try:
             async with self._choices() as choices:
                 while not choices.over:
-                    news = await choices.next()
-                    assert news is not None
-                    for _ in self._writer.take(news):
+                    choice_event = await choices.next()
+                    assert choice_event is not None
+                    for _ in self._writer.take(choice_event):
                         pass
             return Response(compact(self._writer.whole()), media_type="application/json")
         except Exception as error:
@@ -74,16 +74,16 @@ class GenerationResponse(Response):
         begun = False
         try:
             async with self._choices() as choices:
-                news = await choices.next(KEEP_ALIVE_SECONDS)
+                choice_event = await choices.next(KEEP_ALIVE_SECONDS)
                 await self._start(send)
                 begun = True
                 events = [*self._writer.begin()]
                 while True:
-                    events += self._writer.take(news) if news is not None else [COMMENT]
+                    events += self._writer.take(choice_event) if choice_event is not None else [COMMENT]
                     if choices.over:
                         break
                     await _send(send, events)
-                    events, news = [], await choices.next(KEEP_ALIVE_SECONDS)
+                    events, choice_event = [], await choices.next(KEEP_ALIVE_SECONDS)
                 await _send(send, [*events, *self._writer.end()])
         except Exception as error:
             told = api_error(error)

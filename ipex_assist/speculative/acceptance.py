@@ -19,7 +19,7 @@ _FIRST_SHARE = np.array((0.02, 0.04, 0.05, 0.05, 0.05, 0.06, 0.06, 0.06, 0.07, 0
 _LATER_SHARE = np.array((0.01, 0.02, 0.03, 0.03, 0.04, 0.05, 0.05, 0.05, 0.06, 0.08, 0.08, 0.50))
 _PRIOR_ACCEPTANCE = np.array((0.1, 0.2, 0.3, 0.35, 0.45, 0.55, 0.65, 0.72, 0.82, 0.93, 0.96, 0.98))
 _PRIOR_TOKENS = 16.0
-_HONESTY_TOKENS = 8.0  # that the belief in confidences as such weighs …
+_SCALE_TOKENS = 8.0  # that the belief in confidences as such weighs …
 _CLASS_TOKENS = 8.0  # … and, for each class, what all classes together say about it
 MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
 # Of an earlier text no more than so many tokens count for the next one.
@@ -47,14 +47,14 @@ class ConfidenceBins:
     """
 
     share: Array  # of the prior
-    made: Array = field(default_factory=_zeros)
+    proposed: Array = field(default_factory=_zeros)
     drafted: Array = field(default_factory=_zeros)
     accepted: Array = field(default_factory=_zeros)
     prior: float = _PRIOR_TOKENS
 
     def scale(self, factor: float) -> None:
         """Make all that was seen weigh less."""
-        self.made *= factor
+        self.proposed *= factor
         self.drafted *= factor
         self.accepted *= factor
 
@@ -68,16 +68,16 @@ class ConfidenceBins:
         """How many tokens would have been accepted if the confidences were right."""
         return float(self.drafted @ _PRIOR_ACCEPTANCE)
 
-    def rates(self, honesty: float) -> Array:
+    def rates(self, confidence_scale: float) -> Array:
         """Return how often tokens of each class are right; array (edges,)."""
-        believed = np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE)
+        believed = np.minimum(1.0, confidence_scale * _PRIOR_ACCEPTANCE)
         rates: Array = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
         return rates
 
-    def splits(self, honesty: float) -> ThresholdRates:
+    def splits(self, confidence_scale: float) -> ThresholdRates:
         """Return how tokens at or above each class's lower edge fare, and those below; arrays (edges,)."""
-        rates = self.rates(honesty)
-        tokens = self.made + self.prior * self.share
+        rates = self.rates(confidence_scale)
+        tokens = self.proposed + self.prior * self.share
         drafted, accepted = np.cumsum(tokens), np.cumsum(tokens * rates)
         below_drafted, below_accepted = drafted - drafted[0], accepted - accepted[0]
         below_drafted[1:], below_accepted[1:] = drafted[:-1], accepted[:-1]
@@ -109,7 +109,7 @@ class Acceptance:
                 raise ValueError(f"{len(drafted)} and {len(accepted)} classes instead of {len(EDGES)}")
             if not ((drafted < 1e12).all() and (accepted >= 0).all() and (accepted <= drafted).all()):
                 raise ValueError("counts that cannot be")
-            classes.made, classes.drafted, classes.accepted = drafted.copy(), drafted, accepted
+            classes.proposed, classes.drafted, classes.accepted = drafted.copy(), drafted, accepted
         return known
 
     def as_counts(self) -> dict[str, dict[str, list[float]]]:
@@ -142,7 +142,7 @@ class Acceptance:
         for i in range(min(accepted + 1, max(drafted, len(confidence)))):
             classes = self.later if i else self.first
             index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
-            classes.made[index] += 1
+            classes.proposed[index] += 1
             classes.drafted[index] += i < drafted
             classes.accepted[index] += i < accepted
 
@@ -151,12 +151,12 @@ class Acceptance:
         known, seen = Acceptance(memory), self.seen
         for mine, theirs in ((self.first, known.first), (self.later, known.later)):
             factor = min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0
-            theirs.made, theirs.drafted = mine.made * factor, mine.drafted * factor
+            theirs.proposed, theirs.drafted = mine.proposed * factor, mine.drafted * factor
             theirs.accepted = mine.accepted * factor
             theirs.prior = max(mine.prior, _PRIOR_TOKENS / 2)
         return known
 
-    def outlook(self, longest: int) -> tuple[Array, Array]:
+    def expected_tokens(self, longest: int) -> tuple[Array, Array]:
         """Return (edges, longest) twice: the chance that token 1, 2, … is drafted, and right ones among so many.
 
         Of drafts that end behind the first token below each class's lower edge. With a share g of drafted tokens at or
@@ -172,8 +172,8 @@ class Acceptance:
 
     def chances(self, confidences: Sequence[Sequence[float]], drafted: Sequence[int]) -> list[list[float]]:
         """Return how likely each token of several drafts is reached and right, by its confidence."""
-        honesty = self._honesty
-        rates = self.first.rates(honesty).tolist(), self.later.rates(honesty).tolist()
+        confidence_scale = self._confidence_scale
+        rates = self.first.rates(confidence_scale).tolist(), self.later.rates(confidence_scale).tolist()
         drafts = []
         for confidence, count in zip(confidences, drafted, strict=True):
             reached, chances = 1.0, []
@@ -185,18 +185,18 @@ class Acceptance:
         return drafts
 
     @property
-    def _honesty(self) -> float:
+    def _confidence_scale(self) -> float:
         accepted = float(self.first.accepted.sum() + self.later.accepted.sum())
         expected = self.first.expected + self.later.expected
-        return (accepted + _HONESTY_TOKENS) / (expected + _HONESTY_TOKENS)
+        return (accepted + _SCALE_TOKENS) / (expected + _SCALE_TOKENS)
 
     def splits(self) -> tuple[ThresholdRates, ThresholdRates]:
         """Return how first tokens fare by their confidence, and how later ones do.
 
         Classes of which little was seen are believed to be as honest about themselves as all are taken together.
         """
-        honesty = self._honesty
-        return self.first.splits(honesty), self.later.splits(honesty)
+        confidence_scale = self._confidence_scale
+        return self.first.splits(confidence_scale), self.later.splits(confidence_scale)
 
 
 def _powers(first: Array, later: Array, longest: int) -> Array:

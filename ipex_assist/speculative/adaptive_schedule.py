@@ -40,7 +40,7 @@ def best_draft(acceptance: Acceptance, costs: Costs, longest: int) -> DraftChoic
     """
     plain = costs.verifying(1)
     verify = np.array([costs.verifying(rows) for rows in range(1, longest + 2)])
-    drafted, tokens = acceptance.outlook(longest)
+    drafted, tokens = acceptance.expected_tokens(longest)
     seconds = plain + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
     rates = (1 + tokens) / seconds
     edge, number = divmod(int(rates.argmax()), longest)
@@ -70,8 +70,8 @@ class AdaptiveSchedule:
     drafts: int = 0  # rounds with one
     skipped: int = 0  # tokens at the text's beginning that the source has not read
     # Of the sources that read the text (True) and those that do not, which were there to draft, and which were let.
-    _asked: set[bool] = field(default_factory=set)
-    _let: set[bool] = field(default_factory=set)
+    _available: set[bool] = field(default_factory=set)
+    _allowed: set[bool] = field(default_factory=set)
     _chosen: DraftChoice = DraftChoice(0, 0.0, 0.0)
     _chosen_for: tuple[object, ...] = ()
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
@@ -79,9 +79,9 @@ class AdaptiveSchedule:
 
     def __post_init__(self) -> None:
         self._live = LiveCosts(self.costs) if self.shared is None else self.shared
-        self.budget = DraftBudget(self.limit, self._did_well())
+        self.budget = DraftBudget(self.limit, self._looks_promising())
 
-    def _did_well(self) -> bool:
+    def _looks_promising(self) -> bool:
         """Whether what earlier texts taught promises much, in the company that the text has."""
         if self.model_acceptance.seen < TRUSTED_TOKENS:
             return False
@@ -90,13 +90,13 @@ class AdaptiveSchedule:
     @property
     def credit(self) -> float:
         """Seconds that may be lost from here on."""
-        return self.budget.credit(self.plain_s, self._pays())
+        return self.budget.credit(self.plain_s, self._is_worthwhile())
 
     def plan(self, now: RoundState) -> DraftPlan:
         """Return the best choice that can be afforded."""
         self._now = now
         if not self.budget.tokens:
-            self.budget.trusted = self._did_well()
+            self.budget.trusted = self._looks_promising()
         longest = min(self.longest, now.remaining - 1)
         choice = self._choice(longest) if longest > 0 else DraftChoice(0, 0.0, 0.0)
         if choice.k and choice.rate * self.plain_s > WORTH:
@@ -104,9 +104,9 @@ class AdaptiveSchedule:
         else:
             self._plan = self._trial() if longest > 0 else DraftPlan(0)
         if longest > 0:
-            self._asked.add(now.unread > 0)
+            self._available.add(now.unread > 0)
         if self._plan.k:
-            self._let.add(now.unread > 0)
+            self._allowed.add(now.unread > 0)
         return self._plan
 
     def observe(self, outcome: RoundResult) -> None:
@@ -132,7 +132,7 @@ class AdaptiveSchedule:
     @property
     def untried(self) -> bool:
         """Whether a source was there to draft that was never let."""
-        return self._asked > self._let
+        return self._available > self._allowed
 
     def findings(self) -> CostFindings:
         """Return what the text so far taught about the costs that it began with."""
@@ -144,18 +144,18 @@ class AdaptiveSchedule:
 
     @property
     def _costs(self) -> Costs:
-        return self._live.costs if self._now.unread else self._live.copying
+        return self._live.costs if self._now.unread else self._live.lookup_costs
 
     @property
     def plain_s(self) -> float:
         """Seconds of a plain pass, the same whatever drafts: calibration's, corrected by the rounds of this text."""
         return self._live.costs.verifying(1)
 
-    def _pays(self) -> bool:
+    def _is_worthwhile(self) -> bool:
         """Whether first tokens, by what was seen of them alone, are right often enough to pay for a draft of one."""
         known, costs = self._known, self._costs
-        price = costs.draft + costs.verifying(2) - costs.verifying(1)
-        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * price
+        cost = costs.draft + costs.verifying(2) - costs.verifying(1)
+        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
 
     def _choice(self, longest: int) -> DraftChoice:
         """Return the best choice, searched for anew when a draft taught something, and now and then: costs drift."""
@@ -178,8 +178,8 @@ class AdaptiveSchedule:
     def _trial(self) -> DraftPlan:
         """Plan nothing, or now and then one token, by which a text that has become easier is noticed."""
         context = None if self._has_read_nearly_all else CONTEXTS[-1]
-        price = self._loss(1, context)
-        affordable = self.budget.trial_is_due(price) and price <= self.credit
+        cost = self._loss(1, context)
+        affordable = self.budget.trial_is_due(cost) and cost <= self.credit
         return DraftPlan(1, 0.0, context) if affordable else DraftPlan(0)
 
     def _loss(self, k: int, context: int | None) -> float:
@@ -202,13 +202,13 @@ class AdaptiveSchedule:
         """Return how much to read; None is the whole text: where that pays in the tokens to come and may be lost."""
         if self._has_read_nearly_all:
             return None
-        plain, price = self.plain_s, self._reading(None)
+        plain, cost = self.plain_s, self._reading(None)
         won = min(self._now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
         if self.skipped:
             # It drafts as it is; knowing the whole text makes it better by an amount that only trying would tell.
-            whole = price < 0.5 * self.budget.balance and price < 0.25 * won
+            whole = cost < 0.5 * self.budget.balance and cost < 0.25 * won
         else:
-            whole = price < won and (self.budget.trusts_reading(price, plain) or price < self.credit / 2)
+            whole = cost < won and (self.budget.trusts_reading(cost, plain) or cost < self.credit / 2)
         return None if whole else self._end_of_text()
 
     def _end_of_text(self) -> int:

@@ -138,7 +138,7 @@ class AssistantModel:
                 continue
             logits = yield RowsCall(self.model, Rows(self._sequence, pending), self._choices)
             read, pending = unread, []
-            logits = sampling.penalise(self._unmasked(logits), [*tokens, *drafted])
+            logits = sampling.apply_penalties(self._unmasked(logits), [*tokens, *drafted])
             row = logits[0].float().numpy()
             numbers = self._may_follow(row)
             if numbers is None:

@@ -27,19 +27,19 @@ class ConstrainedSource:
         self.grammar, self.source = grammar, source
         self._prompt_length, self._masks = prompt_length, masks
         self._forced: list[int] = []
-        self._forced_behind = -1  # the text's length
+        self._forced_at = -1  # the text's length
         self._asked = False  # whether the last proposal was the source's
 
-    def sure(self, tokens: Sequence[int]) -> int:
+    def forced_count(self, tokens: Sequence[int]) -> int:
         """How many tokens that must follow `tokens` can be drafted for nothing."""
         follow(self.grammar, tokens[self._prompt_length :])
-        if self._forced_behind != len(tokens):
-            self._forced, self._forced_behind = self.grammar.forced(), len(tokens)
+        if self._forced_at != len(tokens):
+            self._forced, self._forced_at = self.grammar.forced(), len(tokens)
         return len(self._forced)
 
     def unread(self, tokens: Sequence[int]) -> int:
         """What the source has to read; 0 where the proposal will be what is forced."""
-        forced = self.sure(tokens)
+        forced = self.forced_count(tokens)
         if self.source is None or (forced and not self._masks):
             return 0
         return self.source.unread(tokens)
@@ -52,7 +52,7 @@ class ConstrainedSource:
 
     def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
         """`propose` by calls of the source's model (see batched_proposals.py)."""
-        certain = min(k, self.sure(tokens))
+        certain = min(k, self.forced_count(tokens))
         forced = self._forced[:certain]
         self._asked = self.source is not None and (self._masks or not forced)
         if self.source is None or not self._asked:
@@ -70,7 +70,7 @@ class ConstrainedSource:
     def recover(self) -> None:
         """Begin the drafts' grammar anew, whatever an interrupt left of it."""
         self.grammar.truncate(0)
-        self._forced_behind = -1
+        self._forced_at = -1
 
     def accept(self, count: int) -> None:
         """Tell the source, where the proposal was its."""

@@ -13,7 +13,7 @@ EXPECTED_TOKENS = 128
 # What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
 TRUST = 0.04
 TRUSTED_READING = 0.1  # and what it may spend on reading a prompt, which it then need not have won before
-PAUSE = 1.5  # a round's seconds ÷ those expected, beyond which they do not count
+OUTLIER = 1.5  # a round's seconds ÷ those expected, beyond which they do not count
 
 
 @dataclass
@@ -37,9 +37,9 @@ class DraftBudget:
         """How many tokens of the text are counted on before it is seen how long it is."""
         return min(self.limit, EXPECTED_TOKENS)
 
-    def credit(self, plain: float, pays: bool) -> float:
+    def credit(self, plain: float, worthwhile: bool) -> float:
         """Return the seconds that may be lost from here on. pays: the drafts of this text were right often enough."""
-        trust = TRUST * self.expected_tokens if self.trusted or pays else 0.0
+        trust = TRUST * self.expected_tokens if self.trusted or worthwhile else 0.0
         stake = STAKE * max(self.expected_tokens, self.tokens) + FURTHER * self.tokens
         return self.balance + (trust + stake) * plain
 
@@ -54,7 +54,7 @@ class DraftBudget:
         It costs the `seconds` that it took by the clock where that is more, since costs may be wrong; far more was
         somebody else's work.
         """
-        self.balance += tokens * plain - min(max(seconds, expected), expected * PAUSE)
+        self.balance += tokens * plain - min(max(seconds, expected), expected * OUTLIER)
         self.undrafted_s = 0.0
 
     @property
@@ -71,6 +71,6 @@ class DraftBudget:
         """Whether a trusted pair may read for so long, though it has not won that yet."""
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain
 
-    def trial_is_due(self, price: float) -> bool:
+    def trial_is_due(self, cost: float) -> bool:
         """Whether the allowance of the time since the last draft has grown to the price of another."""
-        return self.undrafted_s * STAKE >= price
+        return self.undrafted_s * STAKE >= cost

@@ -73,12 +73,12 @@ class ExpertSpread:
         """Return the costs that a next text begins with."""
         return replace(self.costs, spread=self.spread, growth=self.growth)
 
-    def observe(self, rows: int, texts: int, distinct: float) -> None:
+    def observe(self, rows: int, requests: int, distinct: float) -> None:
         """Learn from a pass of `texts` texts over `rows` rows that read so many experts a layer."""
-        if rows <= texts or distinct >= _FULL * self.costs.count or self.costs.per_token >= self.costs.count:
+        if rows <= requests or distinct >= _FULL * self.costs.count or self.costs.per_token >= self.costs.count:
             return
-        drafted = (rows - texts) / texts
-        seen = max((self.costs.independent(distinct) - texts) / texts, _LEAST * drafted)
+        drafted = (rows - requests) / requests
+        seen = max((self.costs.independent(distinct) - requests) / requests, _LEAST * drafted)
         place = np.array([1.0, math.log(drafted)])
         self._covariance += np.diag([_DRIFT, _DRIFT / 10])
         shared = self._covariance @ place
@@ -86,8 +86,8 @@ class ExpertSpread:
         self._state = self._state + gain * (math.log(seen) - place @ self._state)
         self._covariance -= np.outer(gain, shared)
 
-    def distinct(self, rows: int, texts: int) -> float:
+    def distinct(self, rows: int, requests: int) -> float:
         """Return the experts a layer that a pass of `texts` texts over `rows` rows should read."""
-        own = min(rows, texts)
+        own = min(rows, requests)
         drafted = (rows - own) / own
         return self.costs.distinct(own * (1 + self.spread * drafted**self.growth))

@@ -27,12 +27,12 @@ class JointDraftChoice:
 class BatchCosts:
     """What passes cost at this moment, in which `texts` texts go on beside `others` rows of prompts."""
 
-    def __init__(self, costs: Costs, texts: int, others: int = 0) -> None:
-        self.texts, self.base = texts, texts + others
+    def __init__(self, costs: Costs, requests: int, prefill_rows: int = 0) -> None:
+        self.requests, self.base = requests, requests + prefill_rows
         self._verify = np.array(costs.verify)
-        self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, texts + 1))])
+        self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
         self._rows = np.arange(1, len(self._verify) + 1, dtype=np.float64)
-        self.plain_s = float(self.pass_s(texts))  # of a pass without drafts and prompts
+        self.plain_s = float(self.pass_s(requests))  # of a pass without drafts and prompts
         self.base_s = float(self.pass_s(self.base))  # … and with prompts
 
     def pass_s(self, rows: float | Array) -> Array:
@@ -45,36 +45,36 @@ class BatchCosts:
         """Return the seconds by which so many drafted rows make the pass longer."""
         return self.pass_s(self.base + np.asarray(rows)) - self.base_s
 
-    def draft_s(self, texts: float | Array) -> Array:
+    def draft_s(self, requests: float | Array) -> Array:
         """Return the seconds of a draft pass in which so many texts have a row; of less than one, a share of it."""
-        seconds: Array = np.interp(texts, np.arange(len(self._draft)), self._draft)
+        seconds: Array = np.interp(requests, np.arange(len(self._draft)), self._draft)
         return seconds
 
 
-def _draft_pass(costs: Costs, texts: int) -> float:
+def _draft_pass(costs: Costs, requests: int) -> float:
     if not costs.rows:
         return costs.draft
     known = len(costs.rows)
-    grown = costs.rows[min(texts, known) - 1] / costs.rows[0]
-    if texts > known:
-        grown += (texts - known) * max(0.0, costs.rows[-1] / costs.rows[0] - 1) / max(1, known - 1)
+    grown = costs.rows[min(requests, known) - 1] / costs.rows[0]
+    if requests > known:
+        grown += (requests - known) * max(0.0, costs.rows[-1] / costs.rows[0] - 1) / max(1, known - 1)
     return costs.draft * grown
 
 
 def best_joint_draft(
-    acceptance: Acceptance, prices: BatchCosts, drafters: int, longest: int, *, free: bool = False
+    acceptance: Acceptance, batch_costs: BatchCosts, drafters: int, longest: int, *, free: bool = False
 ) -> JointDraftChoice:
     """Return the draft of each of `drafters` texts with which all texts together get the most tokens per second.
 
     free: the source costs nothing. k = 0 where nothing promises more than plain decoding.
     """
-    drafted, tokens = acceptance.outlook(longest)
+    drafted, tokens = acceptance.expected_tokens(longest)
     many = drafters * drafted  # (edges, longest): texts that draft a token 1, 2, …
-    seconds = prices.plain_s + prices.more_s(np.cumsum(many, axis=1))
+    seconds = batch_costs.plain_s + batch_costs.more_s(np.cumsum(many, axis=1))
     if not free:
-        seconds = seconds + np.cumsum(prices.draft_s(many), axis=1)
-    rates = (prices.texts + drafters * tokens) / seconds
-    plain = prices.texts / prices.plain_s
+        seconds = seconds + np.cumsum(batch_costs.draft_s(many), axis=1)
+    rates = (batch_costs.requests + drafters * tokens) / seconds
+    plain = batch_costs.requests / batch_costs.plain_s
     edge, number = divmod(int(rates.argmax()), longest)
     rate = float(rates[edge, number])
     return (
@@ -84,7 +84,7 @@ def best_joint_draft(
     )
 
 
-def worth_verifying(chances: Sequence[Sequence[float]], prices: BatchCosts, rate: float) -> list[int]:
+def worth_verifying(chances: Sequence[Sequence[float]], batch_costs: BatchCosts, rate: float) -> list[int]:
     """Return how many tokens of each draft to keep: the likeliest of all, as long as they pay for their rows.
 
     chances: of each drafted token, that it is reached and right; never rising within a draft. rate: tokens that
@@ -93,7 +93,7 @@ def worth_verifying(chances: Sequence[Sequence[float]], prices: BatchCosts, rate
     places = [(-chance, i, text) for text, draft in enumerate(chances) for i, chance in enumerate(draft)]
     places.sort()
     won = np.cumsum([-chance for chance, _, _ in places])
-    gain = won - rate * prices.more_s(np.arange(1, len(places) + 1, dtype=np.float64))
+    gain = won - rate * batch_costs.more_s(np.arange(1, len(places) + 1, dtype=np.float64))
     best = int(gain.argmax()) + 1 if len(places) and gain.max() > 0 else 0
     kept = [0] * len(chances)
     for _, _, text in places[:best]:

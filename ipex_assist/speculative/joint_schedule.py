@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.adaptive_schedule import SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, PAUSE, STAKE, TRUST
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
 from ipex_assist.speculative.live_costs import LiveCosts
@@ -25,13 +25,13 @@ KNOWN_TOKENS = 8  # seen before a source is trusted: every one that is seen cost
 # What first tokens won ÷ what they cost, from which on a source may lose more for a while: it reads before it wins.
 TRUSTED_GAIN = 1.1
 READY = 8  # a source that has no more than so many tokens to read is ready to draft
-WHOLE = 1 << 30  # tokens of context: the source goes on with what it has read, however much is missing
+ALL_UNREAD = 1 << 30  # tokens of context: the source goes on with what it has read, however much is missing
 READING_SHARE = 0.75  # of what drafting should win a text, that may be spent on reading its prompt
 # Passes in which nothing is drafted tell what plain decoding takes by now, which those with drafts cannot: they may
 # take this share of the time, in what they do not win; after so many passes with drafts at the earliest and the latest.
-TOLD_SHARE, TOLD_AFTER = 0.01, (8, 48)
+BASELINE_SHARE, BASELINE_AFTER = 0.01, (8, 48)
 # Of the time of texts under way, each taken to be EXPECTED_TOKENS long, that wins of the past may be lost again.
-KEPT_WINS = 0.1
+KEPT_CREDIT = 0.1
 
 
 @dataclass
@@ -60,40 +60,40 @@ class JointSchedule:
         self._lookup = lookup_acceptance.for_next_text(MEMORY)
         self._credit = 0.0  # seconds that may be lost
         self._gain = 1.0  # of the last round with drafts, by what was expected
-        self._untold = 0  # passes with drafts since the last one without
+        self._since_baseline = 0  # passes with drafts since the last one without
         self._undrafted_s = float("inf")  # of passes since anything was drafted; no end to it where nothing ever was
-        self._turns: list[JointDraft] = []
-        self._prices = BatchCosts(costs, 1)
-        self._coming = 0  # texts whose prompts are being read
+        self._drafts: list[JointDraft] = []
+        self._batch_costs = BatchCosts(costs, 1)
+        self._prefilling = 0  # texts whose prompts are being read
         self._rate = 0.0  # expected tokens per second of the round under way
         self._trial = False
         self._expected_draft_s = 0.0
 
-    def pass_s(self, texts: int) -> float:
+    def pass_s(self, requests: int) -> float:
         """Return the seconds of a pass of so many texts in which nothing is drafted, and no prompt read."""
-        return self.live.costs_from(texts).verifying(texts)
+        return self.live.costs_from(requests).verifying(requests)
 
     def plain_s(self, tokens: int) -> float:
         """Return the seconds that plain decoding would take for each of so many tokens that a text got in one round."""
-        return (self._prices.base_s + (tokens - 1) * self._prices.plain_s) / tokens
+        return (self._batch_costs.base_s + (tokens - 1) * self._batch_costs.plain_s) / tokens
 
-    def plan(self, turns: Sequence[JointDraft], texts: int, others: int, coming: int = 0) -> None:
+    def plan(self, drafts: Sequence[JointDraft], requests: int, prefill_rows: int, prefilling: int = 0) -> None:
         """Set the plan of each text that may draft in the pass to come.
 
         texts: that go on in it, those that may not draft among them; others: rows of prompts besides. coming: texts
         whose prompts are being read, which will share the passes behind them.
         """
-        self._coming = coming
-        self._prices = BatchCosts(self.live.costs_from(texts), texts, others)
-        self._turns = list(turns)
+        self._prefilling = prefilling
+        self._batch_costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
+        self._drafts = list(drafts)
         self._trial, self._expected_draft_s = False, 0.0
-        self._rate = self._prices.texts / self._prices.plain_s
-        self._welcome()
-        if not others and self._must_tell():
+        self._rate = self._batch_costs.requests / self._batch_costs.plain_s
+        self._adopt_new()
+        if not prefill_rows and self._baseline_is_due():
             return
-        able = [turn for turn in turns if turn.most > 0]
-        reading = [turn for turn in able if turn.now.unread > 0]
-        self._plan_copies([turn for turn in able if not turn.now.unread])
+        able = [draft for draft in drafts if draft.most > 0]
+        reading = [draft for draft in able if draft.now.unread > 0]
+        self._plan_copies([draft for draft in able if not draft.now.unread])
         if reading and not self._plan_drafts(reading):
             self._plan_trial(reading)
 
@@ -102,12 +102,12 @@ class JointSchedule:
         self._expected_draft_s = self._drafting()
         if self._trial:
             return
-        drafted = [turn for turn in self._turns if turn.proposal.tokens]
-        drafted.sort(key=lambda turn: turn.now.unread > 0)
-        copies = sum(not turn.now.unread for turn in drafted)
+        drafted = [draft for draft in self._drafts if draft.proposal.tokens]
+        drafted.sort(key=lambda draft: draft.now.unread > 0)
+        copies = sum(not draft.now.unread for draft in drafted)
         chances = [*_chances(self._lookup, drafted[:copies]), *_chances(self._model, drafted[copies:])]
-        for turn, kept in zip(drafted, worth_verifying(chances, self._prices, self._rate), strict=True):
-            turn.proposal = replace(turn.proposal, tokens=turn.proposal.tokens[:kept])
+        for draft, kept in zip(drafted, worth_verifying(chances, self._batch_costs, self._rate), strict=True):
+            draft.proposal = replace(draft.proposal, tokens=draft.proposal.tokens[:kept])
 
     def observe(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
         """Hear what came of the round, whose turns know what was accepted.
@@ -115,146 +115,149 @@ class JointSchedule:
         rows: of the pass, `read` of them of prompts. seconds, draft_s: what the pass took, and the drafting before it.
         experts: distinct ones that it read, a layer.
         """
-        prices, drafted, accepted = self._prices, 0, 0
-        for turn in self._turns:
-            count = len(turn.proposal.tokens)
-            if count or turn.proposal.confidence:
-                self._known(turn).observe(turn.proposal.confidence, count, turn.accepted)
-            drafted, accepted = drafted + count, accepted + turn.accepted
+        batch_costs, drafted, accepted = self._batch_costs, 0, 0
+        for draft in self._drafts:
+            count = len(draft.proposal.tokens)
+            if count or draft.proposal.confidence:
+                self._known(draft).observe(draft.proposal.confidence, count, draft.accepted)
+            drafted, accepted = drafted + count, accepted + draft.accepted
         if not read:  # rows of prompts need no logits: such a pass tells little of others
             self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s, experts, rows - drafted)
-        self._credit += FURTHER * prices.plain_s
+        self._credit += FURTHER * batch_costs.plain_s
         if not read:
-            self._untold = self._untold + 1 if drafted else 0
-            self._gain = self._rate * prices.plain_s / prices.texts if drafted else self._gain
-        if any(turn.plan.k for turn in self._turns):
+            self._since_baseline = self._since_baseline + 1 if drafted else 0
+            self._gain = self._rate * batch_costs.plain_s / batch_costs.requests if drafted else self._gain
+        if any(draft.plan.k for draft in self._drafts):
             # Far more than was expected, or far less, is somebody else's work. What a pass with prompts takes is known
             # too roughly to tell a few rows by it.
-            more = float(prices.more_s(drafted))
-            expected = self._expected_draft_s + prices.base_s + more
-            took = draft_s + (prices.base_s + more if read else seconds)
-            took = min(max(took, expected / PAUSE), expected * PAUSE)
-            self._credit += accepted * self._token_s - (took - prices.base_s)
+            more = float(batch_costs.more_s(drafted))
+            expected = self._expected_draft_s + batch_costs.base_s + more
+            took = draft_s + (batch_costs.base_s + more if read else seconds)
+            took = min(max(took, expected / OUTLIER), expected * OUTLIER)
+            self._credit += accepted * self._token_s - (took - batch_costs.base_s)
             self._undrafted_s = 0.0
         else:
-            self._undrafted_s += prices.plain_s
-        self._credit = min(self._credit, KEPT_WINS * EXPECTED_TOKENS * prices.plain_s)
+            self._undrafted_s += batch_costs.plain_s
+        self._credit = min(self._credit, KEPT_CREDIT * EXPECTED_TOKENS * batch_costs.plain_s)
 
-    def _must_tell(self) -> bool:
+    def _baseline_is_due(self) -> bool:
         """Whether it is time for a pass in which nothing is drafted."""
-        first, last = TOLD_AFTER
-        return self._untold >= min(last, max(first, (self._gain - 1) / TOLD_SHARE))
+        first, last = BASELINE_AFTER
+        return self._since_baseline >= min(last, max(first, (self._gain - 1) / BASELINE_SHARE))
 
     @property
     def _token_s(self) -> float:
         """Seconds of plain decoding that a token of any text is worth."""
-        return self._prices.plain_s / self._prices.texts
+        return self._batch_costs.plain_s / self._batch_costs.requests
 
-    def _known(self, turn: JointDraft) -> Acceptance:
-        return self._model if turn.now.unread else self._lookup
+    def _known(self, draft: JointDraft) -> Acceptance:
+        return self._model if draft.now.unread else self._lookup
 
-    def _welcome(self) -> None:
+    def _adopt_new(self) -> None:
         """Give each text that is new here what all know, and take its stake."""
-        for turn in self._turns:
-            text = turn.schedule
+        for draft in self._drafts:
+            text = draft.schedule
             if text.model_acceptance is not self._model:
                 text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
                 self._credit += STAKE * text.budget.expected_tokens * self._token_s
 
-    def _plan_copies(self, turns: Sequence[JointDraft]) -> None:
-        if not turns:
+    def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
+        if not drafts:
             return
-        choice = best_joint_draft(self._lookup, self._prices, len(turns), LONGEST_DRAFT, free=True)
+        choice = best_joint_draft(self._lookup, self._batch_costs, len(drafts), LONGEST_DRAFT, free=True)
         if choice.gain > WORTH:
-            self._carry_out(choice, turns, free=True)
+            self._plan_choice(choice, drafts, free=True)
 
-    def _plan_drafts(self, turns: Sequence[JointDraft]) -> bool:
+    def _plan_drafts(self, drafts: Sequence[JointDraft]) -> bool:
         """Plan drafts of a source that reads; False where none pay, or may be afforded."""
-        choice = best_joint_draft(self._model, self._prices, len(turns), LONGEST_DRAFT)
+        choice = best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT)
         if choice.gain <= WORTH:
             return False
         trusted = self._model.seen >= KNOWN_TOKENS
-        taking, read_s = self._readers(turns, trusted)
-        if trusted and len(taking) < len(turns):
-            choice = best_joint_draft(self._model, self._prices, max(1, len(taking)), LONGEST_DRAFT)
+        taking, read_s = self._readers(drafts, trusted)
+        if trusted and len(taking) < len(drafts):
+            choice = best_joint_draft(self._model, self._batch_costs, max(1, len(taking)), LONGEST_DRAFT)
         if not taking or choice.gain <= WORTH:
             return False
-        return self._carry_out(choice, taking, read_s)
+        return self._plan_choice(choice, taking, read_s)
 
-    def _readers(self, turns: Sequence[JointDraft], trusted: bool) -> tuple[list[JointDraft], float]:
+    def _readers(self, drafts: Sequence[JointDraft], trusted: bool) -> tuple[list[JointDraft], float]:
         """Return the texts whose source is ready, or may read what it lacks, and the seconds of that reading.
 
         As many as half of what may be lost covers: of a source that is trusted those whose drafts should win the text
         more than that, of another the shortest, by which it is found out whether to trust it.
         """
         # What is read now serves passes to come, in which no prompts will fill the rows, but the texts behind them.
-        texts = self._prices.texts + self._coming
-        prices = BatchCosts(self.live.costs_from(texts), texts)
-        choice = best_joint_draft(self._model, prices, len(turns) + self._coming, LONGEST_DRAFT)
-        token_s = prices.plain_s / texts
-        credit = self._may_be_lost(len(turns))
+        requests = self._batch_costs.requests + self._prefilling
+        batch_costs = BatchCosts(self.live.costs_from(requests), requests)
+        choice = best_joint_draft(self._model, batch_costs, len(drafts) + self._prefilling, LONGEST_DRAFT)
+        token_s = batch_costs.plain_s / requests
+        credit = self._credit_for(len(drafts))
         taking, whole = [], 0.0
-        for turn in sorted(turns, key=lambda turn: turn.now.unread):
-            seconds = self.live.costs.reading(turn.now.unread)
-            won = min(turn.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
+        for draft in sorted(drafts, key=lambda draft: draft.now.unread):
+            seconds = self.live.costs.reading(draft.now.unread)
+            won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
             covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
-            if turn.now.unread <= READY or covered:
-                taking.append(turn)
+            if draft.now.unread <= READY or covered:
+                taking.append(draft)
                 whole += seconds
         return taking, whole
 
-    def _carry_out(
-        self, choice: JointDraftChoice, turns: Sequence[JointDraft], read_s: float = 0.0, *, free: bool = False
+    def _plan_choice(
+        self, choice: JointDraftChoice, drafts: Sequence[JointDraft], read_s: float = 0.0, *, free: bool = False
     ) -> bool:
         """Plan the choice with as many tokens as the credit covers, were all of them wrong."""
-        count, k = len(turns), choice.k
-        credit = self._may_be_lost(count) - read_s
+        count, k = len(drafts), choice.k
+        credit = self._credit_for(count) - read_s
         while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
             k -= 1
-        for turn in turns:
-            turn.plan = DraftPlan(min(k, turn.most), choice.min_confidence, WHOLE)
+        for draft in drafts:
+            draft.plan = DraftPlan(min(k, draft.most), choice.min_confidence, ALL_UNREAD)
         self._rate = max(self._rate, choice.rate) if k else self._rate
         return k > 0
 
-    def _may_be_lost(self, texts: int) -> float:
+    def _credit_for(self, requests: int) -> float:
         """Return the credit in seconds, and more of it for a source whose first tokens alone pay for `texts`."""
-        pays = self._model.first_rate * texts * self._token_s > TRUSTED_GAIN * self._loss(texts, 1, False)
-        trusted = pays and self._model.seen >= KNOWN_TOKENS
-        return self._credit + (TRUST * EXPECTED_TOKENS * self._prices.plain_s if trusted else 0.0)
+        worthwhile = self._model.first_rate * requests * self._token_s > TRUSTED_GAIN * self._loss(requests, 1, False)
+        trusted = worthwhile and self._model.seen >= KNOWN_TOKENS
+        return self._credit + (TRUST * EXPECTED_TOKENS * self._batch_costs.plain_s if trusted else 0.0)
 
-    def _loss(self, texts: int, k: int, free: bool) -> float:
-        drafting = 0.0 if free else k * float(self._prices.draft_s(texts))
-        return drafting + float(self._prices.more_s(texts * k))
+    def _loss(self, requests: int, k: int, free: bool) -> float:
+        drafting = 0.0 if free else k * float(self._batch_costs.draft_s(requests))
+        return drafting + float(self._batch_costs.more_s(requests * k))
 
-    def _plan_trial(self, turns: Sequence[JointDraft]) -> None:
+    def _plan_trial(self, drafts: Sequence[JointDraft]) -> None:
         """Let one text draft one token now and then, where right ones would pay, by which easier texts are noticed."""
-        if not self._could_pay(len(turns)):
+        if not self._could_be_worthwhile(len(drafts)):
             return
-        turn = min(turns, key=lambda turn: turn.now.unread)
-        price = self._loss(1, 1, False) + self.live.costs.reading(turn.now.unread)
-        if self._undrafted_s * STAKE >= price and price <= self._credit:
-            turn.plan, self._trial = DraftPlan(1, 0.0, WHOLE), True
+        draft = min(drafts, key=lambda draft: draft.now.unread)
+        cost = self._loss(1, 1, False) + self.live.costs.reading(draft.now.unread)
+        if self._undrafted_s * STAKE >= cost and cost <= self._credit:
+            draft.plan, self._trial = DraftPlan(1, 0.0, ALL_UNREAD), True
 
-    def _could_pay(self, texts: int) -> bool:
+    def _could_be_worthwhile(self, requests: int) -> bool:
         """Whether drafts of which every token is right would pay."""
-        prices = self._prices
+        batch_costs = self._batch_costs
         return any(
-            prices.texts + texts * k
-            > WORTH * (prices.plain_s + self._loss(texts, k, False)) * prices.texts / prices.plain_s
+            batch_costs.requests + requests * k
+            > WORTH
+            * (batch_costs.plain_s + self._loss(requests, k, False))
+            * batch_costs.requests
+            / batch_costs.plain_s
             for k in range(1, LONGEST_DRAFT + 1)
         )
 
     def _drafting(self) -> float:
         """Return the calibrated seconds of what was drafted: a pass for each depth, and what was read before."""
         costs = self.live.calibrated
-        counts = [len(turn.proposal.tokens) for turn in self._turns if turn.proposal.read]
+        counts = [len(draft.proposal.tokens) for draft in self._drafts if draft.proposal.read]
         if not counts:
             return 0.0
-        prices = BatchCosts(costs, len(counts))
-        passes = (float(prices.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
-        return sum(passes) + sum(costs.reading(turn.proposal.read) for turn in self._turns)
+        batch_costs = BatchCosts(costs, len(counts))
+        passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
+        return sum(passes) + sum(costs.reading(draft.proposal.read) for draft in self._drafts)
 
 
-def _chances(acceptance: Acceptance, turns: Sequence[JointDraft]) -> list[list[float]]:
-    drafts = [turn.proposal for turn in turns]
-    return acceptance.chances([draft.confidence for draft in drafts], [len(draft.tokens) for draft in drafts])
+def _chances(acceptance: Acceptance, drafts: Sequence[JointDraft]) -> list[list[float]]:
+    proposals = [draft.proposal for draft in drafts]
+    return acceptance.chances([each.confidence for each in proposals], [len(each.tokens) for each in proposals])

@@ -64,11 +64,11 @@ class LiveCosts:
         self._errors_drift = _ERRORS_DRIFT * self._covariance[1:-1, 1:-1]
         self._seconds, self._passes = 0.0, 0
         self._spread = ExpertSpread(calibrated.experts) if calibrated.experts else None
-        self._texts = 1
+        self._requests = 1
         self.costs = calibrated
-        self.copying = Costs(calibrated.verify)  # for a source that costs nothing
+        self.lookup_costs = Costs(calibrated.verify)  # for a source that costs nothing
         if self._spread is not None:
-            self._price()
+            self._update_costs()
 
     def observe(self, outcome: RoundResult, read: int) -> None:
         """Compare the seconds that a round took with those that were expected; `read` tokens were unread before."""
@@ -84,7 +84,7 @@ class LiveCosts:
         expected_draft_s: float,
         draft_s: float,
         experts: float | None = None,
-        texts: int = 1,
+        requests: int = 1,
     ) -> None:
         """Compare a pass of `rows` rows, and the drafting before it, with what was expected.
 
@@ -95,17 +95,17 @@ class LiveCosts:
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
         self._covariance[1:-1, 1:-1] += self._errors_drift
-        self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, texts))
+        self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, requests))
         self._compare(-1, draft_s, expected_draft_s)
-        self._price()
+        self._update_costs()
 
-    def _expected(self, rows: int, experts: float | None, texts: int) -> float:
+    def _expected(self, rows: int, experts: float | None, requests: int) -> float:
         """Return what calibration says of a pass over so many rows that read so many experts."""
         seconds = self.calibrated.verifying(rows)
         if self._spread is None or experts is None:
             return seconds
-        self._texts = texts
-        self._spread.observe(rows, texts, experts)
+        self._requests = requests
+        self._spread.observe(rows, requests, experts)
         return max(self.calibrated.verifying(1) / 2, seconds + self._spread.costs.beyond_calibration(rows, experts))
 
     def _compare(self, kind: int, seconds: float, expected: float) -> None:
@@ -125,14 +125,14 @@ class LiveCosts:
         error = float(self._state[1])
         plain = float(self._state[0]) + error
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
-        corrected = self._priced(self._verify, min(plain, 0.0) - error)
+        corrected = self._corrected(self._verify, min(plain, 0.0) - error)
         if self._spread is not None:
             corrected = replace(corrected, experts=self._spread.learnt())
         return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
-    def _price(self) -> None:
-        self.costs = self._priced(self._passes_of(self._texts), float(self._state[0]))
-        self.copying = Costs(self.costs.verify)
+    def _update_costs(self) -> None:
+        self.costs = self._corrected(self._passes_of(self._requests), float(self._state[0]))
+        self.lookup_costs = Costs(self.costs.verify)
 
     def costs_from(self, rows: int) -> Costs:
         """Return the costs for passes of `rows` rows and more; what is believed of fewer does not touch them."""
@@ -142,15 +142,15 @@ class LiveCosts:
         verify[:first] = verify[first]
         return replace(self.costs, verify=tuple(np.maximum.accumulate(verify).tolist()))
 
-    def _passes_of(self, texts: int) -> Array:
+    def _passes_of(self, requests: int) -> Array:
         """Return calibrated seconds of passes over 1, 2, … rows with the experts that rows of so many texts read."""
         if self._spread is None:
             return self._verify
         spread, rows = self._spread, range(1, len(self._verify) + 1)
-        more = [spread.costs.beyond_calibration(count, spread.distinct(count, texts)) for count in rows]
+        more = [spread.costs.beyond_calibration(count, spread.distinct(count, requests)) for count in rows]
         return np.maximum(self._verify[0], self._verify + more)
 
-    def _priced(self, calibrated: Array, speed: float) -> Costs:
+    def _corrected(self, calibrated: Array, speed: float) -> Costs:
         """Calibrated seconds without calibration's errors, on a machine of this speed (a logarithm; 0: as then)."""
         factors = np.exp(speed + self._state[1:])
         # A pass of more rows is never cheaper, whatever a disturbed measurement says.

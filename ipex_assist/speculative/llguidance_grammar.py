@@ -42,7 +42,7 @@ def need_llguidance() -> None:
         )
 
 
-def source_of(spec: GrammarSpec) -> str:
+def grammar_source(spec: GrammarSpec) -> str:
     """What llguidance compiles. GrammarError where that cannot be written, for JSON that is none, say."""
     need_llguidance()
     try:
@@ -53,8 +53,8 @@ def source_of(spec: GrammarSpec) -> str:
         if spec.kind == "regex":
             return str(LLMatcher.grammar_from_regex(spec.value))
         if spec.kind == "choice":
-            texts = json.loads(spec.value)
-            return str(LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(literal, texts))))
+            choices = json.loads(spec.value)
+            return str(LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(literal, choices))))
         if spec.kind == "lark":
             return str(LLMatcher.grammar_from_lark(spec.value))
     except ValueError as error:
@@ -67,9 +67,9 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def start_of(spec: GrammarSpec, tokenizer: Any) -> Any:
+def initial_matcher(spec: GrammarSpec, tokenizer: Any) -> Any:
     """The state (LLMatcher) of a text that has not begun. tokenizer: llguidance's. GrammarError where none is."""
-    matcher = LLMatcher(tokenizer, source_of(spec), log_level=0, limits=LLParserLimits(verbose_errors=False))
+    matcher = LLMatcher(tokenizer, grammar_source(spec), log_level=0, limits=LLParserLimits(verbose_errors=False))
     if matcher.is_error():
         raise GrammarError(f"the {spec.kind} grammar cannot be compiled: {_reason(matcher.get_error())}")
     return matcher
@@ -89,7 +89,7 @@ class GrammarCompiler:
         """tokenizer: llguidance's, of at least `vocab_size` tokens, whose end-of-text tokens are `eos`."""
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, frozenset(eos)
         self._compiled: OrderedDict[GrammarSpec, Any] = OrderedDict()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Iterable[int]) -> GrammarCompiler:
@@ -118,10 +118,10 @@ class GrammarCompiler:
 
     def grammar(self, spec: GrammarSpec) -> LlguidanceGrammar:
         """The grammar of a text that has not begun. GrammarError where it cannot be compiled."""
-        with self._turn:
+        with self._lock:
             start = self._compiled.pop(spec, None)
             if start is None:
-                start = start_of(spec, self._tokenizer)
+                start = initial_matcher(spec, self._tokenizer)
             self._compiled[spec] = start
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)

@@ -43,7 +43,7 @@ class DraftOptions(Options):
     )
 
     @property
-    def wanted(self) -> bool:
+    def may_draft(self) -> bool:
         """Whether anything may be drafted."""
         return self.assisted and self.num_assistant_tokens != 0
 
@@ -53,9 +53,9 @@ class DraftOptions(Options):
         return self.num_assistant_tokens_schedule or ("adaptive" if self.num_assistant_tokens is None else "constant")
 
     @property
-    def adapts(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether the pair's costs are needed."""
-        return self.wanted and self.kind == "adaptive"
+        return self.may_draft and self.kind == "adaptive"
 
 
 @documented

@@ -68,13 +68,13 @@ class PairCache:
         pair: Mapping[str, Any],
         machine: Mapping[str, Any],
         *,
-        anew: bool = False,
+        refresh: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pair, machine: facts for JSON. anew: forget what there is."""
         costs_file = _KeptFile("costs", {**pair, **machine})
         self._acceptance_file = _KeptFile("acceptance", pair)
-        if anew:
+        if refresh:
             costs_file.delete()
             self._acceptance_file.delete()
         self._costs = StoredCosts(costs_file, clock)

@@ -54,13 +54,15 @@ class Sampling(SamplingOptions):
     @property
     def changes_logits(self) -> bool:
         """Whether `penalise` does anything: where not, the likeliest token is the largest logit's."""
-        return bool(self.logit_bias) or self._looks_back
+        return bool(self.logit_bias) or self._has_penalties
 
     @property
-    def _looks_back(self) -> bool:
+    def _has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    def penalise(self, logits: torch.Tensor, context: Sequence[int], following: Sequence[int] = ()) -> torch.Tensor:
+    def apply_penalties(
+        self, logits: torch.Tensor, context: Sequence[int], following: Sequence[int] = ()
+    ) -> torch.Tensor:
         """Logits (rows, vocab) with biases added, and tokens that are already in the text made less likely.
 
         Row i follows `context` and the first i tokens of `following`. In this order, for a token that was generated n
@@ -77,7 +79,7 @@ class Sampling(SamplingOptions):
         for token, bias in self.logit_bias.items():
             if token < width:
                 logits[:, token] += bias
-        if not self._looks_back:
+        if not self._has_penalties:
             return logits
         seen, counts = _counts(context, width), _counts(context[self.prompt_length :], width)
         generated_from = max(0, self.prompt_length - len(context))
@@ -161,8 +163,8 @@ def _perturbed_all(row: Row, temperature: float, seed: int, position: int) -> _P
     ahead = row >= limit
     head = np.flatnonzero(ahead)
     scores = row[head].astype(np.float64) / temperature + from_bits(random[head])
-    behind = (random <= np.uint64(bits_above(float(scores.max()) - limit / temperature))) & ~ahead
-    tail = np.flatnonzero(behind)
+    tail_mask = (random <= np.uint64(bits_above(float(scores.max()) - limit / temperature))) & ~ahead
+    tail = np.flatnonzero(tail_mask)
     ids = np.concatenate((head, tail))
     scores = np.concatenate((scores, row[tail].astype(np.float64) / temperature + from_bits(random[tail])))
     order = ids.argsort()

@@ -24,7 +24,7 @@ log = logging.getLogger("ipex_assist")
 
 # A new calibration pays when it takes less than 1/50 of the texts that doubted the old one. Where it changes nothing,
 # the next one has to wait for twice as much, and so on.
-PAYS, MOST_REPEATS = 50.0, 30
+RECALIBRATION_RATIO, MOST_REPEATS = 50.0, 30
 # Seconds between two writings of a process whose texts follow each other: home folders may be slow.
 WRITE_EVERY = 5.0
 _USUAL_SECONDS = 1.5  # of a calibration whose file does not say how long it took
@@ -55,30 +55,30 @@ class StoredCosts:
         self._repeats = min(
             int(_number(content, "repeats", 0)), MOST_REPEATS
         )  # calibrations since a text last confirmed one
-        self._measured_anew = False
+        self._recalibrated = False
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:
         """Return what is kept, or what `measure` finds where nothing is or the doubts have become large enough."""
         if self._costs is None:
             return self._calibrate(measure)
-        if self._doubt_s >= self._price and not self._measured_anew:
-            return self._measure_again(measure, self._costs)
+        if self._doubt_s >= self._recalibration_threshold and not self._recalibrated:
+            return self._recalibrate(measure, self._costs)
         return self._costs
 
-    def _measure_again(self, measure: Callable[[], Costs], known: Costs) -> Costs:
+    def _recalibrate(self, measure: Callable[[], Costs], known: Costs) -> Costs:
         before, self._repeats = self._repeats, min(self._repeats + 1, MOST_REPEATS)
         try:
             found = self._calibrate(measure)
         except NoBlocksError:  # texts have all the memory: another one may ask again
             self._repeats = before
             return known
-        self._measured_anew = True
+        self._recalibrated = True
         return found
 
     @property
-    def _price(self) -> float:
+    def _recalibration_threshold(self) -> float:
         """Seconds of doubting texts for which a new calibration pays."""
-        return PAYS * self._took_s * 2.0**self._repeats
+        return RECALIBRATION_RATIO * self._took_s * 2.0**self._repeats
 
     def _calibrate(self, measure: Callable[[], Costs]) -> Costs:
         started = self._clock()
@@ -94,7 +94,7 @@ class StoredCosts:
             return
         self._costs = findings.costs
         if findings.contradicted and not self._repeats:
-            self._doubt_s = max(self._doubt_s, self._price)
+            self._doubt_s = max(self._doubt_s, self._recalibration_threshold)
         elif findings.contradicted or findings.untried:
             self._doubt_s += findings.seconds
         else:

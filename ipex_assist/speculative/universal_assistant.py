@@ -67,8 +67,8 @@ class UniversalAssistant:
         self._drafted = proposal.tokens
         special = self._assistant.special
         end = next((i for i, token in enumerate(self._drafted) if token in special), len(self._drafted))
-        text = self._assistant.text_behind(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)
-        drafted = self._target.tokens_behind(tokens, text)[:k]
+        text = self._assistant.text_after(self._ids, self._drafted[:end]).rstrip(REPLACEMENT)
+        drafted = self._target.tokens_after(tokens, text)[:k]
         end = next((i for i, token in enumerate(drafted) if token >= self._target_vocab_size), len(drafted))
         return Proposal(drafted[:end], read=proposal.read)
 
@@ -79,7 +79,7 @@ class UniversalAssistant:
         """Bring `_ids` up to `tokens`. False where the last of them is not a whole character yet."""
         if self._known == len(tokens):
             return True
-        text = self._target.text_behind(tokens[: self._known], tokens[self._known :])
+        text = self._target.text_after(tokens[: self._known], tokens[self._known :])
         if text.endswith(REPLACEMENT):
             return False
         kept = max(0, len(self._ids) - OVERLAP)
@@ -122,12 +122,12 @@ class FragmentTokenizer:
         """Return the text of tokens, special ones too."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def text_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+    def text_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add to the text of `before`."""
         context = list(before[-OVERLAP:])
         return self.text([*context, *tokens])[len(self.text(context)) :]
 
-    def tokens_behind(self, before: Sequence[int], text: str) -> list[int]:
+    def tokens_after(self, before: Sequence[int], text: str) -> list[int]:
         """Tokens by which `text` goes on behind `before`."""
         context = list(before[-OVERLAP:])
         tokens = self.tokens(self.text(context) + text)

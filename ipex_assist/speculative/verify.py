@@ -28,7 +28,7 @@ def choices(
     grammar: in the state behind `tokens`; advanced by each choice, the last one too. Only what it allows is chosen, and
     GrammarError raised where that is nothing.
     """
-    rows = sampling.penalise(logits, tokens, drafted)
+    rows = sampling.apply_penalties(logits, tokens, drafted)
     if grammar is not None:
         yield from _choices_under(grammar, rows, sampling, len(tokens) - sampling.prompt_length)
         return

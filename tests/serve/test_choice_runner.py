@@ -20,7 +20,7 @@ def test_a_cancel_is_not_forgotten_where_news_come_at_that_moment() -> None:
         waiting = asyncio.create_task(choices.next(10))
         for _ in range(3):
             await asyncio.sleep(0)
-        choices._news.put_nowait(ChoiceEvent(0, OutputChunk([], None, 0, 0)))
+        choices._events.put_nowait(ChoiceEvent(0, OutputChunk([], None, 0, 0)))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

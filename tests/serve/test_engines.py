@@ -64,7 +64,7 @@ def request(action: int, count: int = 0, *more: int) -> GenerationRequest:
 async def text_of(engines: Engines, asked: GenerationRequest, **more: Any) -> tuple[str, list[OutputChunk | Finished]]:
     """The text of a request by its parts, and all that came."""
     items = [item async for item in engines.generate(asked, **more)]
-    return "".join(piece.text for item in items if isinstance(item, OutputChunk) for piece in item.pieces), items
+    return "".join(piece.text for item in items if isinstance(item, OutputChunk) for piece in item.token_deltas), items
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -245,9 +245,9 @@ def test_a_text_goes_on_behind_the_death_of_its_engine(count: int, tmp_path: Pat
         async with served(count, first=tmp_path / "first") as engines:
             text, items = await text_of(engines, request(BREAKS, 9))
             assert text == "".join(f"w{i} " for i in range(9))
-            assert [piece.token for item in items if isinstance(item, OutputChunk) for piece in item.pieces] == list(
-                range(9)
-            )
+            assert [
+                piece.token for item in items if isinstance(item, OutputChunk) for piece in item.token_deltas
+            ] == list(range(9))
             assert isinstance(items[-1], Finished)
             assert items[-1].result["text"] == text
             assert engines.statistics().restarts == 1
@@ -286,8 +286,8 @@ def test_parts_of_several_tries() -> None:
         assert text.deliver(part(6))
         text.seen = 1
         assert not text.deliver(part(2, 3, 4, 5, 7, 8))
-        text.delivery.put(Finished({}))
-        assert [item async for item in text.delivery] == [part(1, 2, 3), part(4, 5), part(6), Finished({})]
+        text.output.put(Finished({}))
+        assert [item async for item in text.output] == [part(1, 2, 3), part(4, 5), part(6), Finished({})]
 
     run(main())
 
@@ -334,7 +334,7 @@ def test_kills_under_load() -> None:
 def test_an_engine_that_does_not_react(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended when a text that was cancelled long ago has not ended, and another one takes its place."""
     monkeypatch.setattr(serve_engines, "CANCEL_SECONDS", 0.1)
-    monkeypatch.setattr(serve_engines, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(serve_engines, "WATCH_SECONDS", 0.05)
 
     async def main() -> None:
         said: list[str] = []

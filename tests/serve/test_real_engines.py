@@ -18,7 +18,7 @@ from batch_runs import children
 
 import ipex_assist
 from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.places import unplaced_commands
+from ipex_assist.batch.slots import unplaced_commands
 from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.generation.load_options import LoadOptions
@@ -58,7 +58,7 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
         result = expected[index]
         assert isinstance(end, Finished)
         assert (end.result["text"], end.result["tokens"]) == (result.text, result.tokens)
-        pieces = [piece for part in parts if isinstance(part, OutputChunk) for piece in part.pieces]
+        pieces = [piece for part in parts if isinstance(part, OutputChunk) for piece in part.token_deltas]
         assert "".join(piece.text for piece in pieces) == result.text
         assert [piece.token for piece in pieces] == result.tokens
 

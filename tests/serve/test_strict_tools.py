@@ -22,7 +22,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.grammar_checker import byte_tokenizer
 from ipex_assist.serve.tools import PreparedConversation, content_and_calls, prepare
 from ipex_assist.speculative.grammar import GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytest.importorskip("llguidance")
 
@@ -116,7 +116,7 @@ def test_a_model_that_would_break_the_schema() -> None:
     wanted = 'I look.\n<tool_call>\n{"name": "add", "arguments": {"y": "no x", "x": "1"}}\n</tool_call>'
     spec = prepared(HERMES_TEMPLATE, parallel=False).grammar
     assert spec is not None
-    state = LlguidanceGrammar(start_of(spec, byte_tokenizer()), 257, frozenset([256]))
+    state = LlguidanceGrammar(initial_matcher(spec, byte_tokenizer()), 257, frozenset([256]))
     preferred = [*wanted.encode(), 256]
     while not state.ended:
         allowed = state.mask()

@@ -18,7 +18,7 @@ pytest.importorskip("llguidance")
 
 from ipex_assist.serve.grammar_checker import GrammarChecker, _walk, byte_tokenizer, reason_against
 from ipex_assist.serve.structured_output import grammar_of
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytestmark = pytest.mark.one_stack
 
@@ -145,7 +145,9 @@ def test_a_process_that_is_killed_between_two_grammars(checker: GrammarChecker) 
 def test_what_is_forced_is_no_step_of_a_walk() -> None:
     """A call begins with dozens of characters that must come, and may be costly behind them."""
     state = LlguidanceGrammar(
-        start_of(GrammarSpec("lark", f'start: "{"a" * 100}" /[a-z]{{40}}/'), byte_tokenizer()), 257, frozenset([256])
+        initial_matcher(GrammarSpec("lark", f'start: "{"a" * 100}" /[a-z]{{40}}/'), byte_tokenizer()),
+        257,
+        frozenset([256]),
     )
     _walk(state, random.Random(0))
     assert len(state.tokens) == 141

@@ -213,8 +213,8 @@ def test_pieces_go_there_and_back(text: str) -> None:
     for tokenizer in (checkpoint_files.tiny_tokenizer(), words()):
         pieces = FragmentTokenizer(tokenizer)
         before = pieces.first_tokens("def add(a, b):\n    ")
-        tokens = pieces.tokens_behind(before, text)
-        assert pieces.text_behind(before, tokens) == text
+        tokens = pieces.tokens_after(before, text)
+        assert pieces.text_after(before, tokens) == text
         assert pieces.text(pieces.tokens(text)) == text
 
 

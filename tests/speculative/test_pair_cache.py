@@ -48,7 +48,7 @@ def test_kept_and_found_again(cache: Path) -> None:
         assert PairCache(PAIR, {"threads": 2}).costs(measure) == COSTS
     assert measure.calls == 1
     PairCache(PAIR, {"threads": 4}).costs(measure)
-    PairCache(PAIR, {"threads": 2}, anew=True).costs(measure)
+    PairCache(PAIR, {"threads": 2}, refresh=True).costs(measure)
     assert measure.calls == 3
     assert len(list(cache.iterdir())) == 2
 
@@ -93,7 +93,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
-    kept = PairCache(PAIR, {}, anew=True)
+    kept = PairCache(PAIR, {}, refresh=True)
     assert kept.costs(Measure()) == COSTS
     kept.keep_acceptance(learnt(2), learnt(2))
     assert PairCache(PAIR, {}).model_acceptance.seen == 0
@@ -152,7 +152,7 @@ def test_a_new_beginning_lasts(cache: Path) -> None:
     kept = PairCache(PAIR, {"threads": 2})
     kept.costs(Measure())
     kept.keep_acceptance(learnt(2), learnt(2))
-    assert PairCache(PAIR, {"threads": 2}, anew=True).model_acceptance.seen == 0
+    assert PairCache(PAIR, {"threads": 2}, refresh=True).model_acceptance.seen == 0
     assert list(cache.iterdir()) == []
 
 
@@ -277,7 +277,7 @@ def test_a_cache_folder_that_is_a_file(
     file = tmp_path / "cache" / below
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
-    cache = PairCache({"pair": 1}, {"machine": 1}, anew=True)
+    cache = PairCache({"pair": 1}, {"machine": 1}, refresh=True)
     assert cache.costs(lambda: Costs((0.1,))) == Costs((0.1,))
     cache.keep_acceptance(Acceptance(), Acceptance())
     assert "costs of this pair are not kept" in caplog.text

@@ -270,8 +270,8 @@ def test_unknown_tokens_with_rows(masked: frozenset[int], tmp_path: Path) -> Non
         text = [chance.randrange(14) for _ in range(4)]
         while len(text) < 70:
             proposal = ours.propose(text, chance.randrange(1, 6))
-            anew = source().propose(text, max(1, len(proposal.tokens)))
-            assert (proposal.tokens, proposal.confidence) == (anew.tokens, anew.confidence)
+            refresh = source().propose(text, max(1, len(proposal.tokens)))
+            assert (proposal.tokens, proposal.confidence) == (refresh.tokens, refresh.confidence)
             assert not unknown.intersection(proposal.tokens)
             assert len(proposal.tokens) == len(proposal.confidence)
             cut_short += text[-1] < 12 and text[-1] not in unknown and len(proposal.tokens) < 1
@@ -293,8 +293,8 @@ def test_a_draft_without_blocks_never_happened(tmp_path: Path) -> None:
     with pytest.raises(NoBlocksError):
         steps.throw(NoBlocksError(1, 0, 5))
     text = [3, 7, 1, 9, 9, 9, 2]
-    anew = AssistantModel(model, GREEDY, 20, masked=frozenset({4}))
-    assert ours.propose(text, 4).tokens == anew.propose(text, 4).tokens
+    refresh = AssistantModel(model, GREEDY, 20, masked=frozenset({4}))
+    assert ours.propose(text, 4).tokens == refresh.propose(text, 4).tokens
 
 
 def test_a_text_of_unknown_tokens_alone(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_penalty_equals_transformers_row_by_row() -> None:
     """Row i sees the context and the first i of the following tokens."""
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
     context, following = [4, 4, 9], [11, 30]
-    ours = Sampling(repetition_penalty=1.3).penalise(logits, context, following)
+    ours = Sampling(repetition_penalty=1.3).apply_penalties(logits, context, following)
     reference = RepetitionPenaltyLogitsProcessor(1.3)
     for row in range(3):
         seen = torch.tensor([context + following[:row]])
@@ -89,7 +89,7 @@ def test_penalties_count_generated_tokens_row_by_row() -> None:
     sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, prompt_length=3)
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
     prompt, generated, following = [4, 4, 9], [9, 11, 11], [9, 30]
-    ours = sampling.penalise(logits, [*prompt, *generated], following)
+    ours = sampling.apply_penalties(logits, [*prompt, *generated], following)
     for row in range(3):
         expected = logits[row].clone()
         for token, count in Counter([*generated, *following[:row]]).items():
@@ -101,7 +101,7 @@ def test_biases_are_added_before_penalties_and_may_exceed_a_drafts_vocabulary() 
     """A draft may have fewer tokens than the text and the biases."""
     sampling = Sampling(logit_bias={2: -100, 4: 1.5, VOCAB + 3: 9}, repetition_penalty=2.0)
     logits = torch.ones(1, VOCAB)
-    ours = sampling.penalise(logits, [4, VOCAB + 7])
+    ours = sampling.apply_penalties(logits, [4, VOCAB + 7])
     assert ours[0, 2] == -99
     assert ours[0, 4] == 1.25
     assert ours[0, 5] == 1
@@ -147,11 +147,11 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     text = tiny_models.Text(target)
 
     # The second token's distribution, summed over all first tokens, from the target alone.
-    first = probabilities(sampling.penalise(text.forward(prompt), prompt), sampling)[0]
+    first = probabilities(sampling.apply_penalties(text.forward(prompt), prompt), sampling)[0]
     expected = torch.zeros(12)
     for token in range(12):
         text.truncate(3)
-        logits = sampling.penalise(text.forward([token]), [*prompt, token])
+        logits = sampling.apply_penalties(text.forward([token]), [*prompt, token])
         expected += first[token] * probabilities(logits, sampling)[0]
 
     counts, accepted = torch.zeros(12), 0

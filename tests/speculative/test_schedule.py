@@ -97,7 +97,7 @@ def test_without_confidence_it_is_the_published_formula(rate: float, draft: floa
     """(1 - a^(k+1)) / (1 - a) tokens in k·draft + verify(k+1) seconds, and no k is better."""
     acceptance = Acceptance()
     for classes in (acceptance.first, acceptance.later):
-        classes.made[-1], classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9, 1e9 * rate
+        classes.proposed[-1], classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9, 1e9 * rate
         classes.prior = 0.0
     true = costs(draft)
 
@@ -288,8 +288,8 @@ def test_which_schedule_flags_mean(number: int | None, schedule: str | None, kin
 
 def test_options_that_draft_nothing() -> None:
     """0 tokens is no draft, whatever the schedule; an unknown schedule lists the known ones."""
-    assert not DraftOptions(True, 0, "adaptive").wanted
-    assert not DraftOptions(False).adapts
+    assert not DraftOptions(True, 0, "adaptive").may_draft
+    assert not DraftOptions(False).is_adaptive
     with pytest.raises(UsageError, match="adaptive, constant, heuristic"):
         DraftOptions(True, 3, "linear")
 

@@ -41,32 +41,32 @@ class ChatWriter(ChunkWriter):
         for text in self.texts.all:
             yield self.chunk(self._choice(text, {"role": "assistant", "content": ""}))
 
-    def grown(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Chunks of content and of calls, unless all is held back."""
-        deltas = [_delta(event) for event in self._turns[text.index].grow(growth)]
-        if not deltas and (growth.tokens or (self._details and growth.pieces)):
+        deltas = [_delta(event) for event in self._turns[text.index].grow(text_delta)]
+        if not deltas and (text_delta.tokens or (self._details and text_delta.token_deltas)):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
-            yield self.chunk(self._choice(text, delta, growth if not place else None))
+            yield self.chunk(self._choice(text, delta, text_delta if not place else None))
 
-    def ended(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """The last chunk of this text."""
         turn = self._turns[text.index]
-        *deltas, last = [_delta(event) for event in [*turn.grow(growth), *turn.finish()]] or [{}]
+        *deltas, last = [_delta(event) for event in [*turn.grow(text_delta), *turn.finish()]] or [{}]
         for delta in deltas:
             yield self.chunk(self._choice(text, delta))
-        yield self.chunk(self._choice(text, last, growth, self._reason(text)), **self.report_of(text))
+        yield self.chunk(self._choice(text, last, text_delta, self._reason(text)), **self.report_of(text))
 
     def _reason(self, text: ChoiceText) -> str:
         return "tool_calls" if self._turns[text.index].called and text.finish_reason == "stop" else text.finish_reason
 
     def _choice(
-        self, text: ChoiceText, delta: dict[str, Any], growth: TextDelta | None = None, reason: str | None = None
+        self, text: ChoiceText, delta: dict[str, Any], text_delta: TextDelta | None = None, reason: str | None = None
     ) -> dict[str, Any]:
-        tokens = growth.tokens if growth is not None else []
+        tokens = text_delta.tokens if text_delta is not None else []
         choice: dict[str, Any] = {"index": text.index, "delta": delta, "logprobs": self._logprobs(tokens)}
-        if self._details and growth is not None and growth.pieces:
-            choice["draft"] = growth.draft()
+        if self._details and text_delta is not None and text_delta.token_deltas:
+            choice["draft"] = text_delta.draft()
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice]) -> dict[str, Any] | None:

@@ -22,14 +22,14 @@ class TextDelta:
 
     text: str
     tokens: list[TokenChoice] = field(default_factory=list)
-    pieces: list[TokenDelta] = field(default_factory=list)
+    token_deltas: list[TokenDelta] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
 
     def draft(self) -> dict[str, Any]:
         """What `draft_details` asks for."""
-        pieces = [[piece.text, piece.drafted] for piece in self.pieces]
-        return {"pieces": pieces, "drafted": self.drafted, "accepted": self.accepted}
+        token_deltas = [[token_delta.text, token_delta.drafted] for token_delta in self.token_deltas]
+        return {"pieces": token_deltas, "drafted": self.drafted, "accepted": self.accepted}
 
 
 @dataclass
@@ -44,15 +44,15 @@ class ChoiceText:
     result: dict[str, Any] | None = None
     _shown: int = 0  # characters
 
-    def take(self, part: OutputChunk) -> TextDelta:
+    def take(self, chunk: OutputChunk) -> TextDelta:
         """Go on by a part."""
-        self.drafts.count(part)
-        self.new_tokens += len(part.pieces)
-        text = "".join(piece.text for piece in part.pieces)
+        self.drafts.count(chunk)
+        self.new_tokens += len(chunk.token_deltas)
+        text = "".join(token_delta.text for token_delta in chunk.token_deltas)
         self._shown += len(text)
-        tokens = self.logprobs.push(part) if self.logprobs is not None else []
+        tokens = self.logprobs.push(chunk) if self.logprobs is not None else []
         self.tokens += tokens
-        return TextDelta(text, tokens, part.pieces, part.drafted, part.accepted)
+        return TextDelta(text, tokens, chunk.token_deltas, chunk.drafted, chunk.accepted)
 
     def end(self, done: Finished) -> TextDelta:
         """The rest: what was held back."""

@@ -44,22 +44,22 @@ class CompletionWriter(ChunkWriter):
         for text, echoed in zip(self.texts.all, self._echoed or (), strict=False):
             yield self.chunk(self._choice(text, TextDelta(echoed.text), None))
 
-    def grown(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """A chunk, unless all is held back."""
-        if growth.text or growth.tokens or self._details:
-            yield self.chunk(self._choice(text, growth, None))
+        if text_delta.text or text_delta.tokens or self._details:
+            yield self.chunk(self._choice(text, text_delta, None))
 
-    def ended(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """The last chunk of this text."""
-        yield self.chunk(self._choice(text, growth, text.finish_reason), **self.report_of(text))
+        yield self.chunk(self._choice(text, text_delta, text.finish_reason), **self.report_of(text))
 
-    def _choice(self, text: ChoiceText, growth: TextDelta, reason: str | None) -> dict[str, Any]:
+    def _choice(self, text: ChoiceText, text_delta: TextDelta, reason: str | None) -> dict[str, Any]:
         offset = self._offsets[text.index]
-        logprobs = self._logprobs(growth.tokens, offset) if growth.tokens else None
+        logprobs = self._logprobs(text_delta.tokens, offset) if text_delta.tokens else None
         self._offsets[text.index] += sum(len(token) for token in (logprobs or {}).get("tokens", []))
-        choice: dict[str, Any] = {"index": text.index, "text": growth.text, "logprobs": logprobs}
-        if self._details and growth.pieces:
-            choice["draft"] = growth.draft()
+        choice: dict[str, Any] = {"index": text.index, "text": text_delta.text, "logprobs": logprobs}
+        if self._details and text_delta.token_deltas:
+            choice["draft"] = text_delta.draft()
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice], offset: int) -> dict[str, Any]:

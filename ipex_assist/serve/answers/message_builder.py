@@ -20,12 +20,18 @@ class MessageBuilder:
         """Whether any tool was called."""
         return self.parser is not None and self.parser.calls > 0
 
-    def grow(self, growth: TextDelta) -> list[ParsedEvent]:
+    def grow(self, text_delta: TextDelta) -> list[ParsedEvent]:
         """What became certain, as content and as parts of calls; neighbours of one kind are one event."""
         if self.parser is None:
-            return self._took([growth.text] if growth.text else [])
-        held = growth.text[sum(len(piece.text) for piece in growth.pieces) :]  # what no token brought
-        events = [event for piece in growth.pieces for event in self.parser.push(piece.text, piece.token)]
+            return self._took([text_delta.text] if text_delta.text else [])
+        held = text_delta.text[
+            sum(len(token_delta.text) for token_delta in text_delta.token_deltas) :
+        ]  # what no token brought
+        events = [
+            event
+            for token_delta in text_delta.token_deltas
+            for event in self.parser.push(token_delta.text, token_delta.token)
+        ]
         return self._took(merged([*events, *self.parser.push(held)]))
 
     def finish(self) -> list[ParsedEvent]:

@@ -124,10 +124,10 @@ class ResponseOutput:
         last = len(self._items) - 1
         return [item.form(status if item.index == last else "completed") for item in self._items]
 
-    def grow(self, growth: TextDelta) -> Iterator[ItemEvent]:
+    def grow(self, text_delta: TextDelta) -> Iterator[ItemEvent]:
         """Events of what became certain."""
-        self._waiting += growth.tokens
-        for event in self._turn.grow(growth):
+        self._waiting += text_delta.tokens
+        for event in self._turn.grow(text_delta):
             yield from self._take(event)
         if self._turn.parser is None and self._waiting:
             yield from self._say("", self._all_tokens())

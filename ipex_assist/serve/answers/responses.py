@@ -71,13 +71,13 @@ class ResponseWriter(Writer):
         yield self._event("created", {"response": empty})
         yield self._event("in_progress", {"response": empty})
 
-    def grown(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Text and calls, unless all is held back."""
-        yield from self._events(self._output.grow(growth))
+        yield from self._events(self._output.grow(text_delta))
 
-    def ended(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """The rest, and the last item as a whole."""
-        yield from self._events(self._output.grow(growth))
+        yield from self._events(self._output.grow(text_delta))
         yield from self._events(self._output.end(self._status))
 
     def end(self) -> Iterator[str]:

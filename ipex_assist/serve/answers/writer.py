@@ -35,24 +35,24 @@ class Writer(ABC):
     def __init__(self, texts: ChoiceTexts) -> None:
         self.texts = texts
 
-    def take(self, news: ChoiceEvent) -> Iterator[str]:
+    def take(self, choice_event: ChoiceEvent) -> Iterator[str]:
         """Events of a stream; a writer of a whole answer has the texts grow all the same."""
-        text = self.texts[news.index]
-        if isinstance(news.part, Finished):
-            yield from self.ended(text, text.end(news.part))
+        text = self.texts[choice_event.index]
+        if isinstance(choice_event.output, Finished):
+            yield from self.ended(text, text.end(choice_event.output))
         else:
-            yield from self.grown(text, text.take(news.part))
+            yield from self.grown(text, text.take(choice_event.output))
 
     def begin(self) -> Iterator[str]:
         """Events before the first news."""
         return iter(())
 
     @abstractmethod
-    def grown(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Events of a part."""
 
     @abstractmethod
-    def ended(self, text: ChoiceText, growth: TextDelta) -> Iterator[str]:
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
         """Events of a text's end. growth: what was held back until then."""
 
     @abstractmethod

@@ -31,7 +31,7 @@ class CallSyntax:
     end: str
     before_name: str
     before_arguments: str
-    behind_arguments: str
+    after_arguments: str
     several: bool = True
     opener: str = ""
     tag: str = ""
@@ -67,7 +67,7 @@ def optional_calls(
     number = next((number for number, word in markers.items() if word == form.opener), None)
     numbers = _ranges(others)
     # A form with a beginning has all calls behind one opener, else each has its own.
-    behind = replace(
+    after = replace(
         form,
         beginning=form.beginning.removeprefix(form.opener),
         before_name=form.before_name.removeprefix(form.opener),
@@ -83,7 +83,7 @@ def optional_calls(
         f"spelt[lazy]: TEXT {literal(form.opener)}",
         "TEXT: /(?s:.*)/",
     ]
-    return GrammarSpec("lark", "\n".join(rules) + "\n" + _calls(behind, schemas, markers, several=several))
+    return GrammarSpec("lark", "\n".join(rules) + "\n" + _calls(after, schemas, markers, several=several))
 
 
 def calls_or_json(calls: GrammarSpec, response: GrammarSpec) -> GrammarSpec:
@@ -100,15 +100,15 @@ def calls_or_json(calls: GrammarSpec, response: GrammarSpec) -> GrammarSpec:
 
 def _calls(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], *, several: bool) -> str:
     """Rules of `calls`."""
-    more = f"({_texts(form.between, markers)} call)*" if several and form.several else ""
+    more = f"({_lark_literals(form.between, markers)} call)*" if several and form.several else ""
     lines = [
-        f"calls: {_texts(form.beginning, markers)} call {more} {_texts(form.end, markers)}",
+        f"calls: {_lark_literals(form.beginning, markers)} call {more} {_lark_literals(form.end, markers)}",
         "call: " + " | ".join(f"call_{number}" for number in range(len(schemas))),
     ]
     for number, (name, schema) in enumerate(schemas.items()):
-        before = _texts(f"{form.before_name}{json.dumps(name)[1:-1]}{form.before_arguments}", markers)
-        behind = _texts(form.behind_arguments, markers)
-        lines.append(f"call_{number}: {before} arguments_{number} {behind}")
+        before = _lark_literals(f"{form.before_name}{json.dumps(name)[1:-1]}{form.before_arguments}", markers)
+        after = _lark_literals(form.after_arguments, markers)
+        lines.append(f"call_{number}: {before} arguments_{number} {after}")
         lines.append(f"arguments_{number}: %json {_json(schema)}")
     return "\n".join(lines) + "\n"
 
@@ -124,7 +124,7 @@ def _call_or_text(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping
         f"start: {'' if number is None else f'<[{number}]>? '}call | TEXT",
         f"TEXT: /(?s:.*)/ & ~/{_SPACE}{tag}{_LIKE_A_CALL}(?s:.*)/",
         "call: " + " | ".join(f"HEAD_{number} arguments_{number} END" for number in range(len(schemas))),
-        f"END: /{_SPACE}{re.escape(form.behind_arguments)}/",
+        f"END: /{_SPACE}{re.escape(form.after_arguments)}/",
     ]
     for number, (name, schema) in enumerate(schemas.items()):
         words = re.findall(r'"[^"]*"|\S', f"{form.before_name}{name}{form.before_arguments}")
@@ -148,10 +148,10 @@ def _json(schema: Any) -> str:
     return json.dumps({**schema, "x-guidance": JSON_STYLE})
 
 
-def _texts(text: str, markers: Mapping[int, str]) -> str:
+def _lark_literals(text: str, markers: Mapping[int, str]) -> str:
     """A fixed text as Lark has it, special tokens by their numbers."""
     for number, word in markers.items():
-        before, found, behind = text.partition(word)
+        before, found, after = text.partition(word)
         if found:
-            return f"{_texts(before, markers)} <[{number}]> {_texts(behind, markers)}".strip()
+            return f"{_lark_literals(before, markers)} <[{number}]> {_lark_literals(after, markers)}".strip()
     return literal(text) if text else ""

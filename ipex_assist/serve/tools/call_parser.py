@@ -96,7 +96,7 @@ class CallParser(ABC):
         self._events: list[ParsedEvent] = []
         self._white = ""  # space that is content only if content follows, or if there is no call at all
         self._has_content = False  # since the last call
-        self._given = False  # whether the call that is being read has been told of
+        self._announced = False  # whether the call that is being read has been told of
 
     def push(self, text: str, token: int | None = None) -> list[ParsedEvent]:
         """What is certain with the next piece of text; token: with which it came, as backend.Piece has it."""
@@ -139,7 +139,7 @@ class CallParser(ABC):
 
     def _begin_call(self, name: str) -> None:
         self.calls += 1
-        self._white, self._has_content, self._given = "", False, True
+        self._white, self._has_content, self._announced = "", False, True
         if self.calls == 1 or self._parallel:
             self._events.append(CallDelta(self.calls - 1, self._new_id(), name))
 
@@ -147,12 +147,12 @@ class CallParser(ABC):
         if text and (self.calls == 1 or self._parallel):
             self._events.append(CallDelta(self.calls - 1, arguments=text))
 
-    def _tell(self, scanner: CallScanner, *, certain: bool) -> None:
+    def _emit_call(self, scanner: CallScanner, *, certain: bool) -> None:
         """Tell of a call as far as it has been read. certain: that it is one, and not an object that looks alike."""
         certain = certain or scanner.key in ARGUMENTS or scanner.has_arguments
-        if scanner.name is not None and certain and not self._given:
+        if scanner.name is not None and certain and not self._announced:
             self._begin_call(scanner.name)
-        if self._given:
+        if self._announced:
             self._arguments("".join(scanner.pieces))
             scanner.pieces.clear()
             if scanner.done and not scanner.has_arguments:

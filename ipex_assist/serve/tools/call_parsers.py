@@ -27,7 +27,7 @@ class HermesParser(CallParser):
 
     def _feed(self, character: str) -> None:
         if self._close is not None:
-            self._behind(character)
+            self._after_call(character)
         elif self._scanner is not None:
             self._in_call(self._scanner, character)
         else:
@@ -35,21 +35,21 @@ class HermesParser(CallParser):
             text, found = self._open.feed(character)
             self._text(text)
             if found:
-                self._scanner, self._raw, self._given = CallScanner(), HERMES_OPEN, False
+                self._scanner, self._raw, self._announced = CallScanner(), HERMES_OPEN, False
 
     def _in_call(self, scanner: CallScanner, character: str) -> None:
         self._raw += character
         scanner.feed(character)
-        if scanner.broken and not self._given:
+        if scanner.broken and not self._announced:
             self._scanner, raw = None, self._raw
             self._text(raw)
             return
-        self._tell(scanner, certain=True)
+        self._emit_call(scanner, certain=True)
         if scanner.done or scanner.broken:
             self._scanner, self._close = None, Marker(HERMES_CLOSE)
             self._skips = scanner.broken
 
-    def _behind(self, character: str) -> None:
+    def _after_call(self, character: str) -> None:
         assert self._close is not None
         if not self._skips and not self._close.held and character in SPACE:
             return
@@ -63,7 +63,7 @@ class HermesParser(CallParser):
                 self._feed(each)
 
     def _end(self) -> None:
-        if self._scanner is not None and not self._given:
+        if self._scanner is not None and not self._announced:
             self._text(self._raw)
         elif self._open is not None:
             self._text(self._open.rest())
@@ -86,7 +86,7 @@ class LlamaParser(CallParser):
         elif self._scanner is not None:
             self._in_call(self._scanner, character)
         elif self._tag is None and character == "{":
-            self._scanner, self._raw, self._given = CallScanner(), self._raw + character, False
+            self._scanner, self._raw, self._announced = CallScanner(), self._raw + character, False
             self._scanner.feed(character)
         elif self._tag is None and (character in SPACE or (self.calls and character in ";,")):
             self._raw += character
@@ -111,11 +111,11 @@ class LlamaParser(CallParser):
         self._raw += character
         scanner.feed(character)
         unknown = scanner.name is not None and scanner.name not in self.names
-        if not self._given and (scanner.broken or unknown):
+        if not self._announced and (scanner.broken or unknown):
             self._become_plain(self._raw)
             return
-        self._tell(scanner, certain=False)
-        if scanner.done and not self._given:
+        self._emit_call(scanner, certain=False)
+        if scanner.done and not self._announced:
             self._become_plain(self._raw)
         elif scanner.done or scanner.broken:
             self._scanner, self._raw = None, ""
@@ -123,7 +123,7 @@ class LlamaParser(CallParser):
 
     def _end(self) -> None:
         tag = self._tag.rest() if self._tag is not None else ""
-        if not self._given or tag:
+        if not self._announced or tag:
             self._text(self._raw + tag)
 
 
@@ -135,7 +135,7 @@ class MistralParser(CallParser):
     _value: JsonValue | None = None
     _at = "text"
     _raw = ""
-    _head = ""  # the name, and marks behind it
+    _header = ""  # the name, and marks behind it
 
     def _feed(self, character: str) -> None:
         getattr(self, f"_in_{self._at}")(character)
@@ -155,12 +155,12 @@ class MistralParser(CallParser):
         self._raw += character
         if character not in SPACE:
             self._at = "list" if character == "[" else "name"
-            self._head = character
+            self._header = character
 
     def _in_list(self, character: str) -> None:
         """Before a call of a list, or behind one."""
         if character == "{":
-            self._scanner, self._given, self._at = CallScanner(), False, "call"
+            self._scanner, self._announced, self._at = CallScanner(), False, "call"
             self._in_call(character)
         elif character == "]":
             self._at, self._raw = "text", ""
@@ -173,10 +173,10 @@ class MistralParser(CallParser):
         assert self._scanner is not None
         self._raw += character
         self._scanner.feed(character)
-        if self._scanner.broken and not self._given:
+        if self._scanner.broken and not self._announced:
             self._give_back(self._raw)
             return
-        self._tell(self._scanner, certain=True)
+        self._emit_call(self._scanner, certain=True)
         if self._scanner.done or self._scanner.broken:
             self._at = "list" if self._scanner.done else "text"
             self._scanner, self._raw = None, ""
@@ -184,11 +184,11 @@ class MistralParser(CallParser):
     def _in_name(self, character: str) -> None:
         self._raw += character
         if character != "{":
-            self._head += character
-            if not _HEAD_BEGINS.fullmatch(self._head):
+            self._header += character
+            if not _HEAD_BEGINS.fullmatch(self._header):
                 self._give_back(self._raw)
             return
-        head = _HEAD.fullmatch(self._head)
+        head = _HEAD.fullmatch(self._header)
         if head is None:
             self._give_back(self._raw)
             return
@@ -209,7 +209,7 @@ class MistralParser(CallParser):
         self._text(text)
 
     def _end(self) -> None:
-        if self._at in ("head", "list", "name") or (self._at == "call" and not self._given):
+        if self._at in ("head", "list", "name") or (self._at == "call" and not self._announced):
             self._text(self._raw)
         if self._marker is not None:
             self._text(self._marker.rest())

@@ -50,7 +50,7 @@ class _At(Enum):
     COLON = auto()
     VALUE = auto()
     INSIDE = auto()
-    BEHIND = auto()
+    AFTER = auto()
 
 
 class CallScanner:
@@ -95,9 +95,9 @@ class CallScanner:
             self._at, self._value = _At.INSIDE, JsonValue(character)
             if self._is_arguments and not self.has_arguments and self._value.kind == "nested":
                 self.pieces.append(character)
-        elif self._at is _At.BEHIND and character == ",":
+        elif self._at is _At.AFTER and character == ",":
             self._at, self._key = _At.KEY, None
-        elif self._at in (_At.BEHIND, _At.KEY) and character == "}":
+        elif self._at in (_At.AFTER, _At.KEY) and character == "}":
             self.done = True
             self.broken = self.name is None
         else:
@@ -110,7 +110,7 @@ class CallScanner:
         if taken and self._value.kind == "nested" and self._is_arguments and not self.has_arguments:
             self.pieces.append(character)
         if self._value.over:
-            self._at = _At.BEHIND
+            self._at = _At.AFTER
             self._end_value(self._value)
         return taken
 
