@@ -1,4 +1,4 @@
-"""The memory of running requests: blocks for what they read, prefixes that are there already. No torch here."""
+"""KV memory of running requests: block allocation, admission and the prefix cache. No torch here."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, Model, Rows
 
 
 class BlockBudget:
-    """Gives requests their sequences. Where sequences own their memory there is nothing to count."""
+    """Allocates sequences within the block pool. Without a pool, sequences own their memory and nothing is counted."""
 
     def __init__(self, target: Model, prefixes: Prefixes | None) -> None:
         self._target, self._blocks = target, target.blocks
-        if target.exact_rows < ANY_ROWS:  # what a chunk of a prompt leaves is not what the prompt as a whole would
+        if target.exact_rows < ANY_ROWS:  # chunks of a prompt would not give the same bits as the whole prompt
             prefixes = None
-        # Under such a rule what is computed for a token depends on how long its prompt is.
+        # Rotary embeddings that depend on the prompt's length (dynamic, longrope) make cached keys specific to it.
         by_length = any(rope.by_length for rope in target.spec.ropes)
         self._prefixes = None if by_length else prefixes
 
     def admits(self, request: Request) -> bool:
-        """Whether there are blocks for all that a request has to read, and one more."""
+        """Whether there are blocks for all tokens a request has to read, and one block more."""
         if self._blocks is None:
             return True
         size = self._blocks.size
         return self.free_up(len(request.tokens) // size + 1 - self._cached_prefix(request).length // size)
 
     def begin(self, request: Request) -> int:
-        """Make the sequence of a request; returns how many tokens it holds already.
+        """Create the sequence of a request; returns how many tokens it has from the prefix cache.
 
-        Raises IpexAssistError where there is no memory.
+        Raises IpexAssistError if there is not enough memory.
         """
         if self._blocks is None:
             request.sequence = self._target.new_sequence(request.end)
@@ -47,7 +47,7 @@ class BlockBudget:
         return self._prefixes.find(request.tokens[:-1])
 
     def keep(self, request: Request, *, full_blocks_only: bool = False) -> None:
-        """Remember what a request has read. whole: the full blocks of it, as it will write to the last one."""
+        """Add what a request has read to the prefix cache. full_blocks_only: without the last block, still written to."""
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return
         size, length = self._blocks.size, request.sequence.length
@@ -56,7 +56,7 @@ class BlockBudget:
         self._prefixes.keep(request.tokens[:length], held[: -(-length // size)])
 
     def needs(self, rows: Rows) -> int:
-        """How many blocks a sequence takes for these rows, the copy of a block that it shares included."""
+        """How many blocks these rows need, including the copy of a shared last block."""
         blocks = self._blocks
         if blocks is None:
             return 0
@@ -67,9 +67,9 @@ class BlockBudget:
         return max(0, more) + bool(filled and blocks.references(held[place]) > 1)
 
     def free_for(self, rows: Sequence[Rows]) -> bool:
-        """Have the blocks free that all of these need. False where there are not enough.
+        """Free the blocks that all of these rows need. Returns False if there are not enough.
 
-        Rather than that, a text goes on in the block that it shares with a prefix alone, which is forgotten.
+        As a last resort a prefix is dropped from the cache, so that its one sequence can write without a copy.
         """
         if self._blocks is None or self.free_up(sum(map(self.needs, rows))):
             return True
@@ -80,11 +80,11 @@ class BlockBudget:
         return self.free_up(sum(map(self.needs, rows)))
 
     def holds(self, request: Request) -> bool:
-        """Whether a request has blocks."""
+        """Whether a request holds blocks."""
         return self._blocks is not None and isinstance(request.sequence, HasBlocks) and bool(request.sequence.blocks)
 
     def free_up(self, blocks: int) -> bool:
-        """Have so many blocks free, giving up prefixes that nobody uses. False where that is not enough."""
+        """Have `blocks` blocks free, evicting unused prefixes. Returns False if that is not enough."""
         if self._blocks is None:
             return True
         while self._blocks.free < blocks:
@@ -94,10 +94,10 @@ class BlockBudget:
 
     @property
     def prefix_blocks(self) -> int:
-        """Blocks that are remembered."""
+        """Blocks in the prefix cache."""
         return len(self._prefixes) if isinstance(self._prefixes, Sized) else 0
 
     def clear_prefixes(self) -> None:
-        """Give up all prefixes that no request uses."""
+        """Evict all prefixes that no request uses."""
         while self._prefixes is not None and self._prefixes.evict():
             pass

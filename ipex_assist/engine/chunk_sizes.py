@@ -1,40 +1,40 @@
-"""How much of a prompt goes into a pass that other texts wait for. No torch here."""
+"""Chunked prefill: how many prompt rows go into a pass that decoding requests share. No torch here."""
 
 from __future__ import annotations
 
 from ipex_assist.engine.limits import EngineLimits
 
-PASSES = 4.0  # a pass with a chunk may take so many times as long as one without
-FEWEST_ROWS = 16  # that a chunk has at least: it must come to an end
-REMEMBERED = 16  # passes with chunks, after which one without tells how fast the machine is by now
-FIRST_ROWS = 32  # of the first chunk, before anything is known
-_FORGET = 0.3  # weight of the latest pass in what is known
+PASSES = 4.0  # a pass with a prompt chunk may take this many times as long as one without
+FEWEST_ROWS = 16  # of a chunk at least, so that every prompt makes progress
+REMEMBERED = 16  # passes with chunks, after which a pass without one is timed again
+FIRST_ROWS = 32  # of the first chunk, before anything was measured
+_FORGET = 0.3  # weight of the latest pass in the moving averages
 
 
 class ChunkSizes:
-    """Learns what a pass takes without a chunk, and each row of one, and chooses the chunk by it."""
+    """Chooses chunk sizes from measured seconds: of a pass without a chunk, and of each prompt row on top of it."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
-        self._plain_s: dict[int, float] = {}  # by the number of texts, in powers of two
+        self._plain_s: dict[int, float] = {}  # by the bit length of the number of decoding requests
         self._row_s: float | None = None
         self._since_plain = 0  # passes with chunks
 
     def rows(self, decoding: int) -> int:
-        """Rows of prompts in the pass to come, beside `going` texts; 0 where one without must tell what that takes."""
+        """Return the prompt rows for the next pass beside `decoding` requests; 0 if a pass without any must be timed."""
         most = max(FEWEST_ROWS, self._limits.rows - decoding)
         if not decoding:
             return most
         plain = self._plain_s.get(decoding.bit_length())
         if plain is None or self._since_plain >= REMEMBERED:
-            return 0  # the pass without a chunk tells
+            return 0
         if self._row_s is None:
             return min(FIRST_ROWS, most)
         limit = self._limits.max_pass_s or PASSES * plain
         return int(min(most, max(FEWEST_ROWS, (limit - plain) / max(self._row_s, 1e-9))))
 
     def observe(self, read: int, decoding: int, seconds: float) -> None:
-        """Hear of a pass with `read` rows of prompts beside `going` texts."""
+        """Record a pass of `seconds` with `read` prompt rows beside `decoding` requests."""
         if not read:
             requests, self._since_plain = decoding.bit_length(), 0
             self._plain_s[requests] = _mixed(self._plain_s.get(requests), seconds)

@@ -1,4 +1,4 @@
-"""What the texts of a pass draft: each by its own schedule, or all by one. No torch here."""
+"""Drafting for the requests of a pass: each by its own schedule, or all by one joint schedule. No torch here."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
 
 
 class DraftScheduler:
-    """Lets the texts of a pass draft together, and hears what came of it.
+    """Drafts for all requests of a pass together, and feeds the outcome back to their schedules.
 
-    joint: the schedule of texts that share passes; None where no text adapts.
+    joint: the schedule of requests that share passes; None while no request is adaptive.
     """
 
     def __init__(self, shares_passes: bool, clock: Callable[[], float]) -> None:
-        """shares_passes: whether the model takes rows of several texts at once, or one text after the other."""
+        """shares_passes: whether a pass of the model may hold several requests, or one at a time."""
         self._shares_passes, self._clock = shares_passes, clock
         self.joint: JointSchedule | None = None
-        self._shared = False  # whether `joint` decides in the pass under way
-        self._requests = 1  # in it
+        self._shared = False  # whether `joint` decides in the current pass
+        self._requests = 1  # decoding in the current pass
 
     def draft(self, batch: Sequence[ScheduledRequest], prefill_rows: int, prefilling: int, fail: Fail) -> float:
-        """Draft for `parts`, texts that go on beside `others` rows of prompts; returns the seconds that took.
+        """Draft for `batch`, the decoding requests of a pass with `prefill_rows` prompt rows; returns the seconds taken.
 
-        coming: texts whose prompts are being read. fail: ends the request of a part whose source failed. (It is not
-        kept: an engine that nobody keeps shall be gone at once, with its memory of prefixes.)
+        prefilling: number of requests whose prompts are being read. fail: ends a request whose draft source failed. It
+        is not stored: a reference cycle would keep a dropped engine, and its prefix cache, alive.
         """
         drafters = [scheduled for scheduled in batch if scheduled.request.draft is not None and scheduled.remaining > 1]
         self._shared = self._shares_passes and self.joint is not None and len(batch) + prefill_rows > 1
@@ -47,7 +47,7 @@ class DraftScheduler:
             scheduled.forced_count = min(request.forced_count, LONGEST_DRAFT)
             k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1)
             if k > 0 and request.draft is not None:
-                # What is certain is worth a row, not that a model reads for it.
+                # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.
                 plan = plan if plan.k else replace(plan, context=ALL_UNREAD)
                 asked.append((scheduled, ProposalRequest(request.draft, request.tokens, k, plan)))
         for (scheduled, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
@@ -94,7 +94,7 @@ class DraftScheduler:
     def observe(
         self, scheduled: ScheduledRequest, accepted: int, draft_s: float, target_s: float, experts: float | None = None
     ) -> None:
-        """Hear of one text's round. experts: distinct ones that the pass read, a layer."""
+        """Record one request's round. experts: distinct experts the pass read, mean over the layers."""
         if scheduled.joint_draft is not None:
             scheduled.joint_draft.proposal, scheduled.joint_draft.accepted = scheduled.proposal, accepted
         elif scheduled.request.draft is not None and scheduled.remaining > 1:
@@ -106,12 +106,12 @@ class DraftScheduler:
             scheduled.request.schedule.observe(each)
 
     def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
-        """Hear of the pass as a whole: its rows, `read` of prompts, what drafting and it took, its experts a layer."""
+        """Record the pass as a whole: its rows, `read` of them prompt rows, seconds of pass and drafts, experts a layer."""
         if self._shared and self.joint is not None:
             self.joint.observe(rows, read, seconds, draft_s, experts)
 
     def plain_s(self, scheduled: ScheduledRequest, tokens: int) -> float | None:
-        """Seconds that plain decoding would take for each of so many tokens of a round; None where nobody measures."""
+        """Return the seconds of plain decoding for each of a round's `tokens` tokens; None where they are not measured."""
         if scheduled.joint_draft is None or self.joint is None:
             return scheduled.request.schedule.plain_s
         return self.joint.plain_s(tokens)

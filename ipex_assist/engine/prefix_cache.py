@@ -1,4 +1,4 @@
-"""Blocks of keys and values that are found again by their tokens. No torch here."""
+"""Prefix caching: KV blocks of earlier requests, found by their tokens. No torch here."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import NamedTuple, Protocol
 
 from ipex_assist.executors.blocks import BlockPool
 
-# A block that is right in part is copied before its text goes on in it: not for less than this share of its positions.
+# A partly matching block is copied before it is written to; at least 1/16 of its positions must match to be worth it.
 MIN_SHARED_FRACTION = 16
 
 
 class CachedPrefix(NamedTuple):
-    """Blocks whose first `length` positions are those of a text; the last block may hold another text's behind them."""
+    """Blocks whose first `length` positions match; later positions of the last block may be another request's."""
 
     blocks: list[int]
     length: int
 
 
 class Prefixes(Protocol):
-    """Remembers the blocks of texts that were read, and gives those by which another text begins."""
+    """Remembers blocks by their tokens, and finds the longest prefix of a new request."""
 
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
-        """Return the longest known beginning of `tokens`."""
+        """Return the longest cached prefix of `tokens`."""
         ...
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text; block i holds `tokens[i * size : (i + 1) * size]`, the last maybe fewer."""
+        """Insert blocks; block i holds `tokens[i * size : (i + 1) * size]`, the last one possibly fewer."""
         ...
 
     def evict(self) -> bool:
-        """Free one block that no sequence uses, the one that was not asked for longest; False where there is none."""
+        """Free the least recently used block that no sequence holds. Returns False if there is none."""
         ...
 
     def discard(self, block: int) -> None:
-        """Forget a block, unless others are known behind it, so that the text that goes on in it needs no copy."""
+        """Forget a block that no cached block follows, so that its one sequence can write to it without a copy."""
         ...
 
 
 class NoPrefixes:
-    """Remembers nothing: every text is read whole."""
+    """No prefix caching: every prompt is read whole."""
 
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
         return CachedPrefix([], 0)
@@ -59,9 +59,9 @@ class NoPrefixes:
 
 @dataclass(eq=False)
 class _Node:
-    """A block behind those of its parents; one that is not full of tokens has no children.
+    """A block that follows its parents' blocks; a partly filled one has no children.
 
-    children: by their tokens. alike: the same by their first tokens, so many as make a block worth its copy.
+    children: by their tokens. similar: the same children by their first `min_shared_tokens` tokens.
     """
 
     block: int
@@ -73,9 +73,9 @@ class _Node:
 
 
 class PrefixCache:
-    """A tree whose edges are the tokens of a block: exact, since blocks are compared token by token.
+    """A radix tree whose edges are the tokens of a block: exact, since blocks are compared token by token, not by hash.
 
-    It has a reference to each of its blocks. Leaves are given up first, so that what is found is always a beginning.
+    It holds a reference to each of its blocks. Only leaves are evicted, so that what is found is always a prefix.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -84,7 +84,7 @@ class PrefixCache:
         self._root = _Node(-1, (), None)
         self._clock = 0
         self._nodes: set[_Node] = set()
-        # Leaves by when they were used: (clock, a number that tells entries apart, node), and some that hold no longer.
+        # Heap of leaves by last use: (clock, tie breaker, node); entries may be stale.
         self._evictable: list[tuple[int, int, _Node]] = []
         self._entries = itertools.count()
 
@@ -96,7 +96,7 @@ class PrefixCache:
             self._pool.release_soon([node.block for node in nodes])
 
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
-        """Return the longest known beginning of `tokens`."""
+        """Return the longest cached prefix of `tokens`."""
         self._clock += 1
         node, blocks, size, start = self._root, list[int](), self._pool.size, 0
         while child := node.children.get(tuple(tokens[start : start + size])):
@@ -113,7 +113,7 @@ class PrefixCache:
         return CachedPrefix(blocks, start)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text. What is known already keeps the block that it has."""
+        """Insert blocks; a prefix that is cached already keeps its block."""
         self._clock += 1
         node, size = self._root, self._pool.size
         for index, block in enumerate(blocks):
@@ -130,7 +130,7 @@ class PrefixCache:
             node = child
 
     def evict(self) -> bool:
-        """Free the leaf that was not asked for longest, of those that no sequence uses."""
+        """Free the least recently used leaf that no sequence holds."""
         in_use = []
         found = None
         while self._evictable and found is None:
@@ -150,12 +150,12 @@ class PrefixCache:
         return True
 
     def discard(self, block: int) -> None:
-        """Forget a block, unless others are known behind it."""
+        """Forget a block that no cached block follows."""
         for node in [node for node in self._nodes if node.block == block and not node.children]:
             self._remove(node)
 
     def _similar(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
-        """The children of a node that begin as `tokens` do."""
+        """Children of a node that share the first `min_shared_tokens` tokens."""
         return node.similar.get(tokens[: self._min_tokens], ())
 
     def _use(self, node: _Node) -> None:
@@ -172,7 +172,7 @@ class PrefixCache:
         heapq.heappush(self._evictable, (leaf.used, next(self._entries), leaf))
 
     def _add(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
-        # The text of a shorter block is the beginning of this one's.
+        # A shorter block with the same first tokens is superseded.
         for shorter in [each for each in self._similar(parent, key) if each.tokens == key[: len(each.tokens)]]:
             self._remove(shorter)
         self._pool.share(block)
@@ -196,31 +196,31 @@ class PrefixCache:
 
 
 def min_shared_tokens(pool: BlockPool) -> int:
-    """How many tokens of a block must be right for it to be shared in part."""
+    """How many tokens of a block must match for it to be shared in part."""
     return max(1, pool.size // MIN_SHARED_FRACTION)
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class NaivePrefixes:
-    """The same by comparing every text that was kept: a reference for tests, and too slow for anything else."""
+    """The same by comparing with every cached prefix: the reference for tests, too slow for anything else."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        # A beginning up to where a block ends, or is filled to, and that block; the one used last is last.
+        # (prefix up to the end of a block's tokens, that block), least recently used first.
         self._known: list[tuple[tuple[int, ...], int]] = []
 
     def find(self, tokens: Sequence[int]) -> CachedPrefix:
-        """Return the longest known beginning of `tokens`."""
+        """Return the longest cached prefix of `tokens`."""
         text, size, least = tuple(tokens), self._pool.size, min_shared_tokens(self._pool)
         blocks: list[int] = []
         length = 0
         while True:
-            after = [  # of the blocks for these positions, behind the same text: what they have in common with it
+            after = [  # matching tokens of each block that follows the same prefix
                 (common_tokens(known, text) - length, i)
                 for i, (known, _) in enumerate(self._known)
                 if length < len(known) <= length + size and known[:length] == text[:length]
@@ -234,7 +234,7 @@ class NaivePrefixes:
                 return CachedPrefix(blocks, length)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text."""
+        """Insert blocks."""
         size = self._pool.size
         for index, block in enumerate(blocks):
             beginning = tuple(tokens[: (index + 1) * size])
@@ -261,7 +261,7 @@ class NaivePrefixes:
         return self._known[-1][1]
 
     def evict(self) -> bool:
-        """Free a block that no sequence uses and no longer beginning needs, the one not asked for longest."""
+        """Free the least recently used block that no sequence and no longer cached prefix needs."""
         for i, (beginning, block) in enumerate(self._known):
             longer = any(other[: len(beginning)] == beginning != other for other, _ in self._known)
             if not longer and self._pool.references(block) == 1:
@@ -271,7 +271,7 @@ class NaivePrefixes:
         return False
 
     def discard(self, block: int) -> None:
-        """Forget a block, unless others are known behind it."""
+        """Forget a block that no cached block follows."""
         for known, other in list(self._known):
             longer = any(text[: len(known)] == known != text for text, _ in self._known)
             if other == block and not longer:

@@ -1,4 +1,4 @@
-"""What a pass holds of one request."""
+"""One request's share of a pass: pending tokens to read, and drafted tokens to verify."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ipex_assist.speculative.joint_schedule import JointDraft
 
 @dataclass
 class ScheduledRequest:
-    """So many of a request's pending tokens, then drafted ones. turn: where one schedule decides for all."""
+    """`pending` of a request's pending tokens, then its drafted ones. joint_draft: set where a joint schedule drafts."""
 
     request: Request
     pending: int
     remaining: int  # before the pass
-    forced_count: int = 0  # tokens of its draft that must follow: they are verified whatever they cost
+    forced_count: int = 0  # drafted tokens that the grammar forces: verified whatever they cost
     proposal: Proposal = field(default_factory=lambda: Proposal([]))
     joint_draft: JointDraft | None = None
 
     @property
     def reads_all_pending(self) -> bool:
-        """Whether all pending tokens are in it, so that the text goes on."""
+        """Whether the pass reads all pending tokens, so that the request gets new ones."""
         return self.pending == self.request.pending
 
     @property
     def is_prefill(self) -> bool:
-        """Whether it is of a prompt, or of a text that is read again."""
+        """Whether it reads a prompt, or reads a preempted request again."""
         return self.pending > 1 or not self.request.has_output
 
     def rows(self) -> Rows:
-        """Return the tokens, and of how many logits are wanted."""
+        """Return the tokens to read, and how many of the last rows need logits."""
         assert self.request.sequence is not None
         tokens = [*self.request.unread(self.pending), *self.proposal.tokens]
         if self.request.needs_prompt_logits:
@@ -40,10 +40,10 @@ class ScheduledRequest:
         return Rows(self.request.sequence, tokens, len(self.proposal.tokens) + 1 if self.reads_all_pending else 0)
 
     def set_proposal(self, proposal: Proposal) -> None:
-        """Take what was drafted for it; it waits for its verification."""
+        """Set the drafted tokens that this pass verifies."""
         self.proposal = self.request.proposal = proposal
 
     def drop_proposal(self) -> None:
-        """Verify nothing of what was drafted."""
+        """Discard the draft: the pass verifies nothing."""
         self.request.roll_back()
         self.proposal = Proposal([])

@@ -1,4 +1,4 @@
-"""The requests of an engine, and its passes: who takes part, what is drafted, what comes of it."""
+"""The scheduler: which requests a pass holds, what is drafted for them, and what they get from it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     import torch
 
 Clock = Callable[[], float]
-PassOutput: TypeAlias = "list[Choice] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
-PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass, where logits of all of them are wanted: bounds the memory
-UNSHARED_REQUESTS = 8  # at a time, of a model whose passes are of one text each
+PassOutput: TypeAlias = "list[Choice] | torch.Tensor"  # a choice a row, or logits (rows, vocab)
+PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass if all of them need logits: bounds the memory of (rows, vocab)
+UNSHARED_REQUESTS = 8  # running at a time on a model whose passes hold one request each
 
 
 class Scheduler:
-    """Requests that wait and that run. One thread uses it at a time."""
+    """Waiting and running requests. Not thread-safe: used by one thread at a time."""
 
     def __init__(
         self, target: Model, limits: EngineLimits, prefixes: Prefixes | None, stats: EngineStats, clock: Clock
@@ -53,15 +53,15 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is under way."""
+        """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Take in a request; it runs as soon as there is room."""
+        """Queue a request; it runs as soon as there is memory for it."""
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request that may be anywhere, or over."""
+        """Cancel a request, whether it waits, runs or has finished."""
         if request.finished:
             return
         if request in self.waiting:
@@ -78,10 +78,10 @@ class Scheduler:
             self.cancel(request)
 
     def step(self) -> bool:
-        """Run one pass of the target. False where there is nothing to do.
+        """Run one pass of the target. Returns False if there is nothing to do.
 
-        A request that fails ends by its error; where a pass of several fails, each is tried alone, so that only the one
-        that is at fault does.
+        A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
+        the one at fault fails.
         """
         self._admit()
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
@@ -96,7 +96,7 @@ class Scheduler:
                 self._fail(self.running[0], error)
             else:
                 self._run_alone()
-        except BaseException:  # an interrupt: what is under way goes on when somebody asks again
+        except BaseException:  # an interrupt: the requests resume with the next step
             self._recover_all()
             raise
         return True
@@ -107,7 +107,7 @@ class Scheduler:
 
     def _run_alone(self) -> None:
         for request in list(self.running):
-            if request not in self.running:  # it was put back for another
+            if request not in self.running:  # it was preempted for another
                 continue
             try:
                 self._run([request])
@@ -116,7 +116,7 @@ class Scheduler:
                 self._fail(request, error)
 
     def _admit(self) -> None:
-        # Rows of several texts that pass one after the other win nothing, and each text takes its memory as a whole.
+        # Without shared passes batching gains nothing, and each request takes memory for its full length.
         most = self.limits.requests if self.target.blocks is not None else min(self.limits.requests, UNSHARED_REQUESTS)
         while self.waiting and len(self.running) < most:
             request = self.waiting[0]
@@ -153,16 +153,16 @@ class Scheduler:
 
     @property
     def _chunks_prompts(self) -> bool:
-        """Whether a prompt may be read in chunks: else it must pass as a whole."""
+        """Whether a prompt may be read in chunks; otherwise it must be read in one pass."""
         return self.target.exact_rows >= ANY_ROWS
 
     def _chunk_rows(self, decoding: int) -> int:
         return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
 
     def _fit_in_memory(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Return the parts for which there are blocks: drafts go first, then the youngest request is put back.
+        """Return the part of the batch for which there are blocks: drafts are dropped first, then the youngest preempted.
 
-        That may be one which waits for its turn in a later pass, and holds blocks of a beginning meanwhile.
+        The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
         """
         batch = [scheduled for scheduled in batch if not scheduled.request.finished]
         if self._has_blocks_for(batch):
@@ -183,7 +183,7 @@ class Scheduler:
         return self.block_budget.free_for([scheduled.rows() for scheduled in batch])
 
     def _preempt(self, request: Request) -> None:
-        """Give up a request's memory; it is computed again later."""
+        """Release a request's memory and queue it again; it is recomputed later."""
         request.roll_back()
         self._leave(request)
         self.stats.preempted += 1
@@ -232,16 +232,16 @@ class Scheduler:
         self.drafts.observe_pass(count, read, seconds, draft_s, experts)
 
     def _forward(self, batch: list[ScheduledRequest], rows: list[Rows]) -> PassOutput:
-        """Run the pass: what is likeliest behind each row, where no text's choice needs more, else the rows' logits."""
+        """Run the pass. Returns the arg-max of each row if no request needs more, else the rows' logits."""
         wanting = [scheduled.request for scheduled, each in zip(batch, rows, strict=True) if each.last]
         if isinstance(self.target, ChoosesInOneCall) and all(request.needs_only_argmax for request in wanting):
             return self.target.choose(rows)
         return self.target.forward(rows)
 
     def _add_prompt_logprobs(self, request: Request, count: int, logits: PassOutput) -> bool:
-        """Take the log-probabilities of the prompt's tokens behind the last `count` rows. False where they are none.
+        """Add the log-probabilities of the prompt tokens that follow the last `count` rows. False if one is NaN.
 
-        What a request that was put back reads again is not taken twice.
+        Rows that a preempted request reads again are not added twice.
         """
         assert request.sequence is not None
         assert not isinstance(logits, list)
@@ -259,7 +259,7 @@ class Scheduler:
     def _accept_tokens(
         self, scheduled: ScheduledRequest, answers: PassOutput, seconds: float, draft_s: float, experts: float | None
     ) -> None:
-        """Choose the tokens by which a text goes on, and tell its owner."""
+        """Choose and verify a request's tokens, and queue the round for its owner."""
         request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
         try:
             if isinstance(answers, list):
