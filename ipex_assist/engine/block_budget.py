@@ -47,7 +47,7 @@ class BlockBudget:
         return self._prefixes.find(request.tokens[:-1])
 
     def keep(self, request: Request, *, full_blocks_only: bool = False) -> None:
-        """Add what a request has read to the prefix cache. full_blocks_only: without the last block, still written to."""
+        """Add what a request has read to the prefix cache. full_blocks_only: not the last, partly filled block."""
         if self._prefixes is None or self._blocks is None or request.sequence is None:
             return
         size, length = self._blocks.size, request.sequence.length

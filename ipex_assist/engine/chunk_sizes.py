@@ -21,7 +21,7 @@ class ChunkSizes:
         self._since_plain = 0  # passes with chunks
 
     def rows(self, decoding: int) -> int:
-        """Return the prompt rows for the next pass beside `decoding` requests; 0 if a pass without any must be timed."""
+        """Return the prompt rows of the next pass beside `decoding` requests; 0 to time a pass without any."""
         most = max(FEWEST_ROWS, self._limits.rows - decoding)
         if not decoding:
             return most

@@ -30,7 +30,7 @@ class DraftScheduler:
         self._requests = 1  # decoding in the current pass
 
     def draft(self, batch: Sequence[ScheduledRequest], prefill_rows: int, prefilling: int, fail: Fail) -> float:
-        """Draft for `batch`, the decoding requests of a pass with `prefill_rows` prompt rows; returns the seconds taken.
+        """Draft for `batch`, the decoding requests of a pass with `prefill_rows` prompt rows; returns the seconds.
 
         prefilling: number of requests whose prompts are being read. fail: ends a request whose draft source failed. It
         is not stored: a reference cycle would keep a dropped engine, and its prefix cache, alive.
@@ -106,12 +106,12 @@ class DraftScheduler:
             scheduled.request.schedule.observe(each)
 
     def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
-        """Record the pass as a whole: its rows, `read` of them prompt rows, seconds of pass and drafts, experts a layer."""
+        """Record the whole pass: its rows, `read` of them of prompts, seconds of pass and drafts, experts a layer."""
         if self._shared and self.joint is not None:
             self.joint.observe(rows, read, seconds, draft_s, experts)
 
     def plain_s(self, scheduled: ScheduledRequest, tokens: int) -> float | None:
-        """Return the seconds of plain decoding for each of a round's `tokens` tokens; None where they are not measured."""
+        """Return the seconds of plain decoding for each of a round's `tokens` tokens; None if not measured."""
         if scheduled.joint_draft is None or self.joint is None:
             return scheduled.request.schedule.plain_s
         return self.joint.plain_s(tokens)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """requests: running at a time. rows: of one pass. max_pass_s: seconds that a prompt chunk may stretch a pass to while
-    other requests decode in it; None: PASSES times a pass without a chunk."""
+    """requests: running at a time. rows: of one pass. max_pass_s: seconds of a pass with a prompt chunk in
+    which other requests decode; None: PASSES times a pass without a chunk."""
 
     requests: int = 256
     rows: int = 512

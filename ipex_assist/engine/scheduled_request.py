@@ -12,7 +12,7 @@ from ipex_assist.speculative.joint_schedule import JointDraft
 
 @dataclass
 class ScheduledRequest:
-    """`pending` of a request's pending tokens, then its drafted ones. joint_draft: set where a joint schedule drafts."""
+    """`pending` of a request's pending tokens, then its drafted ones. joint_draft: set by a joint schedule."""
 
     request: Request
     pending: int

@@ -160,7 +160,7 @@ class Scheduler:
         return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
 
     def _fit_in_memory(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Return the part of the batch for which there are blocks: drafts are dropped first, then the youngest preempted.
+        """Return the requests for which there are blocks: drafts are dropped first, then the youngest is preempted.
 
         The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
         """

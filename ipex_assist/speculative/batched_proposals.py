@@ -1,4 +1,4 @@
-"""Drafts in the making, of one text or of several: what their sources ask of one model passes together."""
+"""Drafting for one request or several: their sources run as generators, whose model calls are batched."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Answer: TypeAlias = "tuple[list[int], list[float]] | torch.Tensor | IpexAssistEr
 
 @dataclass(frozen=True)
 class DraftCall:
-    """Asks a model for greedy tokens among the first `vocabulary`; answered by tokens and confidences."""
+    """Asks a model for greedily drafted tokens with ids below `vocabulary`; answered with tokens and confidences."""
 
     model: Model
     request: DraftRequest
     vocabulary: int
 
     def together(self, calls: Sequence[DraftCall]) -> list[Answer]:
-        """Answer several such calls in the same passes."""
+        """Answer several such calls to one model in shared passes."""
         assert isinstance(self.model, DraftsInOneCall)
         requests = [call.request for call in calls]
         if len(calls) == 1:
@@ -43,7 +43,7 @@ class DraftCall:
 
 @dataclass(frozen=True)
 class RowsCall:
-    """Asks a model for the logits behind some tokens; answered by (1, vocabulary) logits."""
+    """Asks a model to read tokens; answered with the logits (1, vocabulary) of the last one."""
 
     model: Model
     rows: Rows
@@ -60,10 +60,10 @@ Steps: TypeAlias = "Generator[Call, Any, Proposal]"
 
 @dataclass
 class ProposalRequest:
-    """What one text asks of its source: at most `k` tokens, by `plan`.
+    """One request to its draft source: at most `k` tokens after `tokens`, by `plan`.
 
-    A source whose model may draft for several texts at once has `steps`, its `propose` as a generator: it yields calls,
-    is sent their answers, and returns the proposal.
+    A source whose model can draft for several requests at once has `steps`, its `propose` as a generator: it yields
+    calls, is sent their answers, and returns the proposal.
     """
 
     draft: DraftSource
@@ -72,7 +72,7 @@ class ProposalRequest:
     plan: DraftPlan
 
     def steps(self) -> Steps:
-        """Return the proposal in the making."""
+        """Return the generator that makes the proposal."""
         least, context = self.plan.min_confidence, self.plan.context
         steps = getattr(self.draft, "steps", None)
         if steps is not None:
@@ -82,7 +82,7 @@ class ProposalRequest:
 
 
 def propose_alone(steps: Steps) -> Proposal:
-    """Run a proposal in the making to its end, its calls answered one by one."""
+    """Run a proposal's generator to its end, answering its calls one by one."""
     call = _begun(steps)
     while not isinstance(call, Proposal):
         call = _answered(steps, _answer([call])[0])
@@ -90,9 +90,9 @@ def propose_alone(steps: Steps) -> Proposal:
 
 
 def propose_together(asked: Sequence[ProposalRequest]) -> list[Proposal | IpexAssistError]:
-    """The proposals of several texts. A source that fails has its error in place of one; nothing is raised.
+    """Return the proposals of several requests; the error of a source that fails takes its place, nothing is raised.
 
-    A source for which there are no blocks left proposes nothing.
+    A source without free blocks for its model proposes nothing.
     """
     making = [each.steps() for each in asked]
     at: list[Call | Proposal | IpexAssistError] = [_caught(lambda each=each: _begun(each)) for each in making]  # type: ignore[misc]
@@ -105,7 +105,7 @@ def propose_together(asked: Sequence[ProposalRequest]) -> list[Proposal | IpexAs
 
 
 def _groups(at: Sequence[Any], waiting: Sequence[int]) -> list[list[int]]:
-    """Calls that can be answered together: of one kind, to one model, among the same tokens."""
+    """Group the calls that can be answered together: of one kind, to one model, with the same vocabulary."""
     groups: dict[tuple[type, int, int], list[int]] = {}
     for index in waiting:
         call = at[index]
@@ -114,7 +114,7 @@ def _groups(at: Sequence[Any], waiting: Sequence[int]) -> list[list[int]]:
 
 
 def _answer(calls: Sequence[Any]) -> list[Any]:
-    """Return the calls' answers. Where they fail together each is tried alone, and answered by its own error."""
+    """Return the calls' answers. If they fail together, each is tried alone and answered with its own error."""
     try:
         return list(calls[0].together(calls))
     except IpexAssistError as error:
@@ -150,6 +150,6 @@ def _caught(run: Callable[[], Call | Proposal]) -> Call | Proposal | IpexAssistE
 
 
 def _at_once(propose: Callable[[], Proposal]) -> Steps:
-    """Make a proposal whose source asks no model by calls."""
+    """Wrap the `propose` of a source without `steps` as a generator."""
     return propose()
     yield

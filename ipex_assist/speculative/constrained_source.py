@@ -1,4 +1,4 @@
-"""Drafts under a grammar: nothing that it forbids, and what it forces for nothing."""
+"""Drafts under a grammar: forbidden tokens are cut, forced tokens need no model."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from ipex_assist.speculative.schedule import DraftPlan
 
 
 class ConstrainedSource:
-    """Any source, or none, for a text under a grammar.
+    """Wraps a draft source, or none, for a request under a grammar.
 
-    What the source drafts is cut before the first token that may not follow. Tokens that the grammar forces are drafted
-    without a model, and count as certain.
+    The source's draft is cut before the first forbidden token. Forced tokens are drafted without a model, with
+    confidence 1.
     """
 
     def __init__(
         self, grammar: Grammar, prompt_length: int, source: DraftSource | None = None, *, masks: bool = False
     ) -> None:
-        """grammar: of the drafts alone; brought to the state behind the text whenever they begin.
+        """grammar: used for drafts only; brought to the state after the output tokens before each draft.
 
-        masks: whether the source's model looks at that same grammar, in this state, and goes on behind what it forces.
+        masks: whether the source's model masks by this same grammar object, and continues after forced tokens.
         """
         self.grammar, self.source = grammar, source
         self._prompt_length, self._masks = prompt_length, masks
         self._forced: list[int] = []
-        self._forced_at = -1  # the text's length
-        self._asked = False  # whether the last proposal was the source's
+        self._forced_at = -1  # number of tokens for which `_forced` was computed
+        self._asked = False  # whether the last proposal came from the source
 
     def forced_count(self, tokens: Sequence[int]) -> int:
-        """How many tokens that must follow `tokens` can be drafted for nothing."""
+        """Return how many tokens the grammar forces after `tokens`."""
         follow(self.grammar, tokens[self._prompt_length :])
         if self._forced_at != len(tokens):
             self._forced, self._forced_at = self.grammar.forced(), len(tokens)
         return len(self._forced)
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """What the source has to read; 0 where the proposal will be what is forced."""
+        """Return the tokens the source has to read; 0 if the proposal will consist of forced tokens."""
         forced = self.forced_count(tokens)
         if self.source is None or (forced and not self._masks):
             return 0
@@ -47,7 +47,7 @@ class ConstrainedSource:
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """At most `k` tokens that may follow."""
+        """Draft at most `k` tokens that the grammar allows."""
         return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
 
     def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
@@ -59,20 +59,20 @@ class ConstrainedSource:
             return Proposal(forced, [1.0] * len(forced))
         plan = DraftPlan(k, min_confidence, context)
         proposal = yield from ProposalRequest(self.source, tokens, k, plan).steps()
-        follow(self.grammar, tokens[self._prompt_length :])  # the source's model has gone on with it
+        follow(self.grammar, tokens[self._prompt_length :])  # the source's model may have advanced it
         allowed = self.grammar.allows(proposal.tokens)
-        if allowed < len(forced):  # a copy that goes another way, or nothing
+        if allowed < len(forced):  # the source proposed less than the forced tokens
             self.source.accept(0)
             self._asked = False
             return Proposal(forced, [1.0] * len(forced), proposal.read)
         return Proposal(proposal.tokens[:allowed], proposal.confidence[:allowed], proposal.read)
 
     def recover(self) -> None:
-        """Begin the drafts' grammar anew, whatever an interrupt left of it."""
+        """Reset the drafts' grammar, whatever state an interrupt left it in."""
         self.grammar.truncate(0)
         self._forced_at = -1
 
     def accept(self, count: int) -> None:
-        """Tell the source, where the proposal was its."""
+        """Pass it on to the source, if the proposal came from it."""
         if self.source is not None and self._asked:
             self.source.accept(count)

@@ -1,7 +1,7 @@
 """Which small model assists a target when none is named: one row per family and vocabulary.
 
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
-tokens once both are loaded. Families without a row have no published sibling of whom it is known that it helps:
+tokens once both are loaded. Families without a row have no small published sibling that is known to help:
 Mistral and Mixtral, Phi-4, Falcon, GLM-4, SmolLM3, OLMoE, Granite MoE.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ipex_assist.checkpoints.base import architecture_of
 
-# A draft of more than this share of the target's size cannot pay off.
+# A draft of more than this share of the target's size is not worthwhile.
 LARGEST_SHARE = 0.5
 
 

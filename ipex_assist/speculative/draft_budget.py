@@ -1,76 +1,76 @@
-"""The ledger of a text: what its drafts won over plain decoding, and what they may still lose. No torch here."""
+"""A request's drafting budget: seconds its drafts gained over plain decoding, and may still lose. No torch here."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# Of the time that plain decoding takes, what drafts that turn out wrong may cost: at the beginning, for the tokens to
-# be expected, and further on as they come. The rest of the 3 % that we promise is for errors of the cost model.
+# Share of plain decoding time that rejected drafts may cost: up front for the expected tokens, and further for each
+# token that comes. The rest of the promised 3 % is for errors of the cost model.
 STAKE, FURTHER = 0.016, 0.005
-# A text ends when it likes: no more than so many tokens of it are counted on when the first drafts are paid for.
+# A request may end early: the up-front stake counts on at most this many tokens.
 EXPECTED_TOKENS = 128
-# What a pair that did well on an earlier text, or on this one so far, may lose on top of it.
+# Additional share for a pair that did well in an earlier request, or in this one so far.
 TRUST = 0.04
-TRUSTED_READING = 0.1  # and what it may spend on reading a prompt, which it then need not have won before
-OUTLIER = 1.5  # a round's seconds ÷ those expected, beyond which they do not count
+TRUSTED_READING = 0.1  # and for reading a prompt, before any draft has gained that
+OUTLIER = 1.5  # measured ÷ expected seconds of a round are clipped at this ratio
 
 
 @dataclass
 class DraftBudget:
-    """Keeps the promise that drafting costs next to nothing where it does not pay.
+    """Bounds what drafting may cost where it never helps.
 
-    Each round's tokens are worth the seconds that they would have taken plainly. Nothing is drafted whose loss, were
-    all of it wrong, the credit would not cover: the balance, a stake that every text has, and more where the pair is
-    trusted. `plain` is everywhere the seconds of a plain pass as they are at that moment.
+    A round's tokens are credited with the seconds that plain decoding takes for them. Nothing is drafted whose loss, if
+    all of it is rejected, exceeds the credit: the balance, a stake that every request has, and more for a trusted pair.
+    `plain` is always the current seconds of a plain pass.
     """
 
-    limit: int  # tokens that the text may get
-    trusted: bool = False  # the pair did well on an earlier text
-    balance: float = 0.0  # seconds won over plain decoding
-    tokens: int = 0  # of the text so far
-    undrafted_s: float = math.inf  # of plain decoding since a draft was last tried; no end to it where none was
-    granted: bool = False  # the whole text was read on trust
+    limit: int  # output tokens at most
+    trusted: bool = False  # the pair did well in an earlier request
+    balance: float = 0.0  # seconds gained over plain decoding
+    tokens: int = 0  # output tokens so far
+    undrafted_s: float = math.inf  # seconds of plain decoding since the last draft; infinite before the first
+    granted: bool = False  # the first reading of the whole context was already granted
 
     @property
     def expected_tokens(self) -> int:
-        """How many tokens of the text are counted on before it is seen how long it is."""
+        """Output tokens that the stake is computed for."""
         return min(self.limit, EXPECTED_TOKENS)
 
     def credit(self, plain: float, worthwhile: bool) -> float:
-        """Return the seconds that may be lost from here on. pays: the drafts of this text were right often enough."""
+        """Return the seconds that may still be lost. worthwhile: this request's drafts are accepted often enough."""
         trust = TRUST * self.expected_tokens if self.trusted or worthwhile else 0.0
         stake = STAKE * max(self.expected_tokens, self.tokens) + FURTHER * self.tokens
         return self.balance + (trust + stake) * plain
 
     def book_round(self, tokens: int, plain: float) -> None:
-        """Take in a round of `tokens` tokens, whether or not anything was drafted for it."""
+        """Count a round of `tokens` tokens, with or without a draft."""
         self.tokens += tokens
         self.undrafted_s += plain
 
     def book_draft(self, tokens: int, plain: float, expected: float, seconds: float) -> None:
-        """Pay for a round with a draft, which brought `tokens` tokens, and was expected to take `expected` seconds.
+        """Book a round with a draft, which brought `tokens` tokens and was expected to take `expected` seconds.
 
-        It costs the `seconds` that it took by the clock where that is more, since costs may be wrong; far more was
-        somebody else's work.
+        It is charged the measured `seconds` if they are more, since costs may be wrong, but clipped: far more time was
+        taken by other processes.
         """
         self.balance += tokens * plain - min(max(seconds, expected), expected * OUTLIER)
         self.undrafted_s = 0.0
 
     @property
     def grants_reading(self) -> bool:
-        """Whether the ledger will leave out a reading of the whole text: the first, by a pair that did well before."""
+        """Whether reading the whole context is free of charge: the first time, for a trusted pair."""
         return self.trusted and not self.granted
 
     def grant_reading(self, seconds: float) -> None:
-        """Give back what the reading of the whole text took."""
+        """Refund the seconds of reading the whole context."""
         self.balance += seconds
         self.granted = True
 
     def trusts_reading(self, seconds: float, plain: float) -> bool:
-        """Whether a trusted pair may read for so long, though it has not won that yet."""
+        """Whether a trusted pair may read for `seconds`, though its drafts have not gained that yet."""
         return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain
 
     def trial_is_due(self, cost: float) -> bool:
-        """Whether the allowance of the time since the last draft has grown to the price of another."""
+        """Whether the stake of the time since the last draft has grown to the cost of another."""
         return self.undrafted_s * STAKE >= cost

@@ -1,4 +1,4 @@
-"""Draft sources: the protocol of what guesses the next tokens, for the target to verify, and what it proposes."""
+"""The protocol of draft sources, which propose tokens for the target to verify, and their proposals."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens, and how sure the source is of each, between 0 and 1, by which the schedule learns when to stop.
+    """Drafted tokens, and the source's confidence in each, between 0 and 1.
 
-    `confidence` is empty where the source has none to give. read: tokens that a model read before it drafted these; 0
-    where none was asked.
+    confidence: empty if the source has none. read: tokens that a model read before it drafted these; 0 without a model.
     """
 
     tokens: list[int]
@@ -21,23 +20,22 @@ class Proposal:
 
 
 class DraftSource(Protocol):
-    """Guesses tokens, and is told how many of them were right."""
+    """Proposes tokens, and is told how many of them were accepted."""
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` the source must read before it can draft; 0 where reading costs nothing."""
+        """Return how many of `tokens` the source must read before it can draft; 0 if reading costs nothing."""
         ...
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """Draft at most `k` tokens to follow `tokens`, the whole text so far; fewer, or none, where it cannot.
+        """Draft at most `k` tokens to follow `tokens`, prompt and output so far; possibly fewer, or none.
 
-        min_confidence: end behind a token to which the source gives a smaller probability. context: go on with what was
-        read so far, or, where more than so many tokens are unread, start anew with the last so many of the text; None
-        reads all of the text.
+        min_confidence: stop after a token with less confidence. context: if more than this many tokens are unread,
+        restart from only the last `context` tokens; None reads all of them.
         """
         ...
 
     def accept(self, count: int) -> None:
-        """Take note that `count` of the last proposal's tokens were kept; the rest never happened."""
+        """Roll back to the first `count` tokens of the last proposal, which were accepted."""
         ...

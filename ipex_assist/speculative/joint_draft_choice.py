@@ -1,4 +1,4 @@
-"""How much several texts that share passes should draft: pure functions of prices and chances. No torch here."""
+"""Draft lengths for several requests that share passes: pure functions of costs and probabilities. No torch here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ipex_assist.speculative.costs import Costs
 
 @dataclass(frozen=True)
 class JointDraftChoice:
-    """At most `k` tokens a text, ending behind one less likely than `min_confidence`.
+    """At most `k` tokens a request, ending after one with less confidence than `min_confidence`.
 
-    rate: expected tokens per second of all texts. gain: that, in plain decoding's tokens per second.
+    rate: expected tokens per second of all requests. gain: rate ÷ that of plain decoding.
     """
 
     k: int
@@ -25,28 +25,28 @@ class JointDraftChoice:
 
 
 class BatchCosts:
-    """What passes cost at this moment, in which `texts` texts go on beside `others` rows of prompts."""
+    """Current costs of a pass in which `requests` requests decode beside `prefill_rows` prompt rows."""
 
     def __init__(self, costs: Costs, requests: int, prefill_rows: int = 0) -> None:
         self.requests, self.base = requests, requests + prefill_rows
         self._verify = np.array(costs.verify)
         self._draft = np.array([0.0, *(_draft_pass(costs, count) for count in range(1, requests + 1))])
         self._rows = np.arange(1, len(self._verify) + 1, dtype=np.float64)
-        self.plain_s = float(self.pass_s(requests))  # of a pass without drafts and prompts
-        self.base_s = float(self.pass_s(self.base))  # … and with prompts
+        self.plain_s = float(self.pass_s(requests))  # seconds of a pass without drafts and prompts
+        self.base_s = float(self.pass_s(self.base))  # seconds of a pass without drafts, with the prompt rows
 
     def pass_s(self, rows: float | Array) -> Array:
-        """Return the target's seconds; beyond what was measured all rows are taken to cost alike, which is the most."""
+        """Return the target's seconds; extrapolated in proportion to the rows, which is an upper bound."""
         known = len(self._verify)
         seconds: Array = np.interp(rows, self._rows, self._verify) * np.maximum(1.0, np.asarray(rows) / known)
         return seconds
 
     def more_s(self, rows: float | Array) -> Array:
-        """Return the seconds by which so many drafted rows make the pass longer."""
+        """Return the seconds that `rows` drafted rows add to the pass."""
         return self.pass_s(self.base + np.asarray(rows)) - self.base_s
 
     def draft_s(self, requests: float | Array) -> Array:
-        """Return the seconds of a draft pass in which so many texts have a row; of less than one, a share of it."""
+        """Return the seconds of a draft pass with a row for each of `requests`; below one, that share of it."""
         seconds: Array = np.interp(requests, np.arange(len(self._draft)), self._draft)
         return seconds
 
@@ -64,12 +64,12 @@ def _draft_pass(costs: Costs, requests: int) -> float:
 def best_joint_draft(
     acceptance: Acceptance, batch_costs: BatchCosts, drafters: int, longest: int, *, free: bool = False
 ) -> JointDraftChoice:
-    """Return the draft of each of `drafters` texts with which all texts together get the most tokens per second.
+    """Return the draft length of each of `drafters` requests that maximises the tokens per second of all together.
 
-    free: the source costs nothing. k = 0 where nothing promises more than plain decoding.
+    free: the source costs nothing. k = 0 if plain decoding is fastest.
     """
     drafted, tokens = acceptance.expected_tokens(longest)
-    many = drafters * drafted  # (edges, longest): texts that draft a token 1, 2, …
+    many = drafters * drafted  # (edges, longest): requests that draft a token 1, 2, …
     seconds = batch_costs.plain_s + batch_costs.more_s(np.cumsum(many, axis=1))
     if not free:
         seconds = seconds + np.cumsum(batch_costs.draft_s(many), axis=1)
@@ -85,10 +85,11 @@ def best_joint_draft(
 
 
 def worth_verifying(chances: Sequence[Sequence[float]], batch_costs: BatchCosts, rate: float) -> list[int]:
-    """Return how many tokens of each draft to keep: the likeliest of all, as long as they pay for their rows.
+    """Return how many tokens of each draft to verify: the likeliest of all, as long as their rows are worthwhile.
 
-    chances: of each drafted token, that it is reached and right; never rising within a draft. rate: tokens that
-    a second is worth. A pass may have steps, behind which many rows are free: the best number is sought as a whole.
+    chances: the probability that a drafted token and all before it are accepted, non-increasing within a draft.
+    rate: tokens per second that a row must match. A pass's cost may have steps, after which many rows are free, so the
+    best number of rows is searched globally.
     """
     places = [(-chance, i, text) for text, draft in enumerate(chances) for i, chance in enumerate(draft)]
     places.sort()

@@ -1,8 +1,8 @@
-"""What passes cost, from one text to the next: kept, corrected by what texts found, measured anew where that pays.
+"""A pair's costs, stored between requests and processes, corrected by observations, recalibrated when in doubt.
 
-A calibration can be disturbed by others who use the cores, and be wrong in two ways. Drafting that looks too cheap is
-found out by the drafts themselves, and corrected. Drafting that looks too dear is never tried, so that no text can
-tell; such a calibration is made again once it has been in the way for long enough.
+Other processes can disturb a calibration in two ways. If drafting looks too cheap, drafts are made and their measured
+times correct it. If drafting looks too expensive, it is never tried and nothing can correct it; so the calibration is
+repeated once it has prevented drafting for long enough.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from ipex_assist.speculative.live_costs import CostFindings
 
 log = logging.getLogger("ipex_assist")
 
-# A new calibration pays when it takes less than 1/50 of the texts that doubted the old one. Where it changes nothing,
-# the next one has to wait for twice as much, and so on.
+# Recalibrate once the doubtful requests took 50 times as long as the calibration. If that changes nothing, the next
+# recalibration waits for twice as much, and so on.
 RECALIBRATION_RATIO, MOST_REPEATS = 50.0, 30
-# Seconds between two writings of a process whose texts follow each other: home folders may be slow.
+# Minimum seconds between two writes: home folders may be slow.
 WRITE_EVERY = 5.0
-_USUAL_SECONDS = 1.5  # of a calibration whose file does not say how long it took
+_USUAL_SECONDS = 1.5  # of a calibration, if the file does not say
 
 
 class CostsFile(Protocol):
-    """A place that keeps costs from one process to the next."""
+    """A file that stores costs between processes."""
 
     def read(self) -> Any:
-        """Return what was written; None where there is nothing."""
+        """Return the stored content; None if there is none."""
         ...
 
     def write(self, content: Any) -> None:
-        """Keep `content`, which JSON can hold."""
+        """Store `content`, a JSON value."""
         ...
 
 
 class StoredCosts:
-    """A pair's costs on this machine. One object serves a process, which measures anew once at most."""
+    """A pair's costs on this machine. One object per process, which recalibrates at most once."""
 
     def __init__(self, file: CostsFile, clock: Callable[[], float]) -> None:
-        """clock: seconds, by which calibrations and the times between writings are measured."""
+        """clock: returns seconds."""
         self._file, self._clock, self._written = file, clock, -math.inf
         content = file.read()
         self._costs = _costs(content)
         self._took_s = _number(content, "took_s", _USUAL_SECONDS)
-        self._doubt_s = _number(content, "doubt_s", 0.0)  # of texts that could not confirm these costs
+        self._doubt_s = _number(content, "doubt_s", 0.0)  # seconds of requests that could not confirm these costs
         self._repeats = min(
             int(_number(content, "repeats", 0)), MOST_REPEATS
-        )  # calibrations since a text last confirmed one
+        )  # recalibrations since a request last confirmed one
         self._recalibrated = False
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:
-        """Return what is kept, or what `measure` finds where nothing is or the doubts have become large enough."""
+        """Return the stored costs, or those of `measure` if there are none or the doubt has grown large enough."""
         if self._costs is None:
             return self._calibrate(measure)
         if self._doubt_s >= self._recalibration_threshold and not self._recalibrated:
@@ -69,7 +69,7 @@ class StoredCosts:
         before, self._repeats = self._repeats, min(self._repeats + 1, MOST_REPEATS)
         try:
             found = self._calibrate(measure)
-        except NoBlocksError:  # texts have all the memory: another one may ask again
+        except NoBlocksError:  # requests hold all the memory: a later one tries again
             self._repeats = before
             return known
         self._recalibrated = True
@@ -77,7 +77,7 @@ class StoredCosts:
 
     @property
     def _recalibration_threshold(self) -> float:
-        """Seconds of doubting texts for which a new calibration pays."""
+        """Seconds of doubt from which a recalibration is worthwhile."""
         return RECALIBRATION_RATIO * self._took_s * 2.0**self._repeats
 
     def _calibrate(self, measure: Callable[[], Costs]) -> Costs:
@@ -89,7 +89,7 @@ class StoredCosts:
         return self._costs
 
     def correct(self, findings: CostFindings) -> None:
-        """Take in what a text found, unless another did since it began. Written at most every WRITE_EVERY seconds."""
+        """Apply a request's findings, unless another's came since it began. Writes at most every WRITE_EVERY s."""
         if findings.before != self._costs or not findings.seconds:
             return
         self._costs = findings.costs
@@ -141,7 +141,7 @@ def _experts(content: Any) -> ExpertCosts | None:
 
 
 def _number(content: Any, key: str, default: float) -> float:
-    """A number ≥ 0 of the file, which an older version may have written, or somebody's hand."""
+    """A number ≥ 0 from the file, which an older version or a person may have written."""
     try:
         value = float(content[key])
     except (ValueError, KeyError, TypeError, OverflowError):
