@@ -1,4 +1,4 @@
-"""An assistant that lacks some of the target's tokens: it reads the text without them."""
+"""An assistant that lacks some of the target's tokens: it reads the context without them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from ipex_assist.speculative.draft_source import Proposal
 
 
 class PartialVocabularyAssistant:
-    """Leaves out of the text what the assistant has no token for, and pauses right behind it.
+    """Drops tokens that the assistant does not know from its context, and does not draft right after one.
 
-    Such tokens are mostly marks of a chat template or of infilling, around text that both models know. Without them the
-    assistant keeps all of that text; a token in their place that stands for something else would mislead it. What
-    follows a mark at once it cannot guess, so that the target decodes one token alone there.
+    Such tokens are mostly special tokens of a chat template or of infilling, between text that both models know. The
+    assistant keeps that text; replacing the tokens by others would mislead it. It cannot predict what directly follows
+    such a token, so the target decodes one token plainly there.
     """
 
     def __init__(self, model: AssistantModel, unknown: frozenset[int]) -> None:
-        """unknown: ids that the assistant must not read; so are all that its embedding has no row for."""
+        """unknown: ids that the assistant must not read, besides those beyond its embedding."""
         self._model, self._unknown = model, unknown
         self._rows = model.model.spec.vocab_size
-        self._known: list[int] = []  # the text without them …
-        self._left_out = [0, 0]  # … how many of them prompt and generated text have …
-        self._followed = 0  # … up to this token
+        self._known: list[int] = []  # the context without unknown tokens …
+        self._left_out = [0, 0]  # … how many were dropped from prompt and from output …
+        self._followed = 0  # … up to this position
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Of the tokens that the assistant knows; never 0, which would mean that reading costs nothing."""
+        """Unread tokens among those the assistant knows; at least 1, since 0 would mean that reading costs nothing."""
         self._follow(tokens)
         return max(1, self._model.unread(self._known))
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """What the assistant says up to a token it does not know, and nothing right behind one."""
+        """The assistant's draft, cut before a token it does not know; nothing right after one."""
         return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
 
     def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
@@ -44,7 +44,7 @@ class PartialVocabularyAssistant:
         left_out = (self._left_out[0], self._left_out[1])
         steps = self._model.steps(self._known, k, min_confidence=min_confidence, context=context, left_out=left_out)
         proposal = yield from steps
-        # An id that is the target's alone may have a row, and so a logit: what is left out of the text must not be in
+        # An unknown id may still have an embedding row, and a logit: what is dropped from the context must not stay in
         # the assistant's sequence either.
         known = next((i for i, token in enumerate(proposal.tokens) if not self._reads(token)), len(proposal.tokens))
         if known == len(proposal.tokens):
@@ -53,7 +53,7 @@ class PartialVocabularyAssistant:
         return Proposal(proposal.tokens[:known], proposal.confidence[:known], proposal.read)
 
     def accept(self, count: int) -> None:
-        """Tell the assistant, which has read as many of its own tokens."""
+        """Pass it on to the assistant: all drafted tokens are known to it."""
         self._model.accept(count)
 
     def _follow(self, tokens: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""An assistant with another tokenizer: the text is the common language (universal assisted decoding).
+"""Universal assisted decoding: an assistant with another tokenizer, by way of the text.
 
-The target's tokens become text, the text the assistant's tokens; what the assistant drafts goes the same way back.
+The target's tokens are decoded to text and encoded as the assistant's tokens; its draft takes the same way back.
 Source: Timor et al. 2025 (arXiv:2502.05202), "exact match"; transformers' assistant_tokenizer.
 """
 
@@ -19,15 +19,15 @@ from ipex_assist.tokenization.detokenizer import REPLACEMENT
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Tokens before a seam that are encoded again, since what follows may join the last of them.
+# Tokens before new text that are encoded again, since the tokenizer may merge across the boundary.
 OVERLAP = 8
-_ANCHOR = "\n"  # in front of a piece, so that tokenizers do not treat it as the beginning of a text
+_ANCHOR = "\n"  # put before a fragment, so that tokenizers do not treat it as the beginning of a text
 
 
 class UniversalAssistant:
-    """Drafts greedily: the noise belongs to the target's tokens, and the assistant has others.
+    """Drafts greedily, as the sampling noise belongs to the target's tokens and the assistant has others.
 
-    Any draft leaves the text what it is.
+    Output does not depend on it, since the target verifies every draft.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class UniversalAssistant:
         capacity: int,
         draft_vocabulary: int | None = None,
     ) -> None:
-        """capacity: a text with more of the assistant's tokens is not drafted for."""
+        """capacity: nothing is drafted beyond this many of the assistant's tokens."""
         vocab_size = model.spec.vocab_size
         self._model = AssistantModel(model, Sampling(), vocab_size, draft_vocabulary, capacity)
         self._assistant, self._target = FragmentTokenizer(assistant_tokenizer), FragmentTokenizer(target_tokenizer)
         self._target_vocab_size = target_vocab_size
-        self._ids: list[int] = []  # the text in the assistant's tokens …
-        self._drafted: list[int] = []  # … and what was drafted behind it, which is cached too
-        self._known = 0  # target tokens that `_ids` stands for
+        self._ids: list[int] = []  # the context in the assistant's tokens …
+        self._drafted: list[int] = []  # … and the draft that follows it, whose keys and values are cached too
+        self._known = 0  # number of target tokens that `_ids` corresponds to
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Return how much the assistant has not read, counted in its own tokens."""
+        """Return the unread tokens, counted in the assistant's tokens."""
         self._follow(tokens)
         return max(1, self._model.unread(self._ids))
 
@@ -73,10 +73,10 @@ class UniversalAssistant:
         return Proposal(drafted[:end], read=proposal.read)
 
     def accept(self, count: int) -> None:
-        """The text says what was accepted: see `_follow`."""
+        """Nothing to do: `_follow` sees from the next tokens what was accepted."""
 
     def _follow(self, tokens: Sequence[int]) -> bool:
-        """Bring `_ids` up to `tokens`. False where the last of them is not a whole character yet."""
+        """Bring `_ids` up to date with `tokens`. Returns False if they end inside a character."""
         if self._known == len(tokens):
             return True
         text = self._target.text_after(tokens[: self._known], tokens[self._known :])
@@ -91,14 +91,14 @@ class UniversalAssistant:
         )
         self._ids[kept:] = ids
         self._drafted = []
-        # The last token is always left to be read: a pass needs a row.
+        # Leave the last token unread: a pass needs at least one row.
         self._model.rewind(min(kept + same, len(self._ids) - 1))
         self._known = len(tokens)
         return True
 
 
 class FragmentTokenizer:
-    """A tokenizer for pieces from the middle of a text."""
+    """Encodes and decodes fragments from the middle of a text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -109,17 +109,17 @@ class FragmentTokenizer:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def first_tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text from its beginning."""
+        """Encode a text from its beginning, with special tokens."""
         return list(self._tokenizer(text)["input_ids"]) or self._encode(text)
 
     def tokens(self, text: str) -> list[int]:
-        """Return the tokens of a piece of text, without special ones."""
+        """Encode a fragment, without special tokens."""
         tokens = self._encode(_ANCHOR + text)
         count = len(self._anchor)
         return tokens[count:] if tokens[:count] == self._anchor else self._encode(text)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, special ones too."""
+        """Decode tokens, including special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def text_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
@@ -128,7 +128,7 @@ class FragmentTokenizer:
         return self.text([*context, *tokens])[len(self.text(context)) :]
 
     def tokens_after(self, before: Sequence[int], text: str) -> list[int]:
-        """Tokens by which `text` goes on behind `before`."""
+        """Return the tokens of `text` when it follows the tokens `before`."""
         context = list(before[-OVERLAP:])
         tokens = self.tokens(self.text(context) + text)
         return tokens[len(context) :] if tokens[: len(context)] == context else self.tokens(text)
