@@ -1,4 +1,4 @@
-"""API keys: who has none of them gets 401. Comparing takes the same time for every key."""
+"""API keys: requests without a valid one get 401. Comparison takes constant time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ipex_assist.serve.errors import ApiError
 
-# What says nothing of anybody's texts: the page's file (which asks for the key), and what watches the server.
+# Paths that need no key: the page itself (which asks for the key), and monitoring.
 OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/favicon.ico"})
 
 
@@ -20,7 +20,7 @@ def is_open(path: str) -> bool:
 
 
 class ApiKeys:
-    """The keys that are right, as digests: comparing tells nobody how far a guess was right, nor how long a key is."""
+    """The valid keys, stored as digests, so that timing reveals neither a matching prefix nor a key's length."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -29,14 +29,14 @@ class ApiKeys:
         return bool(self._digests)
 
     def know(self, key: bytes) -> bool:
-        """Whether this is one of them; all are looked at, whichever it is."""
+        """Whether the key is valid; always compares with all of them."""
         digest = hashlib.sha256(key).digest()
         right = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(right)
 
 
 class Authentication:
-    """ASGI middleware that asks for `Authorization: Bearer KEY`."""
+    """ASGI middleware that requires `Authorization: Bearer KEY`."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app, self._keys = app, keys
@@ -56,7 +56,7 @@ class Authentication:
 
     def _may(self, scope: Scope) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        if is_open(path) or scope["method"] == "OPTIONS":  # what a browser asks before it may send a key
+        if is_open(path) or scope["method"] == "OPTIONS":  # a browser's CORS preflight carries no key
             return True
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         kind, _, key = header.partition(b" ")

@@ -1,4 +1,4 @@
-"""The application: routes, errors, keys and limits hung together."""
+"""The ASGI application: routes, error handlers, authentication and limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DESCRIPTION = "OpenAI's API, by a model and its draft; fields beyond OpenAI's ar
 
 
 def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
-    """The ASGI application. Raises UsageError where the file of API keys cannot be read."""
+    """Create the ASGI application. Raises UsageError if the API key file cannot be read."""
     service = Service(backend, options)
 
     @contextlib.asynccontextmanager
@@ -33,7 +33,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         yield
         service.close()
 
-    # No pages of documentation: they load programs from other servers. /openapi.json is there.
+    # No documentation pages, as they load scripts from other servers; /openapi.json is served.
     app = FastAPI(
         title="ipex-assist",
         version=__version__,
@@ -65,7 +65,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
 
 
 def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
-    """The document as it is true of this server: its vocabulary, its keys; wrong bodies are answered by 400."""
+    """The OpenAPI document of this server: with its vocabulary size and security; invalid bodies get 400, not 422."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -85,13 +85,13 @@ def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    with contextlib.suppress(NotReady):  # else it is said later
+    with contextlib.suppress(NotReady):  # else added later
         _limit_ids(document, service.facts.vocab_size)
     return document
 
 
 def _limit_ids(node: Any, vocab_size: int) -> None:
-    """Say of every token id in the document how large it may be."""
+    """Set the maximum of every token id in the document."""
     if isinstance(node, dict):
         if node.pop(TOKEN_ID, False):
             node.pop("exclusiveMaximum", None)

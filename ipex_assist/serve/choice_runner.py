@@ -1,4 +1,4 @@
-"""Several texts of one request, run together: their parts as they come, one error for all, one end for all."""
+"""Runs the n choices of one HTTP request together: merges their outputs, with one error and one end for all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Protocol
 
 from ipex_assist.serve.backend import Busy, Finished, GenerationRequest, OutputChunk
 
-AT_ONCE = 32  # texts of one request that are offered to the queue at a time
-LONGEST_WAIT = 1.0  # seconds until a text is offered to a full queue again
+AT_ONCE = 32  # choices of one request submitted at a time
+LONGEST_WAIT = 1.0  # seconds before a choice is submitted to a full queue again
 
 
 class Generate(Protocol):
-    """`Backend.generate`, or the same with something around it."""
+    """`Backend.generate`, or a wrapper of it."""
 
     def __call__(
         self, request: GenerationRequest, *, timeout: float | None = None
@@ -27,21 +27,21 @@ class Generate(Protocol):
 
 @dataclass(frozen=True)
 class ChoiceEvent:
-    """Which of the texts has a part, or its end."""
+    """An output chunk, or the end, of choice `index`."""
 
     index: int
     output: OutputChunk | Finished
 
 
 class ChoiceRunner:
-    """Use as a context: leaving it cancels what is not done.
+    """A context manager; leaving it cancels unfinished choices.
 
-    Where the queue has no room for any of the texts, Busy is raised; where it has room for some of them, the others
-    wait for their turn, so that a request of more texts than the queue holds ends, too.
+    If the queue has no room for any of the choices, Busy is raised; if it has room for some, the others are retried, so
+    that a request with more choices than the queue holds completes, too.
     """
 
     def __init__(self, generate: Generate, requests: Sequence[GenerationRequest], timeout: float | None) -> None:
-        """timeout: seconds, for all of them together."""
+        """timeout: seconds for all choices together."""
         self._generate, self._requests = generate, requests
         self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         self._events: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue()
@@ -64,15 +64,15 @@ class ChoiceRunner:
 
     @property
     def over(self) -> bool:
-        """Whether every text has ended."""
+        """Whether all choices have finished."""
         return not self._open
 
     async def next(self, patience: float | None = None) -> ChoiceEvent | None:
-        """The next news; None where nothing comes within `patience` seconds. Raises what a text failed by."""
+        """The next event; None if none comes within `patience` seconds. Raises the error of a failed choice."""
         try:
             choice_event = self._events.get_nowait()
         except asyncio.QueueEmpty:
-            # Not by wait_for, which until Python 3.12 forgets that it was cancelled where news come at that moment.
+            # Not wait_for, which until Python 3.12 can swallow a cancellation that coincides with a result.
             coming = asyncio.ensure_future(self._events.get())
             try:
                 await asyncio.wait({coming}, timeout=patience)
@@ -96,7 +96,7 @@ class ChoiceRunner:
             self._events.put_nowait(error)
 
     async def _try(self, index: int) -> bool:
-        """Run a text; False where the queue was full, and it is to be tried again."""
+        """Run one choice; returns False if the queue was full and it must be retried."""
         try:
             async with aclosing(self._generate(self._requests[index], timeout=self._remaining())) as parts:
                 async for output in parts:

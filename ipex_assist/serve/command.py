@@ -1,4 +1,4 @@
-"""The command `ipex-assist serve`: from its flags to a server, from its end to an exit code. Never imports torch."""
+"""The command `ipex-assist serve`. Never imports torch."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
         code = asyncio.run(command.serve())
     finally:
         close(listener, options)
-    if code or threading.active_count() > 1:  # nobody waits for threads that still compute, or download
+    if code or threading.active_count() > 1:  # do not wait for threads that still compute or download
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def check_packages() -> None:
-    """UsageError where a library that only a server needs is not installed."""
+    """Raise UsageError if a library of the [serve] extra is not installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}: type pip install 'ipex-assist[serve]'")
@@ -77,7 +77,7 @@ def check_packages() -> None:
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """One run of the command: what it was told, and where it listens."""
+    """One run of the command: its options and its listening socket."""
 
     args: argparse.Namespace
     options: ServeOptions
@@ -88,7 +88,7 @@ class ServeCommand:
     async def serve(self) -> int:
         """Serve until a signal ends it; returns the exit code."""
         messages, stop = ServerLog(self.args.verbose), StopSignals()
-        with stop.caught():  # from before the first message on, which is when people press Ctrl-C
+        with stop.caught():  # installed before the first message, when people may press Ctrl-C
             return await self._serve_until(stop, messages)
 
     async def _serve_until(self, stop: StopSignals, messages: ServerLog) -> int:
@@ -112,7 +112,7 @@ class ServeCommand:
         )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's, without torch."""
+        """Load the target's tokenizer without torch."""
         from ipex_assist.tokenization.tokenizer import load_tokenizer
         from ipex_assist.tokenization.without_torch import leave_torch_out
 
@@ -122,7 +122,7 @@ class ServeCommand:
         return load_tokenizer(open_checkpoint(load.target, revision=load.revision, offline=load.offline))
 
     def greeting(self, engines: Engines) -> str:
-        """What is served, where, and how to ask it something."""
+        """The ready message: model, address and a curl example."""
         facts = engines.facts
         drafts = f"drafted by {facts.assistant}" if facts.assistant else "nothing drafts"
         count = engines.statistics().slots

@@ -1,16 +1,16 @@
-"""Sums of what engines have counted, those that have died included. Pure."""
+"""Sums of engine counters, including those of dead processes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Of one moment, or of one process: of no use in a sum.
+# Gauges, which must not be summed over time.
 NO_COUNTS = ("running", "waiting", "most_running")
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of `EngineStats.as_dict()`s, name by name and row by row, without what is no count."""
+    """Sum `EngineStats.as_dict()`s, recursively by name, without gauges."""
     summed: dict[str, Any] = {}
     for each in counts:
         _add(summed, {name: value for name, value in each.items() if name not in NO_COUNTS})

@@ -1,4 +1,4 @@
-"""One place of the server, the engine process there, and the texts that it is at; and a text on its way to it."""
+"""A slot for an engine process, and the requests that are active in it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """A request on its way. number: of the try under way. place: where that is; None while it waits.
+    """A request that waits or runs. number: id of the current attempt. slot: where it runs; None while it waits.
 
-    delivered: tokens that its reader has, or will have. seen: those of them that this try has come to; further tries
-    come by the same ones, since every text has a seed. tried: places at which it was lost.
+    delivered: output tokens given to the reader. seen: how many of them the current attempt has reached; a retry
+    produces the same ones, since every request has a seed. tried: slots in which it failed.
     """
 
     request: GenerationRequest
@@ -39,13 +39,13 @@ class ActiveRequest:
 
     @classmethod
     def of(cls, request: GenerationRequest, drafts: DraftOptions) -> ActiveRequest:
-        """drafts: the server's, for what the request leaves as it is by default."""
+        """drafts: the server's defaults for options that the request does not set."""
         own = request.options.changed()
         changes = {name: value for name, value in drafts.changed().items() if name not in own}
         return cls(request, replace(request.options, **changes).seeded(), block_keys(request.tokens))
 
     def deliver(self, chunk: OutputChunk) -> bool:
-        """Give the reader what of a chunk it has not yet; False where an earlier try had other tokens."""
+        """Give the reader the new tokens of a chunk; returns False if an earlier attempt had other tokens."""
         if self.output.over:
             return True
         tokens = [delta.token for delta in chunk.token_deltas]
@@ -62,7 +62,7 @@ class ActiveRequest:
         return True
 
     def fields(self) -> dict[str, Any]:
-        """As an engine process takes it."""
+        """The request in the format of an engine process."""
         grammar = self.request.grammar
         return {
             "id": self.number,
@@ -76,17 +76,17 @@ class ActiveRequest:
 
 
 def chunk_of(chunk: Mapping[str, Any]) -> OutputChunk:
-    """What `Streamed` brought, as readers get it."""
+    """Convert a `Streamed` event's chunk."""
     pieces = [TokenDelta(text, token, drafted) for text, token, drafted in chunk["pieces"]]
     return OutputChunk(pieces, chunk["logprobs"], chunk["drafted"], chunk["accepted"])
 
 
 @dataclass
 class EngineSlot(Life):
-    """An engine process, or the place for one.
+    """A slot for an engine process.
 
-    running: what it is at, by number, cancelled texts among them until it says that they have ended. past: what the
-    processes before this one have counted. heard_at: when it last said something, by time.monotonic.
+    running: its requests by number, including cancelled ones until the engine confirms it. past: summed counters of
+    earlier processes in the slot. heard_at: time.monotonic of the last event.
     """
 
     concurrency: int = 1
@@ -97,32 +97,32 @@ class EngineSlot(Life):
     blocks: dict[str, int] | None = None
     heard_at: float = 0.0
     starts: int = 0
-    ending: bool = False  # it was killed, and has not ended yet
+    ending: bool = False  # killed, but not ended yet
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another text."""
+        """Whether it can take another request."""
         return self.ready and not self.ending and len(self.running) < self.concurrency
 
     @property
     def load(self) -> float:
-        """How busy it is, as a part of what it takes at a time."""
+        """Running requests ÷ concurrency."""
         return len(self.running) / self.concurrency
 
     def take(self, active: ActiveRequest, number: int) -> None:
-        """Begin with a text, under this number."""
+        """Start a request under this number."""
         active.number, active.seen, active.sent_at = number, 0, time.monotonic()
         self.running[number] = active
         self.known.keep(active.keys)
 
     def measure(self, stats: Mapping[str, Any]) -> None:
-        """Take in what `Measured` says."""
+        """Update from a `Measured` event."""
         self.counts, self.blocks = dict(stats.get("engine", {})), stats.get("blocks")
         if self.blocks is not None:
             self.known.most = self.blocks["total"]
 
     def take_over_requests(self) -> list[ActiveRequest]:
-        """Its process has ended; returns what it was at and somebody still waits for."""
+        """Reset the slot after its process has ended; returns the unfinished requests."""
         self.past = sum_counts([self.past, self.counts])
         self.counts, self.blocks, self.ending = {}, None, False
         self.known.forget()
@@ -131,13 +131,13 @@ class EngineSlot(Life):
         return lost
 
     def unresponsive_since(self) -> float | None:
-        """When it was last heard of, if it has not ended a text that was cancelled before; None if all is well."""
+        """Since when it has not confirmed a cancellation, by time.monotonic; None if none is pending."""
         cancelled = [active.cancelled_at for active in self.running.values() if active.cancelled_at is not None]
         return max(min(cancelled), self.heard_at) if cancelled else None
 
 
 def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
-    """What an engine said when it had loaded its model. name: as requests call it."""
+    """Convert the facts of a `Ready` event. name: of the model in requests."""
     return ModelFacts(
         name=name,
         target=facts["target"],

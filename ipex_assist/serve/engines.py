@@ -1,4 +1,4 @@
-"""The engine processes of this machine as one backend: started, fed, watched, and started anew when they die."""
+"""The engine processes of this machine as one backend: dispatches requests, watches and restarts processes."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from ipex_assist.speculative.options import DraftOptions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SLOWER_DELAYS = (*RESTART_DELAYS, 10.0, 30.0)  # of engines that could load before, and are started anew for ever
-MAX_TRIES = 2  # of a text whose engine died
-OTHER_TOKENS = "the engine that was at this request died, and another one would not have gone on by the same text"
-WATCH_SECONDS = 1.0  # how long what no event tells may go unnoticed
-CANCEL_SECONDS = 30.0  # an engine that says nothing for so long though a text was cancelled is ended
+SLOWER_DELAYS = (*RESTART_DELAYS, 10.0, 30.0)  # of engines that have loaded before; restarted without limit
+MAX_TRIES = 2  # of a request whose engine died
+OTHER_TOKENS = "the engine of this request died, and another one did not continue with the same text"
+WATCH_SECONDS = 1.0  # interval of checks that no event triggers
+CANCEL_SECONDS = 30.0  # an engine that does not confirm a cancellation within this time is killed
 MOST_RETRY_AFTER = 600.0
 
 
 class Engines:
-    """A Backend over a `LocalPool`. All of it runs in one event loop, that of the main thread (`spawn_command`).
+    """A Backend over a `LocalPool`. Runs in one event loop, that of the main thread (`spawn_command`).
 
-    It takes requests when one engine is ready. `failure` is done, with an exception, when none is left to wait for.
+    Accepts requests once one engine is ready. `failure` completes with an exception when every engine is given up.
     """
 
     def __init__(
@@ -55,31 +55,31 @@ class Engines:
         say: Callable[[str], None] = lambda line: None,
         heard: Callable[[int, str], None] = lambda engine, line: None,
     ) -> None:
-        """name: of the model, as requests call it. drafts: for requests that do not ask otherwise.
+        """name: of the model in requests. drafts: defaults for requests.
 
-        say: takes messages for whoever runs the server. heard: takes lines of an engine's standard error.
+        say: prints a message for the operator. heard: takes a line of an engine's standard error.
         """
         self._name, self._options, self._say, self._heard = name, options or ServeOptions(), say, heard
         self._drafts = drafts or DraftOptions()
         self._pool: LocalPool | None = None
         self._slots: list[EngineSlot] = []
         self._waiting: deque[ActiveRequest] = deque()
-        self._active: set[ActiveRequest] = set()  # that somebody waits for
+        self._active: set[ActiveRequest] = set()  # unfinished requests
         self._numbers = itertools.count(1)
         self._facts: ModelFacts | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._seconds = 1.0  # that a text takes of late
+        self._seconds = 1.0  # moving average of a request's seconds
         self._watch_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._refusal: IpexAssistError | None = None
         self.draining = False
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # What HTTP asks.
+    # The Backend interface.
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be taken now, but for a full queue."""
+        """Whether requests are accepted, unless the queue is full."""
         return self._why_not_ready() is None
 
     def _why_not_ready(self) -> str | None:
@@ -93,14 +93,14 @@ class Engines:
 
     @property
     def facts(self) -> ModelFacts:
-        """What is served; NotReady before it is loaded."""
+        """The served model. Raises NotReady before it is loaded."""
         if self._facts is None:
             raise NotReady("the model is being loaded")
         return self._facts
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's; NotReady before it is loaded."""
+        """The target's tokenizer. Raises NotReady before it is loaded."""
         if self._tokenizer is None:
             raise NotReady("the model is being loaded")
         return self._tokenizer
@@ -112,13 +112,13 @@ class Engines:
 
     @property
     def concurrency(self) -> int:
-        """The most texts at a time in an engine."""
+        """The most concurrent requests of an engine."""
         return max((slot.concurrency for slot in self._slots), default=1)
 
     async def generate(
         self, request: GenerationRequest, *, timeout: float | None = None
     ) -> AsyncGenerator[OutputChunk | Finished, None]:
-        """See Backend. timeout None: that of the options."""
+        """See Backend. timeout: the options' where None."""
         active = self._admit(request)
         seconds = self._options.timeout if timeout is None else timeout
         active.expiry = asyncio.get_running_loop().call_later(seconds, self._time_out, active, seconds)
@@ -130,7 +130,7 @@ class Engines:
             self._abort(active, asyncio.CancelledError())
 
     def statistics(self) -> ServerStatistics:
-        """Figures of this moment; what engines count is at most a second old, and exact when nothing runs."""
+        """Current statistics; engine counters are at most a second old, and exact when nothing runs."""
         blocks = [slot.blocks for slot in self._slots if slot.blocks is not None]
         return ServerStatistics(
             waiting=len(self._waiting),
@@ -145,10 +145,10 @@ class Engines:
             restarts=sum(max(0, slot.starts - 1) for slot in self._slots),
         )
 
-    # From its start to its end.
+    # Start and shutdown.
 
     def start(self, pool: LocalPool) -> None:
-        """Start a process at every place; they load side by side. Nothing where the end has come meanwhile."""
+        """Start a process in every slot; they load in parallel. Does nothing if the server is draining already."""
         if self.draining:
             return
         self._pool = pool
@@ -157,7 +157,7 @@ class Engines:
         self._watch()
 
     async def wait_ready(self) -> None:
-        """Wait until requests are taken. Raises IpexAssistError where no engine can load the model."""
+        """Wait until requests are accepted. Raises IpexAssistError if no engine can load the model."""
         while not self.ready and not self.failure.done():
             self._changed.clear()
             news = asyncio.ensure_future(self._changed.wait())
@@ -168,7 +168,7 @@ class Engines:
             self.failure.result()
 
     async def drain(self, seconds: float) -> int:
-        """Take nothing new, and wait so long for what there is; returns how many texts were given up then."""
+        """Refuse new requests and wait up to `seconds` for running ones; returns how many were aborted."""
         self.draining = True
         deadline = time.monotonic() + seconds
         if self._active and seconds:
@@ -184,7 +184,7 @@ class Engines:
         return len(left_over)
 
     def close(self, now: bool = False) -> None:
-        """End all processes. now: those too that would end by themselves."""
+        """End all processes. now: kill them instead of letting them exit."""
         self.draining = True
         for active in list(self._active):
             self._abort(active, Failed("the server has ended before this text", again=True))
@@ -197,12 +197,12 @@ class Engines:
                 pool.kill(number, "is ended")
             pool.close()
         if not self.failure.cancel() and not self.failure.cancelled():
-            self.failure.exception()  # nobody may have asked
+            self.failure.exception()  # mark it as retrieved
 
-    # Texts.
+    # Requests.
 
     def _admit(self, request: GenerationRequest) -> ActiveRequest:
-        """Begin with a request, or let it wait. Raises NotReady and Busy."""
+        """Dispatch or queue a request. Raises NotReady or Busy."""
         if (reason := self._why_not_ready()) is not None:
             raise NotReady(reason)
         active = ActiveRequest.of(request, self._drafts)
@@ -215,12 +215,12 @@ class Engines:
         return active
 
     def _retry_after(self) -> float:
-        """Seconds after which the queue may have room: that one of the texts under way takes."""
+        """Estimated seconds until a running request finishes."""
         slots = sum(slot.concurrency for slot in self._slots if slot.ready) or 1
         return float(math.ceil(min(MOST_RETRY_AFTER, max(1.0, self._seconds / slots))))
 
     def _feed(self) -> None:
-        """Give waiting texts to places that have room."""
+        """Dispatch waiting requests to slots with room."""
         while self._waiting and self._pool is not None:
             active = self._waiting[0]
             load = {number: slot.load for number, slot in enumerate(self._slots) if slot.has_room}
@@ -233,7 +233,7 @@ class Engines:
             self._pool.submit(active.slot, active.fields())
 
     def _abort(self, active: ActiveRequest, error: BaseException) -> None:
-        """Nobody waits for a text any more, or shall: end it wherever it is. Nothing if it has ended."""
+        """Fail a request and cancel it wherever it is; does nothing if it has finished."""
         if active.output.over:
             return
         self._fail(active, error)
@@ -244,7 +244,7 @@ class Engines:
             self._pool.cancel(active.slot, active.number)
 
     def _time_out(self, active: ActiveRequest, seconds: float) -> None:
-        """Its time is over: its reader is told, and so is whoever runs the server."""
+        """Abort a request that exceeded its timeout, and log it."""
         written = len(active.delivered)
         advice = f"{written} tokens were written: ask for fewer (max_tokens)" if written else "no token was written"
         self._say(f"a request took longer than --timeout ({seconds:g} s) and is ended; {written} tokens were written")
@@ -258,7 +258,7 @@ class Engines:
         self._active.discard(active)
         self._changed.set()
 
-    # What engines report.
+    # Events of engines.
 
     def _take_events(self) -> None:
         if self._pool is None:
@@ -288,7 +288,7 @@ class Engines:
     def _on_answer(self, slot: EngineSlot, event: Answered) -> None:
         active = slot.running.pop(event.request, None)
         slot.ends_in_a_row = 0
-        if active is None or active.output.over:  # nobody waits for it any more
+        if active is None or active.output.over:  # cancelled
             return
         if event.result is not None and active.seen < len(active.delivered):
             self._fail(active, Failed(OTHER_TOKENS, again=True))
@@ -304,7 +304,7 @@ class Engines:
             self._fail(active, UsageError(error) if event.refused else Failed(error))
 
     def _retry(self, active: ActiveRequest, reason: str) -> None:
-        """A try has failed; another one goes on where it was."""
+        """Queue a request again after its engine failed; the retry continues its output."""
         assert active.slot is not None
         active.tried.append(active.slot)
         active.slot = None
@@ -327,8 +327,8 @@ class Engines:
         delays = SLOWER_DELAYS if slot.was_ready else RESTART_DELAYS
         lost = slot.take_over_requests()
         slot.count_end(refused=event.refusal is not None, delays=delays, for_ever=True)
-        for active in reversed(lost):  # the first of them shall be the first again
-            self._retry(active, f"the engine that was at this request {event.reason}")
+        for active in reversed(lost):  # appendleft restores their order
+            self._retry(active, f"the engine of this request {event.reason}")
         if lost:
             failed = sum(active.output.over for active in lost)
             doing = f"at {len(lost)} requests, of which {failed} failed and {len(lost) - failed} are tried again"
@@ -336,19 +336,19 @@ class Engines:
             self._end_by(error)
             return
         seconds = max(0.0, slot.restart_at - time.monotonic())
-        then = "left out from here on" if slot.given_up else f"started anew in {seconds:.0f} s"
+        then = "not restarted" if slot.given_up else f"restarted in {seconds:.0f} s"
         reason = event.refusal[0] if event.refusal is not None else event.reason
         self._say(f"engine {event.instance}: {reason} ({doing}); {then}")
         if not slot.given_up:
             asyncio.get_running_loop().call_later(seconds, self._start_due)
 
     def _fatal_error(self, event: Ended) -> IpexAssistError | None:
-        """Why no engine is left to wait for; None while there is one."""
+        """The error to end with if every engine is given up; else None."""
         if event.refusal is not None:
             message, exit_code = event.refusal
             wrong_usage = exit_code == UsageError.exit_code
             self._refusal = UsageError(message) if wrong_usage else IpexAssistError(message)
-            if wrong_usage and self._facts is None:  # what one cannot do, none can
+            if wrong_usage and self._facts is None:  # the same for every engine
                 return self._refusal
         if not all(slot.given_up for slot in self._slots):
             return None
@@ -363,7 +363,7 @@ class Engines:
         for active in list(self._active):
             self._abort(active, Failed("no engine is left", again=True))
 
-    # What no event tells.
+    # Periodic checks.
 
     def _watch(self) -> None:
         self._watch_timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch)
@@ -385,7 +385,7 @@ class Engines:
                 self._on_end(slot, Ended(number, "cannot be started", (str(error), error.exit_code)))
 
     def _end_unresponsive(self) -> None:
-        """End engines that do not react: a cancelled text ends between two passes."""
+        """Kill engines that do not confirm a cancellation, which takes effect between two passes."""
         for number, slot in enumerate(self._slots):
             since = slot.unresponsive_since()
             if self._pool is None or since is None or slot.ending:

@@ -1,6 +1,6 @@
-"""Grammars of strangers, tried in a process that can be ended: what takes longer than a second is refused.
+"""Tries untrusted grammars in a process that can be killed; those that take more than a second are rejected.
 
-llguidance bounds most of what a grammar may cost, but a single call of it cannot be stopped.
+llguidance limits most costs of a grammar, but a single call cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from ipex_assist.speculative.grammar import GrammarSpec
 if TYPE_CHECKING:
     from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
 
-SECONDS = 1.0  # of a processor, that a grammar may take
-PATIENCE = 10.0  # seconds, whatever the processors do meanwhile
-REMEMBERED = 256  # grammars of which it is known what they are
-MEMORY = 4 << 30  # bytes, for all of the process
-WALKS, STEPS = 4, 48  # texts that are begun, and choices in each: a grammar may become costly on the way
-LONGEST = 1000  # bytes of such a text, with those that are no choice
-# What Lark may have where a special token can stand: texts, comments, regular expressions, and special tokens.
+SECONDS = 1.0  # of CPU time that a grammar may take
+PATIENCE = 10.0  # seconds of wall-clock time
+REMEMBERED = 256  # cached verdicts
+MEMORY = 4 << 30  # bytes of address space of the process
+WALKS, STEPS = 4, 48  # random outputs, and choices in each: a grammar may become expensive later on
+LONGEST = 1000  # bytes of such an output, including forced ones
+# Lark tokens that may contain < >: strings, comments, regular expressions, and special tokens themselves.
 _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<special><[^<>\s]+>)')
-_ANY_SPECIAL = "<[255]>"  # in the place of each: a byte that no character has
+_ANY_SPECIAL = "<[255]>"  # replaces each special token: a byte that never occurs in UTF-8
 
 
 class GrammarChecker:
-    """Says of grammars whether an engine should be given them. Any threads may use it; one grammar is tried at a time.
+    """Decides whether a grammar may be given to an engine. Thread-safe; tries one grammar at a time.
 
-    The process is started with the first of them, and anew where one has ended it.
+    The process is started with the first grammar, and restarted if one has killed it.
     """
 
     def __init__(self, program: Callable[[], list[str]] | None = None) -> None:
-        """program: argv of the process."""
+        """program: returns the argv of the process."""
         self._program = program or (lambda: [sys.executable, "-m", "ipex_assist.serve.grammar_checker"])
         self._process: subprocess.Popen[bytes] | None = None
-        self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by digests: grammars may be megabytes long
+        self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by digest: grammars may be megabytes long
         self._turn = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     async def checked(self, spec: GrammarSpec | None) -> GrammarSpec | None:
-        """`check` beside the event loop; returns the grammar."""
+        """Run `check` outside the event loop; returns the grammar."""
         if spec is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.check, spec)
         return spec
 
     def check(self, spec: GrammarSpec) -> None:
-        """Return where the grammar can be used; UsageError, for status 400, says why not. Takes a second at most."""
+        """Raise UsageError (status 400) if the grammar cannot be used. Takes about a second at most."""
         name = hashlib.sha256(f"{spec.kind} {spec.value}".encode("utf-8", "surrogatepass")).digest()
         with self._turn:
             if name not in self._known:
@@ -82,7 +82,7 @@ class GrammarChecker:
 
     def _try(self, spec: GrammarSpec) -> str | None:
         process = self._process
-        if process is None or process.poll() is not None:  # ended since, by no grammar
+        if process is None or process.poll() is not None:  # not running, or ended on its own
             self._end()
             process = self._start()
         line = json.dumps({"kind": spec.kind, "value": spec.value}).encode() + b"\n"
@@ -109,7 +109,7 @@ class GrammarChecker:
 
     @staticmethod
     def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
-        """The next line of the process, or None where it dies or takes too long."""
+        """The next line of the process; None if it dies or takes too long."""
         assert process.stdin is not None
         assert process.stdout is not None
         before, until = _spent(process.pid), time.monotonic() + PATIENCE
@@ -142,7 +142,7 @@ class GrammarChecker:
 
 
 def _spent(pid: int) -> float:
-    """Seconds of a processor that a process has used."""
+    """CPU seconds that a process has used."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -151,7 +151,7 @@ def _spent(pid: int) -> float:
 
 
 class _Bytes:
-    """A vocabulary of single bytes, as llguidance reads one: the costs of a grammar show in it, too."""
+    """A vocabulary of single bytes in llguidance's interface; a grammar's cost shows with it, too."""
 
     is_tokenizer_wrapper = True
     eos_token_id, bos_token_id = 256, None
@@ -172,14 +172,14 @@ def byte_tokenizer() -> Any:
 
 
 def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
-    """Why a grammar cannot be used, or None. May take for ever.
+    """Return why a grammar cannot be used, or None. May take for ever.
 
-    It is compiled, and a few texts are begun at random. Whether the model has its special tokens is not known here.
+    Compiles it and generates a few random outputs. Whether the model has its special tokens is not known here.
     """
     from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
     chance = random.Random(0)
-    if spec.kind == "lark":  # a vocabulary of bytes has no special tokens, neither names nor numbers
+    if spec.kind == "lark":  # the byte vocabulary has no special tokens
         spec = GrammarSpec(
             spec.kind, _LARK.sub(lambda found: _ANY_SPECIAL if found["special"] else found[0], spec.value)
         )
@@ -193,7 +193,7 @@ def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
 
 
 def _walk(state: LlguidanceGrammar, chance: random.Random) -> None:
-    """Write a text by chance until it ends, or is long enough."""
+    """Generate a random output until it ends or is long enough."""
     for _ in range(STEPS):
         for token in state.forced()[: LONGEST - len(state.tokens)]:
             state.advance(token)
@@ -204,7 +204,7 @@ def _walk(state: LlguidanceGrammar, chance: random.Random) -> None:
 
 
 def main() -> None:
-    """Answer lines of JSON on standard input: {"kind", "value"} by {"reason"}."""
+    """Read JSON lines {"kind", "value"} from stdin and answer each with {"reason"} on stdout."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     tokenizer = byte_tokenizer()
     sys.stdout.write("ready\n")

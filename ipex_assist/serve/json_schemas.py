@@ -1,4 +1,4 @@
-"""JSON schemas of requests: what llguidance would take too widely is written so that it cannot, or refused."""
+"""Adapts JSON schemas of requests: what llguidance enforces too loosely is rewritten, or rejected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ipex_assist.env.errors import UsageError
 
-DEEPEST = 200  # objects and lists within each other, those of names counted twice; llguidance has its own limit
+DEEPEST = 200  # nesting of objects and lists; named ones count twice; llguidance has its own limit
 
 # By $schema; without one it is 2020-12.
 _DIALECTS = {
@@ -16,7 +16,7 @@ _DIALECTS = {
     "json-schema.org/draft/2019-09/schema": (2019, "https://json-schema.org/draft/2019-09/schema"),
     "json-schema.org/draft/2020-12/schema": (2020, "https://json-schema.org/draft/2020-12/schema"),
 }
-_DATA = {"const", "enum"}  # whose values are no schemas, whatever they look like
+_DATA = {"const", "enum"}  # keywords whose values are data, not schemas
 _NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 
@@ -27,18 +27,18 @@ _DAY = (
 )
 # Leap seconds are left out: whether there may be one depends on the offset.
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-# llguidance knows these formats, but takes the 29th of any February and the 60th second of any minute.
+# llguidance knows these formats, but allows 29 February in every year and second 60 in every minute.
 FORMATS = {"date": f"^({_DAY})$", "time": f"^{_TIME}$", "date-time": f"^({_DAY})[Tt]{_TIME}$"}
 
-# Of regular expressions as JSON schemas have them, ECMA 262's: `\s` and `.`, which other dialects take otherwise.
+# JSON Schema uses ECMA 262 regular expressions, whose `\s` and `.` differ from other dialects.
 _SPACE = "\\t\\n\\x0b\\x0c\\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _LINE_ENDS = "\\n\\r\u2028\u2029"
 
 
 def adapt_schema(schema: Any) -> Any:
-    """A schema that llguidance enforces as it is meant, or refuses; of what it allows, some texts may be missing.
+    """Return a schema that llguidance enforces at least as strictly as meant; some valid texts may be excluded.
 
-    UsageError where neither can be had.
+    Raises UsageError if that is not possible.
     """
     if isinstance(schema, bool):
         if not schema:
@@ -106,7 +106,7 @@ def _refuse(schema: dict[str, Any], dialect: int) -> None:
 
 
 def _ecma(pattern: str) -> str:
-    """A regular expression of ECMA 262 as llguidance must be given it."""
+    """Convert an ECMA 262 regular expression for llguidance."""
     made, inside, place = [], False, 0
     while place < len(pattern):
         character = pattern[place]

@@ -1,4 +1,4 @@
-"""What every request goes through: the limits of its body, and a number by which logs and clients may call it."""
+"""ASGI middleware: body limits, root path and request ids."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _GOOD_ID = re.compile(rb"[!-~]{1,128}")
 
 
 def too_long(limit: int, size: int | None = None) -> ApiError:
-    """413 with the numbers. size: None where the client did not say it."""
+    """413 with the numbers. size: None without a Content-Length."""
     said = f"the body has {size:,} bytes" if size is not None else f"the body has more than {limit:,} bytes"
     return ApiError(413, f"{said}, and this server takes {limit:,} (--max-body)", code="body_too_large")
 
 
 class BodyLimit:
-    """ASGI middleware: a body of more than `limit` bytes is answered 413, and not read to its end; one that does not
-    come within `seconds` is answered 408."""
+    """ASGI middleware: answers 413 to a body of more than `limit` bytes, without reading all of it, and 408 to one that
+    does not arrive within `seconds`."""
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         self._app, self._limit, self._seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a body that is counted as it comes."""
+        """Pass the request on, counting its body as it arrives."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -62,24 +62,24 @@ class BodyLimit:
 
 
 class RootPath:
-    """ASGI middleware: paths begin with a prefix that a proxy in front has, whether it takes it away or not."""
+    """ASGI middleware: sets root_path to a proxy's prefix, whether or not the proxy strips it."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app, self._prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Say so to what is inside."""
+        """Pass the request on with the root_path."""
         await self._app({**scope, "root_path": self._prefix}, receive, send)
 
 
 class RequestIds:
-    """ASGI middleware: every answer has an X-Request-Id, the client's own where it sent one."""
+    """ASGI middleware: adds an X-Request-Id to every response, the client's own if it sent one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and add the header to the answer."""
+        """Pass the request on, and add the header to the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

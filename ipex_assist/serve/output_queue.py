@@ -1,4 +1,4 @@
-"""One text on its way from an engine to whoever waits for it: parts queue here, so that a slow reader stops nobody."""
+"""A request's output queue between engine and HTTP response, so that a slow reader blocks nobody."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ipex_assist.serve.backend import Finished, OutputChunk
 
 
 class OutputQueue(AsyncIterator[OutputChunk | Finished]):
-    """Parts in their order, and at last `Done` or an exception, behind which nothing is taken any more.
+    """Chunks in order, then `Finished` or an exception; anything put after that is ignored.
 
-    For one event loop. What waits here is at most the text itself.
+    For one event loop. Holds at most the request's whole output.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class OutputQueue(AsyncIterator[OutputChunk | Finished]):
         self.over = False
 
     def put(self, item: OutputChunk | Finished) -> None:
-        """Give the reader a part, or the end."""
+        """Append a chunk, or the end."""
         if not self.over:
             self._items.append(item)
             self.over = isinstance(item, Finished)
             self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """End it by an exception, which the reader gets behind the parts there are."""
+        """End the queue with an exception, raised after the chunks in it."""
         if not self.over:
             self._error, self.over = error, True
             self._news.set()

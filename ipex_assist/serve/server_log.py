@@ -1,4 +1,4 @@
-"""What a server says to whoever runs it, on standard error."""
+"""The server's messages to its operator, on standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_REMEMBERED = 1000
 
 
 class ServerLog:
-    """Lines on standard error, which may be closed. verbose: say which engine wrote what, and say it each time."""
+    """Prints lines to standard error, which may be closed. verbose: repeat engines' lines, with their number."""
 
     def __init__(self, verbose: bool = False) -> None:
         self.verbose = verbose
@@ -22,14 +22,14 @@ class ServerLog:
                 print(f"ipex-assist: {line}", file=sys.stderr, flush=True)
 
     def once(self, line: str) -> None:
-        """Print a message that was not printed before."""
+        """Print a message unless it was printed before."""
         if line not in self._said:
             if len(self._said) < MOST_REMEMBERED:
                 self._said.add(line)
             self.say(line)
 
     def heard(self, engine: int, line: str) -> None:
-        """An engine has written a line to its standard error: they are alike, and so are their messages."""
+        """Print an engine's line of standard error; without verbose only once, as engines write the same lines."""
         if self.verbose:
             self.say(f"engine {engine}: {line}")
         else:

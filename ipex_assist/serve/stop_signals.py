@@ -1,4 +1,4 @@
-"""Signals that end a server: the first asks for it, the second insists."""
+"""Signals that end a server: the first starts a graceful shutdown, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ipex_assist.batch.coordinator import REPEAT_SECONDS, STOPPING
 
 
 class StopSignals:
-    """`first` and `second` are futures of the signals' numbers. Made in the event loop of the main thread.
+    """`first` and `second` are futures of signal numbers. Created in the event loop of the main thread.
 
-    One within half a second is the same wish: a scheduler may signal a job and each of its processes.
+    A repetition within half a second does not count: a scheduler may signal a job and each of its processes.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class StopSignals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM and SIGHUP meanwhile; those that were ignored (nohup) stay ignored."""
+        """Handle SIGINT, SIGTERM and SIGHUP in this context; those that were ignored (nohup) stay ignored."""
         loop = asyncio.get_running_loop()
         numbers = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
         for number in numbers:
@@ -33,13 +33,13 @@ class StopSignals:
         try:
             yield
         finally:
-            if self.first.done():  # the process ends: one that comes late is not to change its exit code
+            if self.first.done():  # a late signal must not change the exit code
                 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
             for number in numbers:
                 loop.remove_signal_handler(number)
 
     def take(self, number: int) -> None:
-        """A signal has come."""
+        """Handle a signal."""
         if not self.first.done():
             self.first.set_result(number)
             self._at = time.monotonic()

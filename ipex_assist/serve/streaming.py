@@ -1,4 +1,4 @@
-"""Sends the answer of a request: whole, or by server-sent events; and cancels its texts when the client is gone."""
+"""Sends responses, whole or as server-sent events, and cancels generation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ipex_assist.serve.choice_runner import ChoiceRunner
 from ipex_assist.serve.errors import api_error
 from ipex_assist.serve.service import Service
 
-KEEP_ALIVE_SECONDS = 10.0  # of silence, after which a comment tells proxies that the stream lives
+KEEP_ALIVE_SECONDS = 10.0  # of silence before a comment keeps proxies from closing the stream
 COMMENT = ": keep-alive\n\n"
-# Proxies shall neither keep nor gather it.
+# Proxies must neither cache nor buffer the stream.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class GenerationResponse(Response):
-    """Runs texts when it is sent.
+    """A response that generates while it is sent.
 
-    Until something is sent, an error has its own status; in a stream that has begun it is the last event. A stream
-    begins with the first part, or after KEEP_ALIVE_SECONDS without any.
+    Before anything is sent, an error gets its own status; in a started stream it is the last event. A stream starts
+    with the first chunk, or after KEEP_ALIVE_SECONDS without one.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class GenerationResponse(Response):
         self.init_headers(STREAM_HEADERS if stream else None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, unless the client goes before."""
+        """Send the response, or stop when the client disconnects."""
         work = asyncio.create_task(self._run(scope, receive, send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
@@ -70,7 +70,7 @@ class GenerationResponse(Response):
             return api_error(error).response()
 
     async def _streamed(self, send: Send) -> Response | None:
-        """None where a stream was sent, else what is to be sent instead."""
+        """Stream the response. Returns None, or the error response if the stream has not started."""
         begun = False
         try:
             async with self._choices() as choices:

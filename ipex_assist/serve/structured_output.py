@@ -1,4 +1,4 @@
-"""Structured output: from the fields of a request to the grammar of its text."""
+"""Structured output: from the fields of a request to a grammar."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.json_schemas import adapt_schema
 from ipex_assist.speculative.grammar import GrammarSpec
 
-# vLLM's fields, and the names that its newer `structured_outputs` has for them.
+# vLLM's fields, and their names in its newer `structured_outputs`.
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
-    """The grammar that a request asks for, by the fields of its body; None where it asks for none.
+    """Return the grammar that a request's fields ask for; None without one.
 
     fields: the JSON body or its part with `response_format` (OpenAI's), `guided_json`, `guided_regex`, `guided_choice`,
     `guided_grammar` (llguidance's dialect of Lark), or `structured_outputs` with json, regex, choice, grammar or
-    json_object (vLLM's); the others are not looked at. Raises UsageError, for status 400, with the name of the field
-    and what is wrong. It takes microseconds: what a grammar costs is found by `grammar_checker.GrammarChecker`.
+    json_object (vLLM's); others are ignored. Raises UsageError (status 400) with the field and the reason. Takes
+    microseconds: the cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
     """
     found = {name: spec for name, spec in _asked(fields) if spec is not None}
     if len(found) > 1:
@@ -29,7 +29,7 @@ def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
 
 
 def json_schema(schema: Any, field: str) -> GrammarSpec:
-    """JSON by a schema: an object, true, or a text of JSON. UsageError names the field."""
+    """A grammar for JSON by a schema: an object, true, or a JSON string. UsageError names the field."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -67,7 +67,7 @@ def _response_format(value: Any) -> GrammarSpec | None:
     if kind == "json_schema":
         named = value.get("json_schema")
         schema = named.get("schema") if isinstance(named, Mapping) else None
-        # Without one OpenAI takes any object.
+        # Without a schema OpenAI accepts any object.
         return (
             GrammarSpec("json_object") if schema is None else json_schema(schema, "response_format.json_schema.schema")
         )
@@ -90,7 +90,7 @@ def _guided(name: str, kind: str, value: Any) -> GrammarSpec | None:
 
 
 def _written(value: Any) -> str:
-    """As JSON; ValueError for what cannot be said in UTF-8."""
+    """Serialise as JSON. Raises UsageError for lone surrogates, ValueError for NaN."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()

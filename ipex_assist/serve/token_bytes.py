@@ -1,4 +1,4 @@
-"""The bytes of single tokens, which OpenAI's log-probabilities repeat: a token may be less than a character."""
+"""The bytes of single tokens, for OpenAI's log-probabilities; a token may be less than a character."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_characters() -> dict[str, int]:
-    """The character by which GPT-2's vocabulary writes each byte: itself where it can be seen, else one from U+0100 on.
+    """The characters that stand for bytes in GPT-2's vocabulary: printable ones themselves, others from U+0100 on.
 
     Source: bytes_to_unicode() of openai/gpt-2, encoder.py.
     """
@@ -22,7 +22,7 @@ def _byte_characters() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Bytes of each token of a tokenizer: byte-level BPE, SentencePiece with bytes, or whatever it decodes alone."""
+    """Bytes of a tokenizer's tokens: byte-level BPE, SentencePiece with byte fallback, else decoded one by one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -34,22 +34,22 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token adds to a text; a special token's name."""
+        """The bytes that a token adds to a text; the name of a special token."""
         if token not in self._known:
             self._known[token] = self._find(token)
         return self._known[token]
 
     def hidden(self, token: int) -> bool:
-        """Whether a text does not show it: a special token."""
+        """Whether it is a special token, which texts do not show."""
         return token in self._special
 
     def text_of(self, token: int) -> str:
-        """The token's text; bytes that are no characters alone as \\xNN, as OpenAI writes them."""
+        """The token's text, with incomplete characters as \\xNN, as OpenAI writes them."""
         return self.bytes_of(token).decode("utf-8", errors="backslashreplace")
 
     def _find(self, token: int) -> bytes:
         name = self._tokenizer.convert_ids_to_tokens(token)
-        if not isinstance(name, str):  # rows that pad the embedding have no name
+        if not isinstance(name, str):  # padding rows of the embedding have no name
             return b""
         if token in self._added:
             return name.encode()

@@ -1,8 +1,8 @@
 """Sampling: from logits to a token by biases, penalties, temperature, top-k, top-p, min-p and Gumbel noise.
 
 Output token t is the arg-max over x of log p(x | context) + G(seed, t, x), where p is the filtered distribution and G
-is Gumbel noise: such an arg-max is distributed as p (Gumbel 1954; the "Gumbel-max trick"). t counts output tokens from 0,
-independent of the prompt's length. The draft adds the same noise to its own logits, and a drafted token is accepted if
+is Gumbel noise: such an arg-max is distributed as p (Gumbel 1954; the "Gumbel-max trick"). t counts output tokens from
+0, independent of the prompt's length. The draft adds the same noise to its own logits, and a drafted token is accepted if
 it is the target's choice: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024, arXiv:2408.07978). So a
 seed determines the output, with any assistant, any draft length, or none, and verification is the same comparison as
 for greedy decoding, which is this without noise.
