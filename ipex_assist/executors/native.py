@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 SETTLE_BYTES = 64 << 20  # of a mapped image, between two passes: as long as half a pass of a small model
-FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
+DECODE_ROWS = 16  # kernels.h: DECODE_ROWS. Up to so many rows share attention by blocks.
 
 
 class Part(NamedTuple):
@@ -85,7 +85,7 @@ class NativeModel(Model):
 
     def use_threads(self, number: int) -> None:
         """Let so many threads run all passes of few rows; there is no choice from then on."""
-        self.pass_threads, self._threads_given = PassThreads(number, FEW_ROWS), True
+        self.pass_threads, self._threads_given = PassThreads(number, DECODE_ROWS), True
 
     @property
     def block_bytes(self) -> int:

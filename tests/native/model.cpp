@@ -71,7 +71,7 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
 
 // Drafting in one call gives the tokens of single greedy passes, across a block's end, and their probabilities.
 void check_draft(const Kernels& k, const Format& f, const Kind& kind, bool int8 = false) {
-    Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1, 1, int8);
+    Fixture x(k, f, kind, f.precision == INT4 && f.group == SCALE_COLUMNS ? 2 : 1, 1, int8);
     const Table table(x, 300);
     x.append(table, 245 - 40, some_tokens(40, 4));
     std::vector<int32_t> feed = some_tokens(3, 5), expected;
@@ -268,7 +268,7 @@ void check_runs(const Kernels& k) {
     for (const auto& [threads, nodes] : {std::pair{1, 1}, {2, 2}, {3, 2}}) {
         Fixture x(k, FORMATS[0], kind, threads, nodes);
         const Table table(x, 4110);
-        for (int32_t b = 0; b < 16; b++) x.append(table, b * KEYS + b, some_tokens(20, uint32_t(b)));
+        for (int32_t b = 0; b < 16; b++) x.append(table, b * BLOCK_POSITIONS + b, some_tokens(20, uint32_t(b)));
         const std::vector<float> prompt = x.append(table, 4090, text);
         const std::vector<float> few = x.append(table, 4090, {text.begin(), text.begin() + 16});
         if (first.empty()) first = prompt;
@@ -322,9 +322,12 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
     CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name,
           long(blocks.count()));
     CHECK(blocks.attention_precision() == (stored == INT8 ? x.model->attention_precision() : stored), "%s", name);
-    const int64_t element = stored == FP32 ? 4 : stored == BF16 ? 2 : 1, scale_bytes = stored == INT8 ? KEYS * 4 : 0;
-    const int64_t key_bytes = KEYS * x.model->key_depth() * element,
-                  value_bytes = KEYS * x.model->value_width() * element;
+    const int64_t element = stored == FP32   ? 4
+                            : stored == BF16 ? 2
+                                             : 1,
+                  scale_bytes = stored == INT8 ? BLOCK_POSITIONS * 4 : 0;
+    const int64_t key_bytes = BLOCK_POSITIONS * x.model->key_depth() * element,
+                  value_bytes = BLOCK_POSITIONS * x.model->value_width() * element;
     const int64_t each = Blocks::bytes_each(*x.model, stored);
     CHECK(each == 4 * (key_bytes + value_bytes + 2 * scale_bytes), "%s: %ld bytes a block", name, long(each));
     std::set<uint8_t*> seen;
@@ -420,12 +423,13 @@ void check_checksum() {
 void test_model(const Kernels& k) {
     for (const Format& f : FORMATS) {
 #ifdef __SANITIZE_THREAD__
-        if (f.precision == BF16 || f.group != SPAN) continue;  // the races are the same, and it is slow
+        if (f.precision == BF16 || f.group != SCALE_COLUMNS) continue;  // the races are the same, and it is slow
 #endif
         for (const Kind& kind : KINDS) {
-            if (&kind >= KINDS + 3 && f.precision != FP32 && f.group == SPAN) continue;  // fewer formats show it
+            if (&kind >= KINDS + 3 && f.precision != FP32 && f.group == SCALE_COLUMNS)
+                continue;  // fewer formats show it
             // Threads that outnumber processors are slow; a few formats show what there is to see.
-            check_passes(k, f, kind, std::string(k.name) == "avx2" && f.precision != BF16 && f.group == SPAN);
+            check_passes(k, f, kind, std::string(k.name) == "avx2" && f.precision != BF16 && f.group == SCALE_COLUMNS);
             check_draft(k, f, kind);
             check_drafts(k, f, kind);
             check_choices(k, f, kind);

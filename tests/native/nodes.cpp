@@ -187,10 +187,10 @@ Kernels watched(const Kernels& k) {
         look(y);
         watch.kernels->add(x, y, size);
     };
-    looking.normalise = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon,
+    looking.normalize = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon,
                            int64_t size, float* out) {
         look(x);
-        watch.kernels->normalise(rms, x, weight, bias, epsilon, size, out);
+        watch.kernels->normalize(rms, x, weight, bias, epsilon, size, out);
     };
     return looking;
 }
@@ -207,7 +207,7 @@ void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
     const Table table(x, 40);
     for (const int32_t rows : {20, 3}) {
         // Few rows are prepared by every thread, but those that a projection makes.
-        watch.delta = rows <= FEW && !x.model->spec.projected_embedding;
+        watch.delta = rows <= DECODE_ROWS && !x.model->spec.projected_embedding;
         x.append(table, rows == 20 ? 0 : 20, some_tokens(rows, 4));
     }
     here = 0;

@@ -274,7 +274,8 @@ struct Fixture {
 };
 
 inline Table::Table(Fixture& x, int64_t positions) {
-    for (int64_t i = 0; i < (positions + KEYS - 1) / KEYS; i++) ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
+    for (int64_t i = 0; i < (positions + BLOCK_POSITIONS - 1) / BLOCK_POSITIONS; i++)
+        ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
 }
 
 std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {

@@ -137,11 +137,11 @@ void check_stretch(const Model& model, const Batch& b, int32_t index, int64_t la
     if (stretch.start < 0 || last >= INT32_MAX)
         refuse("stretch %d is at position %lld", index,
                static_cast<long long>(stretch.start < 0 ? stretch.start : last));
-    if (!stretch.blocks || last / KEYS >= stretch.block_count) {
+    if (!stretch.blocks || last / BLOCK_POSITIONS >= stretch.block_count) {
         refuse("stretch %d goes up to position %lld, and its table has %d blocks of %d", index,
-               static_cast<long long>(last), stretch.blocks ? stretch.block_count : 0, KEYS);
+               static_cast<long long>(last), stretch.blocks ? stretch.block_count : 0, BLOCK_POSITIONS);
     }
-    for (int64_t i = 0; i <= last / KEYS; i++) {
+    for (int64_t i = 0; i <= last / BLOCK_POSITIONS; i++) {
         if (stretch.blocks[i] < 0 || stretch.blocks[i] >= b.blocks->count()) {
             refuse("stretch %d has block %d of a pool of %lld", index, stretch.blocks[i],
                    static_cast<long long>(b.blocks->count()));
@@ -167,14 +167,15 @@ void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
     std::vector<int32_t> written;
     for (int32_t i = 0; i < b.stretch_count; i++) {
         const Stretch& s = b.stretches[i];
-        for (int64_t at = s.start / KEYS; at <= lasts[size_t(i)] / KEYS; at++) written.push_back(s.blocks[at]);
+        for (int64_t at = s.start / BLOCK_POSITIONS; at <= lasts[size_t(i)] / BLOCK_POSITIONS; at++)
+            written.push_back(s.blocks[at]);
     }
     std::sort(written.begin(), written.end());
     const auto twice = std::adjacent_find(written.begin(), written.end());
     if (twice != written.end()) refuse("block %d is written by two stretches", *twice);
     for (int32_t i = 0; i < b.stretch_count; i++) {
         const Stretch& s = b.stretches[i];
-        for (int64_t at = 0; at < s.start / KEYS; at++) {
+        for (int64_t at = 0; at < s.start / BLOCK_POSITIONS; at++) {
             if (std::binary_search(written.begin(), written.end(), s.blocks[at])) {
                 refuse("block %d is written while stretch %d reads it", s.blocks[at], i);
             }

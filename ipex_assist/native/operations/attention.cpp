@@ -22,12 +22,12 @@ namespace {
 // by line, for 130 KB of keys and values (head_dim 128, bf16) that are read ahead.
 constexpr int64_t EVEN = 16;
 
-// The first block behind those that share a partial, or, of size RUN, a run.
+// The first block behind those that share a partial, or, of size SPLIT_BLOCKS, a run.
 int64_t part_end(int64_t block, int64_t size) { return (block / size + 1) * size; }
 
-Partial partial_at(float* row, int64_t width) { return {row[width - LANES], row[width - LANES + 1], row}; }
+AttentionPartial partial_at(float* row, int64_t width) { return {row[width - LANES], row[width - LANES + 1], row}; }
 
-void keep_partial(const Partial& partial, float* row, int64_t width) {
+void keep_partial(const AttentionPartial& partial, float* row, int64_t width) {
     row[width - LANES] = partial.maximum;
     row[width - LANES + 1] = partial.sum;
 }
@@ -59,10 +59,10 @@ void Forward::attention(int thread, int32_t index, const std::vector<int32_t>* s
 // Norm and rotation of one head of queries or keys.
 void Forward::rotate_head(float* head, const float* norm, const Layer& layer, const Stretch& s,
                           int32_t position) const {
-    if (norm) k_.normalise(spec_.qk_norm != EACH_HEAD, head, norm, nullptr, spec_.norm_eps, spec_.head_dim, head);
+    if (norm) k_.normalize(spec_.qk_norm != EACH_HEAD, head, norm, nullptr, spec_.norm_eps, spec_.head_dim, head);
     if (layer.rotation < 0) return;
     const int64_t at = int64_t(position - s.table_start) * model_.rotation_width() + layer.rotation;
-    k_.rotate(head, spec_.rotary_dim, s.cosine + at, s.sine + at);
+    k_.apply_rotary(head, spec_.rotary_dim, s.cosine + at, s.sine + at);
 }
 
 void Forward::append(int thread, int32_t index) {
@@ -86,7 +86,7 @@ void Forward::append_rows(int thread, int32_t index, const Tile& piece, int32_t 
     const float* factors = batch_.blocks->key_factors(index, kv_head);
     float* head = scratch(thread).head;
     for (int32_t r = piece.first; r < piece.end; r++) {
-        const int32_t position = positions_[size_t(r)], within = position % KEYS;
+        const int32_t position = positions_[size_t(r)], within = position % BLOCK_POSITIONS;
         const float* qkv = w_.qkv.as<float>() + r * qkv_width_;
         std::memcpy(head, qkv + model_.key_column() + int64_t(kv_head) * spec_.head_dim, size_t(spec_.head_dim) * 4);
         rotate_head(head, model_.head_norm(layer.k_norm, kv_head), layer, stretches_[size_t(piece.stretch)], position);
@@ -99,7 +99,7 @@ void Forward::append_rows(int thread, int32_t index, const Tile& piece, int32_t 
 
 int64_t Forward::first_block(int32_t row, int32_t window) const {
     const int32_t position = positions_[size_t(row)];
-    return window > 0 && position >= window ? (position - window + 1) / KEYS : 0;
+    return window > 0 && position >= window ? (position - window + 1) / BLOCK_POSITIONS : 0;
 }
 
 KeyValueBlock Forward::block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const {
@@ -127,7 +127,7 @@ AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_
     t.slopes = model_.slopes.empty() ? nullptr : s.slopes;
     t.distances = s.distances;
     const float* factors = batch_.blocks->key_factors(index, kv_head);
-    const int64_t shared = t.key_depth / SHARED;
+    const int64_t shared = t.key_depth / ATTENTION_GROUP;
     const bool integers = batch_.blocks->precision() == INT8 && t.precision != FP32;
     const int64_t bytes = t.precision == FP32 ? 4 : integers ? 2 : k_.bf16_row_bytes;
     for (int32_t q = 0; q < t.queries; q++) {
@@ -150,10 +150,10 @@ AttentionTile Forward::prepare_tile(const Scratch& s, int32_t index, int32_t kv_
 // What each query of a tile sees of a block.
 void Forward::limit_tile(const Scratch& s, const Tile& tile, int64_t block, int32_t window) const {
     for (int32_t q = 0; q < (tile.end - tile.first) * group(); q++) {
-        const int64_t position = positions_[size_t(tile.first + q / group())], start = block * KEYS;
+        const int64_t position = positions_[size_t(tile.first + q / group())], start = block * BLOCK_POSITIONS;
         const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
-        s.first[q] = int32_t(std::clamp<int64_t>(first - start, 0, KEYS));
-        s.end[q] = int32_t(std::clamp<int64_t>(position + 1 - start, 0, KEYS));
+        s.first[q] = int32_t(std::clamp<int64_t>(first - start, 0, BLOCK_POSITIONS));
+        s.end[q] = int32_t(std::clamp<int64_t>(position + 1 - start, 0, BLOCK_POSITIONS));
         s.distances[q] = float(start - position);
     }
 }
@@ -175,8 +175,10 @@ int64_t Forward::border(int32_t window, int64_t unit) const {
     int64_t within = unit % all;
     size_t i = 0;
     for (; within >= seen_blocks(i, window); i++) within -= seen_blocks(i, window);
-    const int64_t first = first_block(first_row_[i], window), block = first + within, run_end = part_end(block, RUN);
-    const int64_t lower = std::max(first, run_end - RUN), upper = std::min(first + seen_blocks(i, window), run_end);
+    const int64_t first = first_block(first_row_[i], window), block = first + within,
+                  run_end = part_end(block, SPLIT_BLOCKS);
+    const int64_t lower = std::max(first, run_end - SPLIT_BLOCKS),
+                  upper = std::min(first + seen_blocks(i, window), run_end);
     return unit - block + (block - lower < upper - block ? lower : upper);
 }
 
@@ -201,13 +203,13 @@ void Forward::place_parts() {
         const size_t known =
             size_t(std::find_if(model_.layers.begin(), model_.layers.end(), same) - model_.layers.begin());
         part_blocks_.push_back(known < part_blocks_.size()         ? part_blocks_[known]
-                               : few() && takes_runs(layer.window) ? RUN
+                               : few() && takes_runs(layer.window) ? SPLIT_BLOCKS
                                                                    : 1);
     }
 }
 
 // Merges, or begins with what is merged first, which then lies at `to`.
-void Forward::add_part(Partial& sum, const Partial& next, float* to) const {
+void Forward::add_part(AttentionPartial& sum, const AttentionPartial& next, float* to) const {
     if (sum.output) return k_.merge(sum, next, spec_.attention_scale, spec_.head_dim);
     sum = {next.maximum, next.sum, to};
     if (next.output != to) std::memcpy(to, next.output, size_t(model_.value_width()) * 4);
@@ -217,7 +219,7 @@ void Forward::add_part(Partial& sum, const Partial& next, float* to) const {
 // none.
 void Forward::attend_run(const Scratch& s, const AttentionTile& t, int32_t index, int32_t kv_head, const Tile& tile,
                          int64_t first, int64_t end, float* to) const {
-    std::fill_n(s.runs, t.queries, Partial{});
+    std::fill_n(s.runs, t.queries, AttentionPartial{});
     for (int64_t b = first; b < end; b++) {
         limit_tile(s, tile, b, model_.layers[size_t(index)].window);
         for (int32_t q = 0; q < t.queries; q++)
@@ -270,7 +272,7 @@ void Forward::attend_few(int thread, int32_t index) {
     const bool owned = pool_.several_nodes();
     const auto share_from = [&](int t) {
         const int64_t from = share(units, t, threads());
-        return part_blocks_[size_t(index)] == RUN ? border(window, from) : from;
+        return part_blocks_[size_t(index)] == SPLIT_BLOCKS ? border(window, from) : from;
     };
     const int64_t from = owned ? 0 : share_from(thread), to = owned ? units : share_from(thread + 1);
     int64_t unit = 0;
@@ -287,10 +289,10 @@ void Forward::attend_few(int thread, int32_t index) {
 }
 
 // The sink of a head, behind all blocks: one more score, whose value is nothing (Xiao et al. 2023, arXiv:2309.17453).
-void Forward::add_sink(int32_t index, int32_t head, Partial& sum) const {
+void Forward::add_sink(int32_t index, int32_t head, AttentionPartial& sum) const {
     const float* sinks = model_.layers[size_t(index)].sinks;
     if (!sinks) return;
-    const Partial sink{sinks[head] / spec_.attention_scale, 1, const_cast<float*>(nothing_.data())};
+    const AttentionPartial sink{sinks[head] / spec_.attention_scale, 1, const_cast<float*>(nothing_.data())};
     k_.merge(sum, sink, spec_.attention_scale, spec_.head_dim);
 }
 
@@ -300,10 +302,10 @@ void Forward::combine_head(int32_t index, int64_t row, int32_t head) {
     const auto at = [&](int64_t block) {
         return partial_at(partial(index, block, kv_head, row) + head % group() * partial_width_, partial_width_);
     };
-    Partial sum{};
+    AttentionPartial sum{};
     for (int64_t b = first_block(int32_t(row), window), run_end; b < end; b = run_end) {
-        run_end = std::min(end, part_end(b, RUN));
-        Partial run = at(b);
+        run_end = std::min(end, part_end(b, SPLIT_BLOCKS));
+        AttentionPartial run = at(b);
         while ((b = part_end(b, part_blocks_[size_t(index)])) < run_end) add_part(run, at(b), nullptr);
         add_part(sum, run, run.output);
     }
@@ -332,9 +334,9 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, const Tile
     const Scratch s = scratch(thread);
     const AttentionTile t = prepare_tile(s, index, kv_head, tile);
     const int64_t first = first_block(tile.first, window), end = last_block(tile.end - 1) + 1;
-    std::fill_n(s.sums, t.queries, Partial{});
+    std::fill_n(s.sums, t.queries, AttentionPartial{});
     for (int64_t b = first, next; b < end; b = next) {
-        next = std::min(end, part_end(b, RUN));
+        next = std::min(end, part_end(b, SPLIT_BLOCKS));
         attend_run(s, t, index, kv_head, tile, b, next, b == first ? s.totals : s.running);
         for (int32_t q = 0; q < t.queries; q++) {
             if (s.runs[q].output) add_part(s.sums[q], s.runs[q], s.totals + q * partial_width_);
@@ -343,7 +345,7 @@ void Forward::attend_tile(int thread, int32_t index, int32_t kv_head, const Tile
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = tile.first + q / group(), head = kv_head * group() + q % group();
         float* out = w_.attended.as<float>() + row * attended_width_ + int64_t(head) * spec_.head_dim;
-        Partial& sum = s.sums[q];
+        AttentionPartial& sum = s.sums[q];
         add_sink(index, head, sum);
         for (int32_t d = 0; d < spec_.head_dim; d++) out[d] = sum.output[d] / sum.sum;
     }

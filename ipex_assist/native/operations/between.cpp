@@ -29,12 +29,12 @@ int64_t value_bytes(Precision precision, const Kernels& kernels) {
 
 void Forward::reserve_between() {
     const Layer& layer = model_.layers[0];
-    const int64_t depth = round_up(layer.down.depth, SPAN);
+    const int64_t depth = round_up(layer.down.depth, SCALE_COLUMNS);
     reserve_copies(w_.down_values, PADDED * depth * value_bytes(layer.down.precision, k_));
-    reserve_copies(w_.down_scales, PADDED * depth / SPAN * 4);
+    reserve_copies(w_.down_scales, PADDED * depth / SCALE_COLUMNS * 4);
     reserve_copies(w_.down_sums, PADDED * depth / 32 * 4);
-    const int64_t units = std::min<int64_t>(FEW, batch_.stretch_count) * attended_units(layer.output).each;
-    counters_ = std::vector<Counter>(size_t(std::max((inner_ + SPAN - 1) / SPAN, units)));
+    const int64_t units = std::min<int64_t>(DECODE_ROWS, batch_.stretch_count) * attended_units(layer.output).each;
+    counters_ = std::vector<Counter>(size_t(std::max((inner_ + SCALE_COLUMNS - 1) / SCALE_COLUMNS, units)));
 }
 
 // Whether each thread prepares all rows: where the rows that it would not have to cost less than a barrier.
@@ -46,17 +46,17 @@ bool Forward::repeats() const {
 
 // Behind the other buffers of a thread: rows as they were, and in the form that a linear multiplies.
 int64_t Forward::own_bytes() const {
-    const int64_t depth = round_up(width_, SPAN);
+    const int64_t depth = round_up(width_, SCALE_COLUMNS);
     int64_t each = std::max(value_bytes(spec_.precision, k_), value_bytes(spec_.outer_precision, k_));
     if (spec_.experts) each = value_bytes(FP32, k_);  // the router's
-    return FEW * width_ * 4 + PADDED * (depth * each + depth / SPAN * 4 + depth / 32 * 4) + 4 * 64;
+    return DECODE_ROWS * width_ * 4 + PADDED * (depth * each + depth / SCALE_COLUMNS * 4 + depth / 32 * 4) + 4 * 64;
 }
 
 Rows Forward::own_rows(uint8_t* memory) const {
-    const int64_t depth = round_up(width_, SPAN);
+    const int64_t depth = round_up(width_, SCALE_COLUMNS);
     Rows rows{};
     rows.scales = reinterpret_cast<float*>(memory);
-    rows.negated_sums = reinterpret_cast<int32_t*>(memory + round_up(PADDED * depth / SPAN * 4, 64));
+    rows.negated_sums = reinterpret_cast<int32_t*>(memory + round_up(PADDED * depth / SCALE_COLUMNS * 4, 64));
     rows.values = reinterpret_cast<uint8_t*>(rows.negated_sums) + round_up(PADDED * depth / 32 * 4, 64);
     return rows;
 }
@@ -72,15 +72,15 @@ bool Forward::last(size_t counter, int64_t done, int64_t total) {
 
 // The spans whose columns this thread has activated, or has activated the last of.
 void Forward::quantize_active(int thread, const Linear& up, const Linear& down) {
-    const int64_t parts = spec_.gated ? 2 : 1, blocks = up.blocks / parts, each = SPAN / LANES;
+    const int64_t parts = spec_.gated ? 2 : 1, blocks = up.blocks / parts, each = SCALE_COLUMNS / LANES;
     const auto [up_first, up_last] = model_.slice(up, thread, threads());
     const int64_t first = up_first / parts, end = up_last / parts;
     for (int64_t s = first / each; s * each < end; s++) {
         const int64_t done = std::min(end, (s + 1) * each) - std::max(first, s * each);
         if (!last(size_t(s), done, std::min(blocks, (s + 1) * each) - s * each)) continue;
         for (int64_t r = 0; r < rows(); r++) {
-            quantize(thread, w_.active.as<float>() + r * inner_, spec_.intermediate_size, s * SPAN,
-                     std::min((s + 1) * SPAN, down.depth), r, down, down_inputs_);
+            quantize(thread, w_.active.as<float>() + r * inner_, spec_.intermediate_size, s * SCALE_COLUMNS,
+                     std::min((s + 1) * SCALE_COLUMNS, down.depth), r, down, down_inputs_);
         }
     }
 }
@@ -88,8 +88,8 @@ void Forward::quantize_active(int thread, const Linear& up, const Linear& down) 
 // Whole heads and spans, or whole rows where the output linear takes their columns in an order of its own.
 Forward::Units Forward::attended_units(const Linear& next) const {
     const int64_t dim = spec_.head_dim;
-    const bool aligned = (SPAN % dim == 0 || dim % SPAN == 0) && !next.order;
-    const int64_t unit = aligned ? std::max<int64_t>(SPAN, dim) : next.depth;
+    const bool aligned = (SCALE_COLUMNS % dim == 0 || dim % SCALE_COLUMNS == 0) && !next.order;
+    const int64_t unit = aligned ? std::max<int64_t>(SCALE_COLUMNS, dim) : next.depth;
     return {unit, (next.depth + unit - 1) / unit};
 }
 
@@ -105,7 +105,7 @@ void Forward::combine_unit(int thread, int32_t index, int64_t row, int64_t unit)
 // Of a stretch, from the first that one of its rows sees.
 int64_t Forward::seen_blocks(size_t stretch, int32_t window) const {
     const Stretch& s = stretches_[stretch];
-    return (s.start + s.rows - 1) / KEYS + 1 - first_block(first_row_[stretch], window);
+    return (s.start + s.rows - 1) / BLOCK_POSITIONS + 1 - first_block(first_row_[stretch], window);
 }
 
 // And the partials that are stored of its blocks.

@@ -25,34 +25,34 @@ void Forward::find_maxima(int thread) {
     const int64_t chunks = choice_chunks(), units = int64_t(wanted_.size()) * chunks;
     for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
         const int64_t first = u % chunks * CHUNK;
-        Maximum& found = w_.maxima.as<Maximum>()[u];
+        ArgMax& found = w_.maxima.as<ArgMax>()[u];
         found =
-            k_.maximum(batch_.logits + u / chunks * batch_.stride + first, std::min(CHUNK, choice_columns() - first));
+            k_.argmax(batch_.logits + u / chunks * batch_.stride + first, std::min(CHUNK, choice_columns() - first));
         found.index += int32_t(first);
     }
     wait(thread);
 }
 
 // That of a row, with the sum over all of it. The sum or the value is no number where a logit is none.
-Maximum Forward::likeliest(int64_t row) const {
-    const Maximum *first = w_.maxima.as<Maximum>() + row * choice_chunks(), *last = first + choice_chunks();
-    Maximum best = *std::max_element(first, last, [](const Maximum& a, const Maximum& b) { return a.value < b.value; });
+ArgMax Forward::likeliest(int64_t row) const {
+    const ArgMax *first = w_.maxima.as<ArgMax>() + row * choice_chunks(), *last = first + choice_chunks();
+    ArgMax best = *std::max_element(first, last, [](const ArgMax& a, const ArgMax& b) { return a.value < b.value; });
     best.sum = 0;
-    for (const Maximum* m = first; m < last; m++) best.sum += m->sum * std::exp(m->value - best.value);
+    for (const ArgMax* m = first; m < last; m++) best.sum += m->sum * std::exp(m->value - best.value);
     return best;
 }
 
 namespace {
 
-bool is_number(const Maximum& m) { return std::isfinite(m.value) && std::isfinite(m.sum); }
+bool is_number(const ArgMax& m) { return std::isfinite(m.value) && std::isfinite(m.sum); }
 
 }  // namespace
 
 // The likeliest of a row in their order: chunks that hold nothing as likely are skipped.
-void Forward::find_top(int64_t row, const Maximum& best, const Choices& c) const {
+void Forward::find_top(int64_t row, const ArgMax& best, const Choices& c) const {
     if (c.top == 0) return;
     const float* logits = batch_.logits + row * batch_.stride;
-    const Maximum* chunk = w_.maxima.as<Maximum>() + row * choice_chunks();
+    const ArgMax* chunk = w_.maxima.as<ArgMax>() + row * choice_chunks();
     int32_t* ids = c.top_tokens + row * c.top;
     float* logs = c.top_logs + row * c.top;
     const auto more = [](float value, float than) { return value > than; };
@@ -74,14 +74,14 @@ void Forward::find_top(int64_t row, const Maximum& best, const Choices& c) const
 
 void Forward::choose(const Choices& c) {
     const uint64_t started = __rdtsc();
-    w_.maxima.grow(wanted_.size() * size_t(choice_chunks()) * sizeof(Maximum));
+    w_.maxima.grow(wanted_.size() * size_t(choice_chunks()) * sizeof(ArgMax));
     pool_.run(
         [&](int thread) {
             pass(thread);
             find_maxima(thread);
             const int64_t count = int64_t(wanted_.size());
             for (int64_t r = share(count, thread, threads()); r < share(count, thread + 1, threads()); r++) {
-                const Maximum best = likeliest(r);
+                const ArgMax best = likeliest(r);
                 const bool number = is_number(best);
                 c.tokens[r] = number ? best.index : -1;
                 c.logs[r] = number ? -std::log(best.sum) : NAN;
@@ -103,7 +103,7 @@ void Forward::go_on(const Drafts& d, std::vector<int32_t>& order) {
     size_t kept = 0;
     for (size_t i = 0; i < order.size(); i++) {
         const int32_t which = order[i];
-        const Maximum best = likeliest(int64_t(i));
+        const ArgMax best = likeliest(int64_t(i));
         const bool number = is_number(best);
         const float probability = number ? 1.0f / best.sum : NAN;
         int32_t& drafted = d.drafted[which];
@@ -124,7 +124,7 @@ void Forward::go_on(const Drafts& d, std::vector<int32_t>& order) {
 
 void Forward::draft(const Drafts& drafts) {
     const uint64_t started = __rdtsc();
-    w_.maxima.grow(wanted_.size() * size_t(choice_chunks()) * sizeof(Maximum));
+    w_.maxima.grow(wanted_.size() * size_t(choice_chunks()) * sizeof(ArgMax));
     std::vector<int32_t> order;
     for (size_t i = 0; i < stretches_.size(); i++) order.push_back(int32_t(i)), drafts.drafted[i] = 0;
     pool_.run(

@@ -34,16 +34,16 @@ void Forward::reserve_experts() {
     const int64_t slots = chosen + shared, last = int64_t(layer.experts.size()) - 1;
     const int64_t columns = layer.experts[0].up.depth;
     // The shared expert's slots are behind the others', and have its own width.
-    const int64_t inner_depth = round_up(layer.experts[0].down.depth, SPAN),
-                  shared_depth = round_up(layer.experts[size_t(last)].down.depth, SPAN);
+    const int64_t inner_depth = round_up(layer.experts[0].down.depth, SCALE_COLUMNS),
+                  shared_depth = round_up(layer.experts[size_t(last)].down.depth, SCALE_COLUMNS);
     const int64_t deep = (chosen + PADDED) * inner_depth + (shared ? (shared + PADDED) * shared_depth : 0);
     w_.routed.grow(size_t(rows * layer.router.blocks * LANES * 4));
     reserve_copies(w_.slot_values, (slots + PADDED) * columns * 4);
-    reserve_copies(w_.slot_scales, (slots + PADDED) * round_up(columns, SPAN) / SPAN * 4);
-    reserve_copies(w_.slot_sums, (slots + PADDED) * round_up(columns, SPAN) / 32 * 4);
+    reserve_copies(w_.slot_scales, (slots + PADDED) * round_up(columns, SCALE_COLUMNS) / SCALE_COLUMNS * 4);
+    reserve_copies(w_.slot_sums, (slots + PADDED) * round_up(columns, SCALE_COLUMNS) / 32 * 4);
     w_.active.grow(size_t((chosen * inner(layer, 0) + shared * inner(layer, int32_t(last))) * 4));
     reserve_copies(w_.down_values, deep * 4);
-    reserve_copies(w_.down_scales, deep / SPAN * 4);
+    reserve_copies(w_.down_scales, deep / SCALE_COLUMNS * 4);
     reserve_copies(w_.down_sums, deep / 32 * 4);
     w_.made.grow(size_t(slots * width_ * 4));
     slot_inputs_ = copies(w_.slot_values, w_.slot_scales, w_.slot_sums);
@@ -148,8 +148,8 @@ void Forward::share_experts(const Sharers& sharers, Counted&& units, Cost&& cost
 Rows Forward::slot_rows(const Copies& all, int node, int32_t expert, const Linear& next, int64_t usual) const {
     const Rows& rows = all[size_t(node)];
     const int64_t start = int64_t(routes_.first[size_t(expert)]) *
-                          round_up(usual, next.precision == FP32 || next.precision == BF16 ? 32 : SPAN);
-    return {rows.values + start * 4, rows.scales + start / SPAN, rows.negated_sums + start / 32, next.depth};
+                          round_up(usual, next.precision == FP32 || next.precision == BF16 ? 32 : SCALE_COLUMNS);
+    return {rows.values + start * 4, rows.scales + start / SCALE_COLUMNS, rows.negated_sums + start / 32, next.depth};
 }
 
 Rows Forward::up_rows(const Layer& layer, int32_t expert, int node) const {
@@ -197,7 +197,9 @@ void Forward::up_experts(int thread, const Layer& layer) {
 }
 
 void Forward::quantize_slots(int thread, const Layer& layer) {
-    const auto spans = [&](int32_t e) { return (layer.experts[size_t(e)].down.depth + SPAN - 1) / SPAN; };
+    const auto spans = [&](int32_t e) {
+        return (layer.experts[size_t(e)].down.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS;
+    };
     const auto units = [&](int32_t e) { return Range{0, routes_.count(e) * spans(e)}; };
     share_experts(
         {thread, threads()}, units, [](int32_t) { return 1; },
@@ -205,10 +207,10 @@ void Forward::quantize_slots(int thread, const Layer& layer) {
             const Linear& down = layer.experts[size_t(e)].down;
             const int64_t size = e == spec_.experts ? spec_.shared_size : spec_.intermediate_size;
             for (int64_t u = begin; u < end; u++) {
-                const int64_t i = u / spans(e), first = u % spans(e) * SPAN;
+                const int64_t i = u / spans(e), first = u % spans(e) * SCALE_COLUMNS;
                 for (int node = 0; node < nodes(); node++) {
                     quantize(thread, active_rows(layer, e) + i * inner(layer, e), size, first,
-                             std::min(first + SPAN, down.depth), i, down, down_rows(layer, e, node));
+                             std::min(first + SCALE_COLUMNS, down.depth), i, down, down_rows(layer, e, node));
                 }
             }
         });
@@ -231,10 +233,10 @@ void Forward::down_experts(int thread, const Layer& layer) {
 
 // The weighted sum of what a row's experts made of it.
 void Forward::add_experts(int thread, int64_t rows, const Linear& next) {
-    const int64_t pieces = round_up(spec_.hidden_size, SPAN) / SPAN, units = rows * pieces;
+    const int64_t pieces = round_up(spec_.hidden_size, SCALE_COLUMNS) / SCALE_COLUMNS, units = rows * pieces;
     for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
-        const int64_t row = u / pieces, first = u % pieces * SPAN,
-                      end = std::min<int64_t>(first + SPAN, spec_.hidden_size);
+        const int64_t row = u / pieces, first = u % pieces * SCALE_COLUMNS,
+                      end = std::min<int64_t>(first + SCALE_COLUMNS, spec_.hidden_size);
         float* to = delta(thread) + row * width_;
         std::fill(to + first, to + end, 0.0f);
         for (int64_t i = row * routes_.each; i < (row + 1) * routes_.each; i++) {

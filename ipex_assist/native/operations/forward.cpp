@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t UP_BLOCKS = 16;     // of gate and up, which are activated while they are still in the cache
 constexpr int64_t TILE_QUERIES = 64;  // that one piece of attention works on
-constexpr int64_t WEIGHT_SCALES = KEYS / SHARED;
+constexpr int64_t WEIGHT_SCALES = BLOCK_POSITIONS / ATTENTION_GROUP;
 constexpr int64_t ASKED = 4096;  // bytes of the next weights that are asked for ahead
 
 void multiply(float* x, float factor, int64_t size) {
@@ -70,47 +70,51 @@ void Forward::place_rows() {
 
 void Forward::reserve(const int32_t* counts) {
     const int64_t rows = batch_.rows, padded = round_up(rows, 32);  // AMX reads whole tiles of rows
-    const int64_t depth = round_up(std::max({width_, inner_, attended_width_}), SPAN);
+    const int64_t depth = round_up(std::max({width_, inner_, attended_width_}), SCALE_COLUMNS);
     w_.x.grow(size_t(rows * width_ * 4));
     reserve_copies(w_.delta, rows * width_ * 4);
     w_.qkv.grow(size_t(rows * qkv_width_ * 4));
     w_.attended.grow(size_t(rows * attended_width_ * 4));
     w_.active.grow(size_t(rows * inner_ * 4));
     reserve_copies(w_.row_values, padded * depth * 4);
-    reserve_copies(w_.row_scales, padded * depth / SPAN * 4);
+    reserve_copies(w_.row_scales, padded * depth / SCALE_COLUMNS * 4);
     reserve_copies(w_.row_sums, padded * depth / 32 * 4);
     w_.scratch.grow(size_t(scratch_bytes() * threads()));
     reserve_between();
     reserve_experts();
     inputs_ = copies(w_.row_values, w_.row_scales, w_.row_sums);
     down_inputs_ = copies(w_.down_values, w_.down_scales, w_.down_sums);
-    if (k_.tiled && rows > FEW) {
+    if (k_.tiled && rows > DECODE_ROWS) {
         reserve_copies(w_.row_tiles, padded * depth);
         for (int node = 0; node < nodes(); node++) inputs_[size_t(node)].tiles = copy(w_.row_tiles, node);
     }
-    const int64_t attended_rows = few() ? rows : counts ? std::min<int64_t>(FEW, batch_.stretch_count) : 0;
+    const int64_t attended_rows = few() ? rows : counts ? std::min<int64_t>(DECODE_ROWS, batch_.stretch_count) : 0;
     if (!attended_rows) return;
     int64_t parts = 0;
     for (size_t i = 0; i < stretches_.size(); i++) {
         // Drafting may come to where each block is a part.
         if (counts)
-            parts = std::max(parts, (int64_t(stretches_[i].start) + stretches_[i].rows - 1 + counts[i]) / KEYS + 1);
+            parts = std::max(parts,
+                             (int64_t(stretches_[i].start) + stretches_[i].rows - 1 + counts[i]) / BLOCK_POSITIONS + 1);
         for (int32_t l = 0; !counts && l < spec_.layers; l++) parts = std::max(parts, seen_parts(i, l));
     }
     w_.partials.grow(size_t(parts * spec_.heads * attended_rows * partial_width_ * 4));
 }
 
 int64_t Forward::ordered_width() const {
-    return spec_.ordered ? round_up(std::max({width_, inner_, attended_width_, int64_t(spec_.shared_size)}), SPAN) : 0;
+    return spec_.ordered
+               ? round_up(std::max({width_, inner_, attended_width_, int64_t(spec_.shared_size)}), SCALE_COLUMNS)
+               : 0;
 }
 
 int32_t Forward::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
 
 int64_t Forward::scratch_bytes() const {
     const int64_t queries = int64_t(tile_rows()) * group();
-    const int64_t floats = width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
-                           queries * (model_.key_depth() + 2 * KEYS + 3 * partial_width_ + 4 + WEIGHT_SCALES +
-                                      2 * model_.key_depth() / SHARED + 3 * int64_t(sizeof(Partial) / 4));
+    const int64_t floats =
+        width_ + ordered_width() + int64_t(rows()) * UP_BLOCKS * LANES + model_.value_width() +
+        queries * (model_.key_depth() + 2 * BLOCK_POSITIONS + 3 * partial_width_ + 4 + WEIGHT_SCALES +
+                   2 * model_.key_depth() / ATTENTION_GROUP + 3 * int64_t(sizeof(AttentionPartial) / 4));
     return round_up(floats * 4 + widened_bytes(model_.key_depth()) + own_bytes() + 23 * 64, 4096);
 }
 
@@ -128,24 +132,24 @@ Forward::Scratch Forward::scratch(int thread) const {
     s.ordered = take_floats(ordered_width());
     s.up = take_floats(rows() * UP_BLOCKS * LANES);
     s.head = take_floats(model_.value_width());
-    s.scores = take_floats(queries * KEYS);
+    s.scores = take_floats(queries * BLOCK_POSITIONS);
     s.results = take_floats(queries * partial_width_);
     s.running = take_floats(queries * partial_width_);
     s.totals = take_floats(queries * partial_width_);
     s.slopes = take_floats(queries);
     s.distances = take_floats(queries);
-    s.query_scales = take_floats(queries * model_.key_depth() / SHARED);
+    s.query_scales = take_floats(queries * model_.key_depth() / ATTENTION_GROUP);
     s.weight_scales = take_floats(queries * WEIGHT_SCALES);
-    s.query_offsets = reinterpret_cast<int32_t*>(take(queries * model_.key_depth() / SHARED));
+    s.query_offsets = reinterpret_cast<int32_t*>(take(queries * model_.key_depth() / ATTENTION_GROUP));
     s.query = take(queries * model_.key_depth());
-    s.probabilities = take(queries * KEYS);
+    s.probabilities = take(queries * BLOCK_POSITIONS);
     s.widened = take(widened_bytes(model_.key_depth()) / 4);
     s.first = reinterpret_cast<int32_t*>(take(queries));
     s.end = reinterpret_cast<int32_t*>(take(queries));
-    s.partials = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
-    s.runs = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
-    s.sums = reinterpret_cast<Partial*>(take(queries * int64_t(sizeof(Partial) / 4)));
-    s.x = take_floats(FEW * width_);
+    s.partials = reinterpret_cast<AttentionPartial*>(take(queries * int64_t(sizeof(AttentionPartial) / 4)));
+    s.runs = reinterpret_cast<AttentionPartial*>(take(queries * int64_t(sizeof(AttentionPartial) / 4)));
+    s.sums = reinterpret_cast<AttentionPartial*>(take(queries * int64_t(sizeof(AttentionPartial) / 4)));
+    s.x = take_floats(DECODE_ROWS * width_);
     s.rows = own_rows(at);
     return s;
 }
@@ -201,21 +205,21 @@ void Forward::embed_rows(int thread) {
         if (spec_.embedding_multiplier != 1) multiply(x + r * width_, spec_.embedding_multiplier, spec_.hidden_size);
         const float* position = model_.position_row(positions_[size_t(r)]);
         if (position) k_.add(x + r * width_, position, spec_.hidden_size);
-        if (spec_.embedding_norm) normalise(model_.embedding_norm, x + r * width_, x + r * width_);
+        if (spec_.embedding_norm) normalize(model_.embedding_norm, x + r * width_, x + r * width_);
     }
 }
 
-void Forward::normalise(const Norm& norm, const float* x, float* out) const {
-    k_.normalise(spec_.rms_norm, x, norm.weight, norm.bias, spec_.norm_eps, spec_.hidden_size, out);
+void Forward::normalize(const Norm& norm, const float* x, float* out) const {
+    k_.normalize(spec_.rms_norm, x, norm.weight, norm.bias, spec_.norm_eps, spec_.hidden_size, out);
 }
 
 // `delta` stays as it is: other threads may read it, too. `changed` is a row for what becomes of it.
 void Forward::add_delta(const Join& join, float* x, const float* delta, float* changed) const {
-    if (join.behind) normalise(*join.behind, delta, changed);
+    if (join.behind) normalize(*join.behind, delta, changed);
     else if (spec_.residual_multiplier != 1) std::copy(delta, delta + spec_.hidden_size, changed);
     if (spec_.residual_multiplier != 1) multiply(changed, spec_.residual_multiplier, spec_.hidden_size);
     k_.add(x, join.behind || spec_.residual_multiplier != 1 ? changed : delta, spec_.hidden_size);
-    if (join.sum) normalise(*join.sum, x, x);
+    if (join.sum) normalize(*join.sum, x, x);
 }
 
 // A join, and then the form that `next` multiplies. Of all rows, or of those that `some` names, which `next` gets side
@@ -231,7 +235,7 @@ void Forward::prepare_rows(int thread, const Join& join, const std::vector<int32
         float* x = (all ? s.x : w_.x.as<float>()) + row * width_;
         const float* delta = this->delta(thread) + (narrow ? i : row) * width_;
         if (join.add && !join.late) add_delta(join, x, delta, s.row);
-        if (join.before) normalise(*join.before, x, s.row);
+        if (join.before) normalize(*join.before, x, s.row);
         const float* from = join.before ? s.row : x;
         if (all) quantize(thread, from, spec_.hidden_size, 0, next.depth, i, next, s.rows);
         else quantize(thread, from, spec_.hidden_size, 0, next.depth, i, next, inputs_);
@@ -245,8 +249,8 @@ void Forward::normalise_queries_and_keys(int thread, const Layer& layer) {
     const int64_t dim = spec_.head_dim;
     for (int64_t r = share(rows(), thread, threads()); r < share(rows(), thread + 1, threads()); r++) {
         float *query = w_.qkv.as<float>() + r * qkv_width_, *key = query + model_.key_column();
-        k_.normalise(true, query, layer.q_norm, nullptr, spec_.norm_eps, spec_.heads * dim, query);
-        k_.normalise(true, key, layer.k_norm, nullptr, spec_.norm_eps, spec_.kv_heads * dim, key);
+        k_.normalize(true, query, layer.q_norm, nullptr, spec_.norm_eps, spec_.heads * dim, query);
+        k_.normalize(true, key, layer.k_norm, nullptr, spec_.norm_eps, spec_.kv_heads * dim, key);
     }
     wait(thread);
 }
@@ -261,11 +265,11 @@ void Forward::quantize(int thread, const float* from, int64_t width, int64_t fir
 // Of `rows` rows, which are those that `some` names or lie side by side.
 void Forward::quantize_all(int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
                            const std::vector<int32_t>* some, const Linear& next) {
-    const int64_t spans = (next.depth + SPAN - 1) / SPAN, units = rows * spans;
+    const int64_t spans = (next.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS, units = rows * spans;
     for (int64_t u = share(units, thread, threads()); u < share(units, thread + 1, threads()); u++) {
-        const int64_t row = u / spans, first = u % spans * SPAN;
+        const int64_t row = u / spans, first = u % spans * SCALE_COLUMNS;
         const float* x = from + (some ? (*some)[size_t(row)] : row) * stride;
-        quantize(thread, x, width, first, std::min(first + SPAN, next.depth), row, next, inputs_);
+        quantize(thread, x, width, first, std::min(first + SCALE_COLUMNS, next.depth), row, next, inputs_);
     }
 }
 

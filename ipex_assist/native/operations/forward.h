@@ -110,7 +110,7 @@ private:
             *weight_scales;
         uint8_t *query, *probabilities, *widened;
         int32_t *first, *end, *query_offsets;
-        Partial *partials, *runs, *sums;
+        AttentionPartial *partials, *runs, *sums;
         float* x;   // of rows that every thread prepares itself, and …
         Rows rows;  // … what the next linear gets of them
     };
@@ -128,7 +128,7 @@ private:
     int64_t scratch_bytes() const;
     Scratch scratch(int thread) const;
     void wait(int thread) { pool_.wait(thread); }
-    bool few() const { return rows() <= FEW; }
+    bool few() const { return rows() <= DECODE_ROWS; }
     // Whether rows without wanted logits end with the last layer's keys and values: in passes of many.
     bool narrows() const { return !few() && wanted_.size() < tokens_.size(); }
     int32_t rows() const { return int32_t(tokens_.size()); }
@@ -138,7 +138,7 @@ private:
     void embed_rows(int thread);
     void prepare_rows(int thread, const Join& join, const std::vector<int32_t>* some, const Linear& next);
     void add_delta(const Join& join, float* x, const float* delta, float* changed) const;
-    void normalise(const Norm& norm, const float* x, float* out) const;
+    void normalize(const Norm& norm, const float* x, float* out) const;
     void normalise_queries_and_keys(int thread, const Layer& layer);
     void cap_logits(int thread);
     void quantize(int thread, const float* from, int64_t width, int64_t first, int64_t last, int64_t row,
@@ -215,8 +215,8 @@ private:
     int32_t choice_columns() const;
     int64_t choice_chunks() const;
     void find_maxima(int thread);
-    Maximum likeliest(int64_t row) const;
-    void find_top(int64_t row, const Maximum& best, const Choices& choices) const;
+    ArgMax likeliest(int64_t row) const;
+    void find_top(int64_t row, const ArgMax& best, const Choices& choices) const;
     void go_on(const Drafts& drafts, std::vector<int32_t>& order);
 
     // attention.cpp
@@ -230,8 +230,8 @@ private:
     void combine_few(int thread, int32_t index);
     void combine_head(int32_t index, int64_t row, int32_t head);
     void attend_many(int thread, int32_t index);
-    void add_part(Partial& sum, const Partial& next, float* to) const;
-    void add_sink(int32_t index, int32_t head, Partial& sum) const;
+    void add_part(AttentionPartial& sum, const AttentionPartial& next, float* to) const;
+    void add_sink(int32_t index, int32_t head, AttentionPartial& sum) const;
     void attend_run(const Scratch& s, const AttentionTile& t, int32_t index, int32_t kv_head, const Tile& tile,
                     int64_t first, int64_t end, float* to) const;
     void attend_tile(int thread, int32_t index, int32_t kv_head, const Tile& tile);
@@ -241,7 +241,7 @@ private:
                      int32_t position) const;
     KeyValueBlock block_of(const Tile& tile, int32_t index, int32_t kv_head, int64_t block) const;
     int64_t first_block(int32_t row, int32_t window) const;
-    int64_t last_block(int32_t row) const { return positions_[size_t(row)] / KEYS; }
+    int64_t last_block(int32_t row) const { return positions_[size_t(row)] / BLOCK_POSITIONS; }
     int32_t group() const { return spec_.heads / spec_.kv_heads; }
     int32_t tile_rows() const;
     int64_t ordered_width() const;
@@ -267,7 +267,7 @@ private:
     std::vector<int32_t> first_row_;                                 // of each stretch
     std::vector<Tile> tiles_;                                        // whose queries are attended to together
     std::vector<Tile> pieces_;          // whose keys are appended together: of one block, at most 16 positions
-    std::vector<int32_t> part_blocks_;  // of each layer, that one stored partial is of: RUN or 1
+    std::vector<int32_t> part_blocks_;  // of each layer, that one stored partial is of: SPLIT_BLOCKS or 1
     std::vector<size_t> first_tile_, first_piece_;  // of each stretch, and how many there are behind them
     std::vector<float> nothing_;    // the value of a sink: zeros, as many as a head has; empty where there are no sinks
     bool done_ = false;             // of drafting

@@ -27,7 +27,7 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
     workspace.row_scales.grow(size_t(padded * depth / 32 * 4));
     workspace.row_sums.grow(size_t(padded * depth / 32 * 4));
     Rows in{workspace.row_values.data(), workspace.row_scales.as<float>(), workspace.row_sums.as<int32_t>(), depth};
-    if (model.kernels->tiled && rows > FEW) {
+    if (model.kernels->tiled && rows > DECODE_ROWS) {
         workspace.row_tiles.grow(size_t(padded * depth));
         in.tiles = workspace.row_tiles.data();
     }
