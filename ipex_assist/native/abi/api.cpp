@@ -14,6 +14,7 @@
 #include "kernels/cpu.h"
 #include "operations/pass.h"
 #include "operations/single_linear.h"
+#include "threads/lease.h"
 
 using namespace ipex_assist;
 
@@ -35,27 +36,23 @@ struct Buffers {
 struct Handle {
     Model model;
     Program program{model};
-    Lock turn{};  // of who uses the buffers
-    Buffers buffers{};
+    Leased<Buffers> buffers{};
 };
 
-// The calling thread's turn to use a model's buffers.
-class Turn {
+// A model and its buffers, which one thread at a time uses.
+class BufferLease {
 public:
-    explicit Turn(void* handle) : handle_(*static_cast<Handle*>(handle)) {
-        // A thread that a fork left behind may have been changing them: they are lost, and new.
-        if (!handle_.turn.lock()) new (&handle_.buffers) Buffers;
-    }
-    ~Turn() { handle_.turn.unlock(); }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    explicit BufferLease(void* handle)
+        : handle_(*static_cast<const Handle*>(handle)),
+          lease_(static_cast<Handle*>(handle)->buffers) {}
 
     const Model& model() const { return handle_.model; }
     const Program& program() const { return handle_.program; }
-    Buffers& buffers() const { return handle_.buffers; }
+    Buffers& buffers() const { return *lease_; }
 
 private:
-    Handle& handle_;
+    const Handle& handle_;
+    const Lease<Buffers> lease_;
 };
 
 // Runs f; where it throws, keeps the message and returns `failed`.
@@ -100,11 +97,11 @@ double best_speed(int32_t repeats, F&& f) {
 }
 
 // The batch with logits in memory of our own.
-Batch with_logits(const Turn& turn, Batch batch) {
+Batch with_logits(const BufferLease& lease, Batch batch) {
     const int64_t rows = std::clamp(batch.logit_row_count, 0, 1 << 24);
-    batch.stride = turn.model().head.blocks * LANES;
-    turn.buffers().logits.grow(size_t(rows * batch.stride) * 4);
-    batch.logits = turn.buffers().logits.as<float>();
+    batch.stride = lease.model().head.blocks * LANES;
+    lease.buffers().logits.grow(size_t(rows * batch.stride) * 4);
+    batch.logits = lease.buffers().logits.as<float>();
     return batch;
 }
 
@@ -286,10 +283,10 @@ IPEX_ASSIST_API int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int6
 
 IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        Pass pass(turn.program(), *static_cast<Pool*>(pool), turn.buffers().activations, *batch);
+        const BufferLease lease(handle);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, *batch);
         forward(pass);
-        count(turn.buffers(), pass);
+        count(lease.buffers(), pass);
         return 0;
     });
 }
@@ -297,13 +294,13 @@ IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch)
 // The most likely tokens after the rows with logits: see TopTokens. The batch's logits are not used.
 IPEX_ASSIST_API int32_t ia_top_tokens(void* handle, void* pool, const Batch* batch, const TopTokens* found) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        const Batch own = with_logits(turn, *batch);
-        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : turn.model().spec.vocab_size;
+        const BufferLease lease(handle);
+        const Batch own = with_logits(lease, *batch);
+        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : lease.model().spec.vocab_size;
         if (found->top < 0 || found->top > columns) refuse("the most likely %d of %d tokens", found->top, columns);
-        Pass pass(turn.program(), *static_cast<Pool*>(pool), turn.buffers().activations, own);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own);
         top_tokens(pass, *found);
-        count(turn.buffers(), pass);
+        count(lease.buffers(), pass);
         return 0;
     });
 }
@@ -311,9 +308,9 @@ IPEX_ASSIST_API int32_t ia_top_tokens(void* handle, void* pool, const Batch* bat
 // Greedy tokens after each segment: see GreedyDraft. The batch's logits are not used.
 IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const GreedyDraft* request) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        const Batch own = with_logits(turn, *batch);
-        Pass pass(turn.program(), *static_cast<Pool*>(pool), turn.buffers().activations, own, request->counts);
+        const BufferLease lease(handle);
+        const Batch own = with_logits(lease, *batch);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own, request->counts);
         for (int32_t i = 0; i < own.segment_count; i++) {
             if (request->counts[i] > request->stride) {
                 refuse("%d drafted tokens where there is room for %lld", request->counts[i],
@@ -321,7 +318,7 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
             }
         }
         draft(pass, *request);
-        count(turn.buffers(), pass);
+        count(lease.buffers(), pass);
         return 0;
     });
 }
@@ -330,9 +327,9 @@ IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, c
 IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out,
                                    int64_t stride) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        LinearBuffers& buffers = turn.buffers().linears;
-        return run_linears(turn.model(), *static_cast<Pool*>(pool), buffers, Which(which), x, rows, out, stride), 0;
+        const BufferLease lease(handle);
+        LinearBuffers& buffers = lease.buffers().linears;
+        return run_linears(lease.model(), *static_cast<Pool*>(pool), buffers, Which(which), x, rows, out, stride), 0;
     });
 }
 
@@ -373,14 +370,14 @@ IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t p
 // How many experts the passes of the last call read, those of all layers together, each once a pass; shared ones do not
 // count.
 IPEX_ASSIST_API int64_t ia_experts_read(void* handle) {
-    const Turn turn(handle);
-    return turn.buffers().experts_read;
+    const BufferLease lease(handle);
+    return lease.buffers().experts_read;
 }
 
 // Cycles of linears, of attention, and of all passes since the last call.
 IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
-    const Turn turn(handle);
-    Timing& timing = turn.buffers().timing;
+    const BufferLease lease(handle);
+    Timing& timing = lease.buffers().timing;
     cycles[0] = timing.linear;
     cycles[1] = timing.attention;
     cycles[2] = timing.total;

@@ -141,15 +141,15 @@ void Activations::place(const ActivationSizes& sizes, Pool& pool) {
     }
     Placer shared_placer{shared_memory_.data()};
     list_shared(shared_placer, shared, sizes);
-    nodes_.resize(size_t(sizes.nodes));
-    for (size_t node = 0; node < nodes_.size(); node++) {
-        Placer placer{node_memory_.data() + int64_t(node) * each};
-        list_node(placer, nodes_[node], sizes);
+    nodes_.grow(size_t(sizes.nodes) * sizeof(NodeBuffers));
+    for (int64_t node = 0; node < sizes.nodes; node++) {
+        Placer placer{node_memory_.data() + node * each};
+        list_node(placer, nodes_.as<NodeBuffers>()[node], sizes);
     }
-    threads_.resize(size_t(sizes.threads));
-    for (size_t thread = 0; thread < threads_.size(); thread++) {
-        Placer placer{thread_memory_.data() + int64_t(thread) * thread_bytes};
-        list_thread(placer, threads_[thread], sizes);
+    threads_.grow(size_t(sizes.threads) * sizeof(ThreadBuffers));
+    for (int64_t thread = 0; thread < sizes.threads; thread++) {
+        Placer placer{thread_memory_.data() + thread * thread_bytes};
+        list_thread(placer, threads_.as<ThreadBuffers>()[thread], sizes);
     }
     sizes_ = sizes, pool_nodes_ = pool.nodes();
 }
@@ -158,8 +158,8 @@ void Activations::each(const std::function<void(const char*, const void*, const 
     Reporter report{f};
     SharedBuffers all = shared;
     list_shared(report, all, sizes_);
-    for (NodeBuffers node : nodes_) list_node(report, node, sizes_);
-    for (ThreadBuffers thread : threads_) list_thread(report, thread, sizes_);
+    for (int64_t i = 0; i < sizes_.nodes; i++) list_node(report, nodes_.as<NodeBuffers>()[i], sizes_);
+    for (int64_t i = 0; i < sizes_.threads; i++) list_thread(report, threads_.as<ThreadBuffers>()[i], sizes_);
 }
 
 }  // namespace ipex_assist

@@ -81,14 +81,15 @@ struct ActivationSizes {
     int64_t tiles;                                // whether rows are kept as tiles, too
 };
 
+// Valid at every moment of being changed, as a child of fork() must be able to free it.
 class Activations {
 public:
     // Places all buffers; what was in them is lost. Memory grows with the largest pass.
     void place(const ActivationSizes& sizes, Pool& pool);
 
-    const ThreadBuffers& own(int thread) const { return threads_[size_t(thread)]; }
-    const NodeBuffers& on(int node) const { return nodes_[size_t(node)]; }
-    int nodes() const { return int(nodes_.size()); }  // whose threads take part in the pass
+    const ThreadBuffers& own(int thread) const { return threads_.as<ThreadBuffers>()[thread]; }
+    const NodeBuffers& on(int node) const { return nodes_.as<NodeBuffers>()[node]; }
+    int nodes() const { return int(sizes_.nodes); }  // whose threads take part in the pass
     // Bytes that buffers of these sizes take, in all kinds of memory, on a pool with `nodes` memory nodes.
     static int64_t bytes(const ActivationSizes& sizes, int nodes);
     // f(name, begin, end) for each buffer that is placed, for tests.
@@ -100,8 +101,7 @@ private:
     ActivationSizes sizes_{};
     int pool_nodes_ = 0;
     Memory shared_memory_, node_memory_, thread_memory_;
-    std::vector<NodeBuffers> nodes_;
-    std::vector<ThreadBuffers> threads_;
+    Memory nodes_, threads_;  // NodeBuffers and ThreadBuffers: no containers, see Leased
 };
 
 constexpr int64_t UP_BLOCKS = 16;    // of gate and up, which are activated while they are still in the cache
