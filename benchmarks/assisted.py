@@ -18,7 +18,7 @@ from typing import Any
 import measure
 
 import ipex_assist
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 
 PROMPT = "Write a quick-sort implementation in Python."
 

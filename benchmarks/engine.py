@@ -19,7 +19,7 @@ from typing import Any
 import measure
 
 import ipex_assist
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.speculative.options import GenerationOptions

@@ -21,7 +21,7 @@ import measure
 
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.load import load_model

@@ -30,11 +30,9 @@ import measure
 import multi_socket_layouts as layouts
 from multi_socket_figures import Case, close_lines, memory_table, speed_table
 
-from ipex_assist.batch.instances import Answered, Ended, Ready, Said
-from ipex_assist.batch.local import LocalPool
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands.demo_model import demo_model_path
-from ipex_assist.commands.memory_need import estimate_need, gib
+from ipex_assist.commands.shared.demo_model import demo_model_path
+from ipex_assist.commands.shared.memory_need import estimate_need, gib
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
@@ -44,6 +42,8 @@ from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, SELF, parse_assistant
+from ipex_assist.workers.events import Answered, Ended, Ready, Said
+from ipex_assist.workers.local_pool import LocalPool
 
 PROMPT = "Write a quick-sort implementation in Python."
 PROGRAM = (sys.executable, str(Path(__file__).with_name("multi_socket_instance.py")))

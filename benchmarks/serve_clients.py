@@ -18,9 +18,9 @@ import psutil
 from own_server import OwnServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from ipex_assist.batch.worker import INSTANCE
 from ipex_assist.bench.prompts import shipped_prompts, shipped_text
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.workers.worker import INSTANCE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SECONDS = 60.0  # to end in

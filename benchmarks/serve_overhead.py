@@ -42,7 +42,7 @@ from ipex_assist.bench.load_cases import LEAST_REQUESTS, load_cases
 from ipex_assist.bench.loading import models
 from ipex_assist.bench.measure import Contender
 from ipex_assist.bench.throughput import Engine, Handle, LoadSample, Served, engine_of, percentile, serve
-from ipex_assist.commands.demo_model import DRAFT_PRECISION, PRECISION, demo_model_path
+from ipex_assist.commands.shared.demo_model import DRAFT_PRECISION, PRECISION, demo_model_path
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START

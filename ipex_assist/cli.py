@@ -75,8 +75,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _generate(argv: list[str]) -> int:
-    from ipex_assist.commands.arguments import parse
-    from ipex_assist.commands.relaunch import start_placed, works_here
+    from ipex_assist.commands.shared.arguments import parse
+    from ipex_assist.commands.shared.relaunch import start_placed, works_here
 
     args = parse(argv)
     if works_here(args):
@@ -92,7 +92,7 @@ def _parsers() -> Parsers:
     from ipex_assist.bench import arguments as bench
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.commands import quantize
-    from ipex_assist.commands.arguments import parse
+    from ipex_assist.commands.shared.arguments import parse
     from ipex_assist.serve import arguments as serve
 
     return {
@@ -108,12 +108,12 @@ def _parsers() -> Parsers:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.commands.arguments import load_options
+    from ipex_assist.commands.shared.arguments import load_options
 
     load = load_options(args)
     if load.target is None:
         return None
-    from ipex_assist.commands.load import memory_need
+    from ipex_assist.commands.shared.load import memory_need
     from ipex_assist.speculative.options import GenerationOptions
 
     return memory_need(load, GenerationOptions.from_flags(args).max_new_tokens).total

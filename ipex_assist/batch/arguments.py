@@ -8,16 +8,16 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ipex_assist.batch.concurrency import MOST
 from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands import arguments
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import InstanceRequest, request_from
 from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.capacity import MOST
+from ipex_assist.workers.worker import WorkerSettings
 
 EPILOG = """\
 A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or with "messages" (a list of objects with

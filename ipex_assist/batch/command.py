@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ipex_assist.batch import worker
 from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
-from ipex_assist.batch.concurrency import MOST, longest_texts
 from ipex_assist.batch.coordinator import Coordinator, StopSignal
-from ipex_assist.batch.instances import Pool
-from ipex_assist.batch.local_instances import instance_need, local_commands, local_pool
 from ipex_assist.batch.options import suggestion
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands.arguments import load_options
-from ipex_assist.commands.demo_model import demo_options
+from ipex_assist.commands.shared.arguments import load_options
+from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.env.errors import UsageError
+from ipex_assist.workers import worker
+from ipex_assist.workers.capacity import MOST, longest_texts
+from ipex_assist.workers.events import Pool
+from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
+from ipex_assist.workers.worker import WorkerSettings
 
 SHOWN_PROBLEMS = 20
 
@@ -146,7 +146,7 @@ def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSet
 
 
 def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> Pool:
-    from ipex_assist.batch.ray_pool import connect
+    from ipex_assist.workers.ray_pool import connect
 
     need = instance_need(settings)
     pool = connect(args.ray, instance_request(args, need.total), need, settings.as_dict(), progress.say_once)

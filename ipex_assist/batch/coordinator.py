@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ipex_assist.batch.instances import RESTART_DELAYS, Answered, Ended, Event, Life, Pool, Ready, Said
 from ipex_assist.batch.options import LineError
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.queue import Queue, Task
 from ipex_assist.batch.results import ResultFile
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.workers.events import RESTART_DELAYS, Answered, Ended, Event, Life, Pool, Ready, Said
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_SECONDS = 0.2  # how long a signal or a time limit may go unnoticed

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ipex_assist.bench.options import PairOptions, TaskOptions
 from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
 from ipex_assist.bench.prompts import SHIPPED, open_dataset
-from ipex_assist.commands import arguments
-from ipex_assist.commands.arguments import read_text
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import options_of, read_flag
 from ipex_assist.generation.load_options import LoadOptions

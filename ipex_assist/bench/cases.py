@@ -16,7 +16,7 @@ from ipex_assist.bench.prompts import (
     shipped_prompts,
     shipped_text,
 )
-from ipex_assist.commands.arguments import read_text
+from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 
 if TYPE_CHECKING:

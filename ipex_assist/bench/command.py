@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.bench.arguments import pair_options, parse, task_options
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.options import options_of
 from ipex_assist.env.runner import interrupt_exit
 from ipex_assist.speculative.options import GenerationOptions

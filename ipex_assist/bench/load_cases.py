@@ -17,7 +17,7 @@ from ipex_assist.bench.prompts import (
     spread_lengths,
 )
 from ipex_assist.bench.throughput import LoadCase
-from ipex_assist.commands.arguments import read_text
+from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ipex_assist.bench.options import PairOptions
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.load import leave_cores_to_native, memory_need, runs_native
-from ipex_assist.commands.memory_need import (
+from ipex_assist.commands.shared.load import leave_cores_to_native, memory_need, runs_native
+from ipex_assist.commands.shared.memory_need import (
     PROMPT_TOKENS,
     MemoryNeed,
     check_memory,
@@ -70,7 +70,7 @@ def models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     if asked.random_weights:
         yield from _random_models(asked)
         return
-    from ipex_assist.commands.load import load_models
+    from ipex_assist.commands.shared.load import load_models
 
     for precision, draft in _combinations(asked):
         one = replace(asked.load, precision=precision, assistant_precision=draft)

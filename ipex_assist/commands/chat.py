@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist.commands import arguments
-from ipex_assist.commands.messages import configure_messages
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import flags_of, options_of
 from ipex_assist.generation.load_options import LoadOptions
@@ -93,15 +93,15 @@ def _bytes(args: argparse.Namespace) -> int | None:
     load = arguments.load_options(args)
     if load.target is None:
         return None
-    from ipex_assist.commands.load import memory_need
+    from ipex_assist.commands.shared.load import memory_need
 
     return memory_need(load, _options(args).max_new_tokens).total
 
 
 def _with_model(args: argparse.Namespace) -> int:
     from ipex_assist.commands.chat_model import LoadedModel
-    from ipex_assist.commands.demo_model import demo_options
-    from ipex_assist.commands.load import load_models
+    from ipex_assist.commands.shared.demo_model import demo_options
+    from ipex_assist.commands.shared.load import load_models
 
     options, load = _options(args), arguments.load_options(args)
     if load.target is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 
 from ipex_assist.commands.chat_talk import Bit, Message
-from ipex_assist.commands.output import statistics_line
+from ipex_assist.commands.shared.output import statistics_line
 from ipex_assist.env.runner import INTERRUPT_EXIT
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel

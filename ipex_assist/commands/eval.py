@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.commands import arguments
-from ipex_assist.commands.arguments import read_text
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.arguments import read_text
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import add_flags
 from ipex_assist.env.parser import ArgumentParser
@@ -24,8 +24,8 @@ from ipex_assist.quantization.precision import PRECISIONS
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.checkpoints.open import OpenCheckpoints
-    from ipex_assist.commands.memory_need import MemoryNeed
     from ipex_assist.commands.perplexity import Comparison, Score, Window
+    from ipex_assist.commands.shared.memory_need import MemoryNeed
     from ipex_assist.executors.interface import Model
 
 TEXT = Path(__file__).parents[1] / "data" / "evaluation.txt"
@@ -95,7 +95,7 @@ def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None)
 
 
 def _reference_need(args: argparse.Namespace, checkpoints: OpenCheckpoints | None) -> int | None:
-    from ipex_assist.commands.memory_need import RUNTIME_BYTES
+    from ipex_assist.commands.shared.memory_need import RUNTIME_BYTES
 
     source = args.against_model or args.model
     revision = None if args.against_model else args.revision
@@ -111,8 +111,8 @@ def _need(
     checkpoints: OpenCheckpoints | None,
     kv_precision: str | None = None,
 ) -> MemoryNeed:
-    from ipex_assist.commands.load import runs_native
-    from ipex_assist.commands.memory_need import estimate_need
+    from ipex_assist.commands.shared.load import runs_native
+    from ipex_assist.commands.shared.memory_need import estimate_need
 
     native = runs_native(LoadOptions.from_flags(args))
     plan: dict[str, Any] = {"native": native, "checkpoints": checkpoints, "kv_precision": kv_precision}
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands import perplexity
-    from ipex_assist.commands.messages import quiet_stderr
+    from ipex_assist.commands.shared.messages import quiet_stderr
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
@@ -177,7 +177,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_memory(args: argparse.Namespace, checkpoints: OpenCheckpoints) -> None:
-    from ipex_assist.commands.memory_need import gib
+    from ipex_assist.commands.shared.memory_need import gib
     from ipex_assist.env.memory import read_memory
 
     need, available = _bytes(args, checkpoints), read_memory().available
@@ -218,7 +218,7 @@ def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint,
 def _load(
     checkpoint: Checkpoint, precision: str | None, executor: str, kv_precision: str | None = None
 ) -> tuple[Model, str]:
-    from ipex_assist.commands.load import leave_cores_to_native
+    from ipex_assist.commands.shared.load import leave_cores_to_native
     from ipex_assist.executors.choose import stored_precision
     from ipex_assist.executors.load import load_model
 

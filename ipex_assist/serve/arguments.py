@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipex_assist.batch.arguments import check_instances
-from ipex_assist.batch.concurrency import MOST
-from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import check_source
-from ipex_assist.commands import arguments
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.executors.blocks import BLOCK
@@ -19,6 +17,8 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.capacity import MOST
+from ipex_assist.workers.worker import WorkerSettings
 
 EPILOG = """\
 The port answers /health at once, and /ready when the models are loaded. SIGTERM or Ctrl-C: nothing new is taken, what

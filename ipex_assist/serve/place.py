@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.batch.instances import Life
 from ipex_assist.serve.backend import ModelFacts, Part, Piece, TextRequest
 from ipex_assist.serve.counts import total
 from ipex_assist.serve.delivery import Delivery
 from ipex_assist.serve.routing import KnownPrefixes, block_keys
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.events import Life
 
 
 @dataclass(eq=False)

@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ipex_assist.batch.arguments import instance_request
-from ipex_assist.batch.concurrency import MOST, InstanceNeed
 from ipex_assist.batch.coordinator import StopSignal
-from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.local_instances import instance_need
-from ipex_assist.batch.ray_pool import PASSED_ON, join, survey, survey_node, with_absolute_paths
-from ipex_assist.batch.worker import WorkerSettings, worker_program
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.launch import InstanceRequest
@@ -30,6 +25,11 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import in_thread
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
+from ipex_assist.workers.capacity import MOST, InstanceNeed
+from ipex_assist.workers.local_machine import instance_need
+from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.ray_pool import PASSED_ON, join, survey, survey_node, with_absolute_paths
+from ipex_assist.workers.worker import WorkerSettings, worker_program
 
 log = logging.getLogger("ipex_assist")
 

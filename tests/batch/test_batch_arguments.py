@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, instance_request, parse, worker_settings
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands import arguments
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.worker import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 

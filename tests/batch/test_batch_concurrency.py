@@ -17,16 +17,17 @@ from batch_runs import write_prompts
 from conftest import HAS_NATIVE
 
 import ipex_assist
-from ipex_assist.batch import command, concurrency, local_instances, progress, worker
-from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all, concurrency_of, fitting, longest_texts
+from ipex_assist.batch import command, progress
 from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
-from ipex_assist.batch.worker import Desk, WorkerSettings
-from ipex_assist.commands.load import memory_need
+from ipex_assist.commands.shared.load import memory_need
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import Memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.round import Round
+from ipex_assist.workers import local_machine, worker
+from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all, concurrency_of, fitting, longest_texts
+from ipex_assist.workers.worker import Desk, WorkerSettings
 
 GIB = 1 << 30
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
@@ -311,9 +312,9 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
 ) -> None:
     """By --concurrency alone: one at a time, the same model fits."""
     memory = Memory(2 * GIB, 800 << 20)
-    monkeypatch.setattr(local_instances, "read_memory", lambda: memory)
+    monkeypatch.setattr(local_machine, "read_memory", lambda: memory)
     started: list[object] = []
-    monkeypatch.setattr(local_instances, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
+    monkeypatch.setattr(local_machine, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(4000)])
     arguments = [str(prompts), "-o", str(tmp_path / "o"), "-m", tiny, "--offline", "--no-launch", "--no-assisted"]
     arguments += ["--executor", "torch", "--precision", "fp32"]
@@ -361,7 +362,7 @@ def test_the_pool_says_how_many_texts_fit(tiny: str, caplog: pytest.LogCaptureFi
 def test_an_instance_leaves_memory_to_its_neighbours(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a launcher, whose plan would say so; memory that was given by number stays that."""
     asked: list[LoadOptions] = []
-    monkeypatch.setattr("ipex_assist.commands.load.load_models", lambda load, *_, **__: (asked.append(load), []))
+    monkeypatch.setattr("ipex_assist.commands.shared.load.load_models", lambda load, *_, **__: (asked.append(load), []))
     load = LoadOptions(target=tiny, offline=True)
     for settings in (
         WorkerSettings(load, 20, neighbours=4),
@@ -397,7 +398,7 @@ def test_the_default_is_what_memory_holds(
     settings = WorkerSettings(load, 20, concurrency=asked, texts=(64,) * 16, neighbours=neighbours)
     text = InstanceNeed.of(load, 20, (64,)).texts[0]
     room = available * text // 2 if available < 100 else available
-    monkeypatch.setattr(concurrency, "read_memory", lambda: Memory(room, room))
+    monkeypatch.setattr(capacity, "read_memory", lambda: Memory(room, room))
     assert concurrency_of(model, settings) == wanted
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from batch_runs import gone, wait_for
 
-from ipex_assist.batch.instances import Answered, Ended, Event, Ready, Said
-from ipex_assist.batch.local import LocalPool
 from ipex_assist.launch import Command, Placement
+from ipex_assist.workers.events import Answered, Ended, Event, Ready, Said
+from ipex_assist.workers.local_pool import LocalPool
 
 pytestmark = pytest.mark.one_stack
 

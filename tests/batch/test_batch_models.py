@@ -17,8 +17,8 @@ import pytest
 from batch_runs import REAL, by_id, children, lines_in, records, run, start, wait_for, write_prompts
 
 import ipex_assist
-from ipex_assist.batch.worker import answer
 from ipex_assist.tokenization.tokenizer import encode_messages
+from ipex_assist.workers.worker import answer
 
 MODEL = ["--executor", "torch", "--precision", "fp32", "--offline"]
 

@@ -14,11 +14,11 @@ from batch_runs import REAL, by_id, gone, lines_in, run, start, wait_for, write_
 from ray_nodes import LOCAL_ONLY, instances, marked, two_nodes
 
 import ipex_assist
-from ipex_assist.batch.places import place_within
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.spawn import read_processes
+from ipex_assist.workers.placement import place_within
 
 pytestmark = pytest.mark.one_stack
 

@@ -24,7 +24,7 @@ from ipex_assist import load
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
-from ipex_assist.commands.memory_need import estimate_need
+from ipex_assist.commands.shared.memory_need import estimate_need
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
 from ipex_assist.speculative import pair_cache

@@ -12,7 +12,6 @@ import checkpoint_files
 import pytest
 
 from ipex_assist import cli
-from ipex_assist.batch import worker
 from ipex_assist.bench import arguments as bench_arguments
 from ipex_assist.bench import loading
 from ipex_assist.checkpoints.folder import FolderCheckpoint
@@ -20,6 +19,7 @@ from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.workers import worker
 
 RUN = ["--executor", "torch", "--precision", "fp32", "--no-launch"]
 
@@ -71,7 +71,7 @@ def test_a_run_opens_each_model_once(folders: Path, opened: list[str], assistant
 
 def test_a_default_assistant_is_opened_once(folders: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name comes up in the estimate and again when it is loaded; the target's tokenizer was read for each."""
-    for user in ("ipex_assist.api", "ipex_assist.commands.memory_need"):
+    for user in ("ipex_assist.api", "ipex_assist.commands.shared.memory_need"):
         monkeypatch.setattr(f"{user}.default_assistant", lambda *_: str(folders / "assistant"))
     read: list[str] = []
     from ipex_assist import api

@@ -12,8 +12,8 @@ from conftest import HAS_NATIVE
 
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands import memory_need
-from ipex_assist.commands.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
+from ipex_assist.commands.shared import memory_need
+from ipex_assist.commands.shared.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import Memory, release_free_memory, resident_bytes
 from ipex_assist.executors.interface import Rows
@@ -118,7 +118,7 @@ def test_the_limit(tokens: int, limit: int | None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ipex_assist.executors.kv_memory._planned_share", lambda: 1.0)
 
     def available(size: int) -> None:
-        for module in ("commands.memory_need", "executors.kv_memory"):
+        for module in ("commands.shared.memory_need", "executors.kv_memory"):
             monkeypatch.setattr(f"ipex_assist.{module}.read_memory", lambda: Memory(1 << 40, size))
 
     available(need.total)

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
 from ipex_assist import GrammarSpec
-from ipex_assist.batch.worker import Desk
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.workers.worker import Desk
 
 pytest.importorskip("llguidance")
 

@@ -21,12 +21,12 @@ from batch_runs import children, gone, wait_for
 from engine_fake import ENDLESS, PLAY
 
 from ipex_assist import cli
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands.arguments import load_options
+from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.arguments import model_name, parse, worker_settings
 from ipex_assist.serve.listen import listen
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.workers.worker import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 

@@ -17,15 +17,15 @@ import pytest
 from batch_runs import children
 
 import ipex_assist
-from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.places import unplaced_commands
-from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.serve.backend import Done, Part, TextRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
+from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.placement import unplaced_commands
+from ipex_assist.workers.worker import WorkerSettings
 
 OPTIONS = [
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3),

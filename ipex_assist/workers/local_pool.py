@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ipex_assist.batch.instances import Answered, Ended, Event, Measured, Ready, Said, Streamed
 from ipex_assist.launch import Command
 from ipex_assist.launch.spawn import signal_group, spawn_command
+from ipex_assist.workers.events import Answered, Ended, Event, Measured, Ready, Said, Streamed
 
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 16  # of standard error; results may be longer

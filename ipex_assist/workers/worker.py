@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from ipex_assist.batch.concurrency import concurrency_of
-from ipex_assist.commands.messages import configure_messages
-from ipex_assist.commands.relaunch import this_command
+from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.commands.shared.relaunch import this_command
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import encode_messages
+from ipex_assist.workers.capacity import concurrency_of
 
 if TYPE_CHECKING:
     from ipex_assist.generation.result import Chunk
@@ -158,7 +158,7 @@ def _write(replies: IO[bytes], lines: bytes) -> None:
 
 def _load(settings: WorkerSettings) -> TextModel:
     configure_messages(settings.verbose, "%(message)s", progress=False)
-    from ipex_assist.commands.load import load_models
+    from ipex_assist.commands.shared.load import load_models
 
     load = settings.load
     if settings.neighbours > 1 and load.kv_memory is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ipex_assist import launch
-from ipex_assist.commands.messages import configure_messages
+from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.runner import held_interrupts
 from ipex_assist.launch.plan import PLAN_VARIABLE
 

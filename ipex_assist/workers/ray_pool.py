@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.batch.concurrency import InstanceNeed, check_memory_of_all
-from ipex_assist.batch.instances import Ended, Event
-from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.places import place_within
-from ipex_assist.batch.worker import worker_program
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import read_memory
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch import InstanceRequest, Placement
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
+from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all
+from ipex_assist.workers.events import Ended, Event
+from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.placement import place_within
+from ipex_assist.workers.worker import worker_program
 
 OBJECT_STORE_BYTES = 100 << 20  # prompts and texts; Ray would take 30 % of the memory, which the models need
 REACH_SECONDS = 10.0

@@ -12,9 +12,9 @@ from typing import Any
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.memory_need import MemoryNeed, check_memory, estimate_need, within
-from ipex_assist.commands.messages import quiet_stderr
-from ipex_assist.commands.relaunch import set_threads
+from ipex_assist.commands.shared.memory_need import MemoryNeed, check_memory, estimate_need, within
+from ipex_assist.commands.shared.messages import quiet_stderr
+from ipex_assist.commands.shared.relaunch import set_threads
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.generation.load_options import LoadOptions
 

@@ -10,16 +10,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ipex_assist.batch.prompts import Entry
-from ipex_assist.commands.load import memory_need, runs_native
-from ipex_assist.commands.memory_need import gib
+from ipex_assist.commands.shared.load import memory_need, runs_native
+from ipex_assist.commands.shared.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
 
 if TYPE_CHECKING:
-    from ipex_assist.batch.worker import WorkerSettings
     from ipex_assist.generation.text_model import TextModel
+    from ipex_assist.workers.worker import WorkerSettings
 
 log = logging.getLogger("ipex_assist")
 

@@ -1,0 +1,1 @@
+"""Engine processes: started, fed, watched and restarted, for `batch` and `serve`."""
