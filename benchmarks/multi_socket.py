@@ -42,7 +42,7 @@ from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, SELF, parse_assistant
-from ipex_assist.workers.events import Answered, Ended, Ready, Said
+from ipex_assist.workers.events import Answered, Ended, LogLine, Ready
 from ipex_assist.workers.local_pool import LocalPool
 
 PROMPT = "Write a quick-sort implementation in Python."
@@ -108,7 +108,7 @@ class Instances:
                     f"{self._pool.size}; a larger --timeout gives more time"
                 )
             for event in self._pool.wait(left):
-                if isinstance(event, Said):
+                if isinstance(event, LogLine):
                     self._said[event.instance].append(event.line)
                 elif isinstance(event, Ready):
                     found[event.instance] = event.facts

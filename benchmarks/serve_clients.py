@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ipex_assist.bench.prompts import shipped_prompts, shipped_text
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.workers.worker import INSTANCE
+from ipex_assist.workers.program import SUBCOMMAND
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SECONDS = 60.0  # to end in
@@ -46,7 +46,7 @@ class Server(OwnServer):
         found = []
         for child in self.front.children():
             try:
-                if INSTANCE in child.cmdline():
+                if SUBCOMMAND in child.cmdline():
                     found.append(child)
             except psutil.Error:  # it has just ended
                 continue

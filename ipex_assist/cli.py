@@ -43,6 +43,10 @@ def _dispatch(argv: list[str]) -> int:
         from ipex_assist.batch import command
 
         return command.main(argv[1:])
+    if argv[:1] == ["worker"]:
+        from ipex_assist.workers import worker
+
+        worker.main(argv[1:])
     if argv[:1] == ["serve"]:
         from ipex_assist.serve import command as server
 

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
-from ipex_assist.batch.coordinator import Coordinator, StopSignal
+from ipex_assist.batch.arguments import defaults_from, parse, worker_settings
+from ipex_assist.batch.coordinator import Coordinator
+from ipex_assist.batch.lengths import longest_texts
 from ipex_assist.batch.options import suggestion
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
 from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
+from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import UsageError
-from ipex_assist.workers import worker
-from ipex_assist.workers.capacity import MOST, longest_texts
-from ipex_assist.workers.events import Pool
+from ipex_assist.workers.arguments import instance_request
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
-from ipex_assist.workers.worker import WorkerSettings
+from ipex_assist.workers.pool import WorkerPool
+from ipex_assist.workers.settings import WorkerSettings
 
 SHOWN_PROBLEMS = 20
 
@@ -32,8 +34,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         IpexAssistError: the run cannot begin, or cannot go on; records written before are kept.
     """
-    if list(argv) == [worker.INSTANCE]:
-        worker.main()
     args = parse(argv)
     load = load_options(args)
     settings = worker_settings(args, load if load.target is not None else demo_options(load))
@@ -69,7 +69,7 @@ def _run(
     if todo:
         settings = _with_texts(settings, todo)
         if args.ray is None:
-            pool: Pool = local_pool(args, settings, progress.say, progress.say_once, len(todo))
+            pool: WorkerPool = local_pool(args, settings, progress.say, progress.say_once, len(todo))
         else:
             pool = _ray_pool(args, progress, stop, settings)
         run = Coordinator(
@@ -142,10 +142,10 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
 
 
 def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
-    return replace(settings, texts=longest_texts(entries, settings.concurrency or MOST))
+    return replace(settings, texts=longest_texts(entries, settings.concurrency or DEFAULT_CONCURRENCY))
 
 
-def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> Pool:
+def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> WorkerPool:
     from ipex_assist.workers.ray_pool import connect
 
     need = instance_need(settings)

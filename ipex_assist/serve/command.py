@@ -25,7 +25,7 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.stop import Stop
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
-from ipex_assist.workers.worker import WorkerSettings
+from ipex_assist.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ipex_assist.batch.prompts import Entry
 from ipex_assist.commands.shared.load import memory_need, runs_native
 from ipex_assist.commands.shared.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory
-from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.generation.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from ipex_assist.generation.text_model import TextModel
-    from ipex_assist.workers.worker import WorkerSettings
+    from ipex_assist.workers.settings import WorkerSettings
 
 log = logging.getLogger("ipex_assist")
 
-MOST = 16  # unless more are asked for: beyond that a pass is bound by arithmetic, and wins little
-LINE_BYTES_PER_TOKEN = 3  # English has four, code and most other scripts fewer
-
-
-def longest_texts(entries: Iterable[Entry], count: int = MOST) -> tuple[int, ...]:
-    """Estimate the tokens, prompt and answer, of the `count` longest texts, the longest first."""
-    tokens = (entry.length // LINE_BYTES_PER_TOKEN + entry.max_new_tokens for entry in entries)
-    return tuple(-(-length // BLOCK) * BLOCK for length in heapq.nlargest(count, tokens))
+DEFAULT_CONCURRENCY = 16  # unless more are asked for: beyond that a pass is bound by arithmetic, and wins little
 
 
 def fitting(sizes: Sequence[int], room: int) -> int:

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from ipex_assist.batch.arguments import instance_request
 from ipex_assist.env.memory import read_memory
 from ipex_assist.launch import Command
+from ipex_assist.workers.arguments import instance_request
 from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import placed_commands, unplaced_commands
-from ipex_assist.workers.worker import WorkerSettings
+from ipex_assist.workers.settings import WorkerSettings
 
 
 def instance_need(settings: WorkerSettings) -> InstanceNeed:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ipex_assist.launch import Command
 from ipex_assist.launch.spawn import signal_group, spawn_command
-from ipex_assist.workers.events import Answered, Ended, Event, Measured, Ready, Said, Streamed
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
 
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 16  # of standard error; results may be longer
@@ -157,7 +157,7 @@ class LocalPool:
 
     def _take(self, instance: int, worker: _Worker, fd: int, lines: Sequence[bytes]) -> None:
         if fd == worker.messages:
-            self._events += [Said(instance, line.decode(errors="replace")) for line in lines]
+            self._events += [LogLine(instance, line.decode(errors="replace")) for line in lines]
             return
         for line in lines:
             reply = json.loads(line)

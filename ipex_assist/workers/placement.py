@@ -10,7 +10,7 @@ from ipex_assist.env.machine import Machine
 from ipex_assist.launch import Command, InstanceRequest, Placement, place_instances
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import prepare_instances
-from ipex_assist.workers.worker import worker_program
+from ipex_assist.workers.program import worker_program
 
 
 def placed_commands(request: InstanceRequest) -> tuple[Command, ...]:

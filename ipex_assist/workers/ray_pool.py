@@ -23,7 +23,7 @@ from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all
 from ipex_assist.workers.events import Ended, Event
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import place_within
-from ipex_assist.workers.worker import worker_program
+from ipex_assist.workers.program import worker_program
 
 OBJECT_STORE_BYTES = 100 << 20  # prompts and texts; Ray would take 30 % of the memory, which the models need
 REACH_SECONDS = 10.0

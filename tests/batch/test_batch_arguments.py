@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, instance_request, parse, worker_settings
+from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, parse, worker_settings
 from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.workers.worker import WorkerSettings
+from ipex_assist.workers.arguments import instance_request
+from ipex_assist.workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 
@@ -80,7 +81,7 @@ WRONG = {
 
 @pytest.mark.parametrize("given", WRONG)
 def test_wrong_values(given: str) -> None:
-    """Said before anything is opened or started."""
+    """LogLine before anything is opened or started."""
     with pytest.raises(UsageError, match=WRONG[given].replace("(", "\\(")):
         parse([*BASIC, *given.split()])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import checkpoint_files
 import pytest
+from batch_runs import answer
 
 from ipex_assist import cli
 from ipex_assist.bench import arguments as bench_arguments
@@ -20,6 +21,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.workers import worker
+from ipex_assist.workers.settings import WorkerSettings
 
 RUN = ["--executor", "torch", "--precision", "fp32", "--no-launch"]
 
@@ -92,9 +94,9 @@ def test_an_instance_of_a_batch_opens_each_model_once(folders: Path, opened: lis
     load = LoadOptions.of(
         target=str(folders / "target"), assistant=str(folders / "assistant"), precision="fp32", executor="torch"
     )
-    model = worker._load(worker.WorkerSettings(load, 4))
+    model = worker._load(WorkerSettings(load, 4))
     request = {"prompt": "the fox", "messages": None, "chat": False, "options": {"max_new_tokens": 2}}
-    assert worker.answer(model, request)["result"]["assisted"]
+    assert answer(model, request)["result"]["assisted"]
     assert sorted(opened) == ["assistant", "target"]
 
 

@@ -26,7 +26,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.arguments import model_name, parse, worker_settings
 from ipex_assist.serve.listen import listen
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.workers.worker import WorkerSettings
+from ipex_assist.workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 

@@ -25,7 +25,7 @@ from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import unplaced_commands
-from ipex_assist.workers.worker import WorkerSettings
+from ipex_assist.workers.settings import WorkerSettings
 
 OPTIONS = [
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3),

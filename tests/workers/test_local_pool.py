@@ -11,7 +11,7 @@ import pytest
 from batch_runs import gone, wait_for
 
 from ipex_assist.launch import Command, Placement
-from ipex_assist.workers.events import Answered, Ended, Event, Ready, Said
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Ready
 from ipex_assist.workers.local_pool import LocalPool
 
 pytestmark = pytest.mark.one_stack
@@ -107,8 +107,8 @@ def test_what_it_said_before_its_end_is_kept(ended_by_us: bool) -> None:
     if ended_by_us:
         pool.end(0, "too late")
     events = until(pool, has(Ended))
-    assert [type(event) for event in events if not isinstance(event, Said)] == [Answered, Ended]
-    assert Said(0, "last words") in events
+    assert [type(event) for event in events if not isinstance(event, LogLine)] == [Answered, Ended]
+    assert LogLine(0, "last words") in events
     assert events[-1] == Ended(0, "too late") or "SIGKILL" in events[-1].reason
     pool.close()
 
@@ -145,7 +145,7 @@ def test_a_line_without_end_on_standard_error() -> None:
     pool = pool_of("import sys; sys.stderr.write('.' * 1_000_000); sys.stderr.flush()")
     pool.start(0)
     events = until(pool, has(Ended))
-    said = [event.line for event in events if isinstance(event, Said)]
+    said = [event.line for event in events if isinstance(event, LogLine)]
     assert sum(map(len, said)) == 1_000_000
     assert len(said) > 2
     assert events[-1] == Ended(0, "ended with exit code 0")

@@ -1,0 +1,35 @@
+"""When a worker that died is restarted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Seconds before an instance is started anew, by how often it ended in a row without finishing a prompt.
+RESTART_DELAYS = (0.0, 1.0, 2.0, 5.0)
+
+
+@dataclass
+class RestartState:
+    """Whether an instance runs. `restart_at`, by time.monotonic, is when a dead one is started anew."""
+
+    alive: bool = False
+    ready: bool = False
+    was_ready: bool = False
+    given_up: bool = False
+    ends_in_a_row: int = 0
+    restart_at: float = 0.0
+
+    def count_end(self, *, refused: bool, delays: Sequence[float] = RESTART_DELAYS, for_ever: bool = False) -> None:
+        """Decide whether and when it is started anew; for_ever: that it is, as long as it was ever ready.
+
+        One that says itself that it cannot load is left out at once, unless it could before: then it may have wanted
+        memory just now.
+        """
+        self.alive = self.ready = False
+        self.ends_in_a_row += 1
+        too_often = self.ends_in_a_row > len(delays) and not (for_ever and self.was_ready)
+        self.given_up = too_often or (refused and not self.was_ready)
+        if not self.given_up:
+            self.restart_at = time.monotonic() + delays[min(self.ends_in_a_row, len(delays)) - 1]

@@ -1,0 +1,43 @@
+"""What a worker is told before its first request. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ipex_assist.generation.load_options import LoadOptions
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What an instance is told before its first prompt. max_new_tokens: of the prompts, for which there must be room.
+
+    threads: where no launcher has planned them. verbose: whether to talk about loading. concurrency: the most prompts
+    at a time; None leaves it to the instance. texts: tokens of the longest texts to come, the longest first.
+    neighbours: how many instances share the machine's memory, this one among them. grammars: whether texts may have
+    some, so that the vocabulary is read for them before the instance is ready.
+    """
+
+    load: LoadOptions
+    max_new_tokens: int
+    threads: int | None = None
+    verbose: bool = False
+    concurrency: int | None = None
+    texts: tuple[int, ...] = ()
+    neighbours: int = 1
+    grammars: bool = False
+
+    @property
+    def texts_at_once(self) -> tuple[int, ...]:
+        """Of these lengths there must be room for texts; empty where the instance takes what there is."""
+        return () if self.concurrency is None else self.texts[: self.concurrency]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
+        """The inverse of `as_dict`."""
+        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "texts": tuple(fields["texts"])})
