@@ -25,6 +25,7 @@ from ipex_assist.checkpoints.writer import ShardWriter
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 
 SHARD_BYTES = 256 << 20  # held in memory while it is gathered; a larger tensor is a file of its own
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     weights = checkpoint.parameter_bytes
     executor = resolve_executor(args.executor, args.precision)
     before, started = peak_bytes(), time.perf_counter()
-    model = load_model(checkpoint, args.precision, executor)
+    model = load_model(LoadRequest(checkpoint, args.precision, executor))
     seconds, peak = time.perf_counter() - started, peak_bytes()
     packed = getattr(getattr(model, "packed", None), "nbytes", None)  # the native core's
     row = {

@@ -25,6 +25,7 @@ from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.traffic import traffic_of
 from ipex_assist.models.spec import DecoderSpec, Experts
 from ipex_assist.native.library import instruction_set, read_bandwidth
@@ -41,7 +42,7 @@ def load(source: str, layers: int | None, precision: str) -> Any:
     checkpoint = RandomCheckpoint(source, config)
     if checkpoint.spec.experts is None:
         raise UsageError(f"--model {source} has no experts; {MODEL} has")
-    return load_model(checkpoint, precision, "native")
+    return load_model(LoadRequest(checkpoint, precision, "native"))
 
 
 def expert_bytes(spec: DecoderSpec, precision: str) -> float:

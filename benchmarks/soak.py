@@ -39,6 +39,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import resident_bytes
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative import calibration
@@ -221,16 +222,18 @@ class Pair:
     def __init__(self, args: argparse.Namespace) -> None:
         checkpoint, other = _checkpoints(args)
         memory = KvMemory(args.kv_memory << 20 if args.kv_memory else None)
-        self.target = _native(load_model(checkpoint, args.precision, "native", kv_memory=memory))
+        self.target = _native(load_model(LoadRequest(checkpoint, args.precision, "native", kv_memory=memory)))
         self.assistant = _native(
             load_model(
-                other or checkpoint,
-                args.assistant_precision,
-                "native",
-                exact=False,
-                table_of=None if other else self.target,
-                group=DRAFT_INT4_GROUP,
-                kv_memory=memory,
+                LoadRequest(
+                    other or checkpoint,
+                    args.assistant_precision,
+                    "native",
+                    exact=False,
+                    table_of=None if other else self.target,
+                    group=DRAFT_INT4_GROUP,
+                    kv_memory=memory,
+                )
             )
         )
         if not args.kv_memory:  # so little that texts get into each other's way

@@ -21,6 +21,7 @@ from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.late_torch import torch_is_here
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native_loading import one_torch_thread
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
@@ -210,31 +211,35 @@ def _models(request: _Request, before_packing: Callable[[], object]) -> tuple[Mo
     kv_memory = KvMemory(options.kv_memory, options.kv_share)
     started = time.perf_counter()
     target = load_model(
-        request.checkpoint,
-        request.precision,
-        request.executor,
-        progress=options.progress,
-        cache_packed=options.cache_packed,
-        kv_memory=kv_memory,
-        kv_precision=options.kv_precision,
-        quick=request.quick,
-        before_packing=before_packing,
+        LoadRequest(
+            request.checkpoint,
+            request.precision,
+            request.executor,
+            progress=options.progress,
+            cache_packed=options.cache_packed,
+            kv_memory=kv_memory,
+            kv_precision=options.kv_precision,
+            quick=request.quick,
+            before_packing=before_packing,
+        )
     )
     loaded = time.perf_counter()
     if request.assistant is None and request.name.model != SELF:
         return target, None, Loading(loaded - started)
     assert request.assistant_precision is not None
     assistant = load_model(
-        request.assistant or request.checkpoint,
-        request.assistant_precision,
-        request.executor,
-        progress=options.progress,
-        exact=False,
-        cache_packed=options.cache_packed,
-        table_of=None if request.assistant else target,
-        group=DRAFT_INT4_GROUP,
-        kv_memory=kv_memory,
-        kv_precision=options.kv_precision,
+        LoadRequest(
+            request.assistant or request.checkpoint,
+            request.assistant_precision,
+            request.executor,
+            progress=options.progress,
+            exact=False,
+            cache_packed=options.cache_packed,
+            table_of=None if request.assistant else target,
+            group=DRAFT_INT4_GROUP,
+            kv_memory=kv_memory,
+            kv_precision=options.kv_precision,
+        )
     )
     if options.draft_threads is not None:
         _use_threads(assistant, options.draft_threads, request.executor)

@@ -138,6 +138,7 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.executors.load import load_model
+    from ipex_assist.executors.load_request import LoadRequest
 
     for precision in asked.precisions:
         precision = precision or "bf16"
@@ -145,25 +146,29 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
         executor = resolve_executor(asked.load.executor, precision, *drafts)
         kv_memory = KvMemory(asked.load.kv_memory)
         target = load_model(
-            _random(_target(asked)),
-            precision,
-            executor,
-            cache_packed=asked.load.cache_packed,
-            kv_precision=asked.load.kv_precision,
-            kv_memory=kv_memory,
+            LoadRequest(
+                _random(_target(asked)),
+                precision,
+                executor,
+                cache_packed=asked.load.cache_packed,
+                kv_precision=asked.load.kv_precision,
+                kv_memory=kv_memory,
+            )
         )
         for draft in dict.fromkeys(drafts) if asked.load.assists else [None]:
             assistant_model: Model | None = None
             if draft is not None:
                 assistant_model = load_model(
-                    _random(_assistant(asked)),
-                    draft,
-                    executor,
-                    exact=False,
-                    cache_packed=asked.load.cache_packed,
-                    group=DRAFT_INT4_GROUP,
-                    kv_precision=asked.load.kv_precision,
-                    kv_memory=kv_memory,
+                    LoadRequest(
+                        _random(_assistant(asked)),
+                        draft,
+                        executor,
+                        exact=False,
+                        cache_packed=asked.load.cache_packed,
+                        group=DRAFT_INT4_GROUP,
+                        kv_precision=asked.load.kv_precision,
+                        kv_memory=kv_memory,
+                    )
                 )
             yield _assembled(asked, target, assistant_model, precision, draft, executor), _settle()
             del assistant_model

@@ -221,10 +221,13 @@ def _load(
     from ipex_assist.commands.shared.load import leave_cores_to_native
     from ipex_assist.executors.choose import stored_precision
     from ipex_assist.executors.load import load_model
+    from ipex_assist.executors.load_request import LoadRequest
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     progress = sys.stderr.isatty()
-    model = load_model(checkpoint, precision, executor, progress=progress, exact=False, kv_precision=kv_precision)
+    model = load_model(
+        LoadRequest(checkpoint, precision, executor, progress=progress, exact=False, kv_precision=kv_precision)
+    )
     leave_cores_to_native()
     return model, precision
 

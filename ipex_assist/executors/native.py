@@ -107,7 +107,7 @@ class NativeModel(Model):
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory."""
         if self.rotary is not None:
             self.rotary.reach(capacity)
-        return NativeSequence(self, capacity, prompt_length, blocks)
+        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""

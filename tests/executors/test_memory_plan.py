@@ -19,6 +19,7 @@ from ipex_assist.env.memory import Memory, release_free_memory, resident_bytes
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import checkpoint_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.planned_bytes import ModelBytes
@@ -73,9 +74,11 @@ def test_a_run_takes_what_was_planned() -> None:
     assert planned.assistant is not None
     before = resident_bytes(own=True)
     memory = KvMemory(planned.kv)
-    target = load_model(checkpoint, "int8", "native", kv_memory=memory)
+    target = load_model(LoadRequest(checkpoint, "int8", "native", kv_memory=memory))
     assistant = load_model(
-        checkpoint, "int4", "native", exact=False, table_of=target, group=DRAFT_INT4_GROUP, kv_memory=memory
+        LoadRequest(
+            checkpoint, "int4", "native", exact=False, table_of=target, group=DRAFT_INT4_GROUP, kv_memory=memory
+        )
     )
     loaded = resident_bytes(own=True) - before
     assert 0.96 < loaded / (planned.target + planned.assistant) < 1.15  # tables of rotations are there, too
@@ -92,7 +95,7 @@ def test_a_run_takes_what_was_planned() -> None:
 def test_buffers_are_no_larger_than_planned() -> None:
     """Of the largest pass there is, behind a long text, all of whose logits are wanted."""
     checkpoint = RandomCheckpoint("wide", WIDE)
-    model = load_model(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20))
+    model = load_model(LoadRequest(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20)))
     assert isinstance(model, NativeModel)
     sequence = model.new_sequence(2048)
     sequence.length = 1536  # of blocks that nobody wrote: zeros

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from ipex_assist.commands.chat_partner import Message, Partner
+from ipex_assist.commands.chat_screen import Screen
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.runner import Terminated
 from ipex_assist.tokenization.tokenizer import check_text
-
-if TYPE_CHECKING:
-    from ipex_assist.commands.chat_screen import Screen
-
-Message = dict[str, str]  # role and content
-Bit = tuple[str, bool]  # some text, and whether it was drafted
 
 HELP = """\
 /reset         forget the conversation, but for the system prompt
@@ -27,24 +21,7 @@ HELP = """\
 A line that ends in \\ goes on with the next one. Ctrl-C ends an answer."""
 
 
-class Partner(Protocol):
-    """Who answers."""
-
-    name: str
-
-    def answer(self, messages: list[Message]) -> Generator[list[Bit], None, None]:
-        """The answer in bits, as they come.
-
-        Raises IpexAssistError where there is none, and KeyboardInterrupt once Ctrl-C has ended it.
-        """
-        ...
-
-    def summary(self) -> str:
-        """How the last answer came: its speed and its draft."""
-        ...
-
-
-class Talk:
+class ChatLoop:
     """The loop of questions and answers."""
 
     def __init__(self, partner: Partner, screen: Screen, system: str | None = None) -> None:
@@ -54,7 +31,7 @@ class Talk:
         self._words = {"reset": self._reset, "system": self._set_system, "save": self._save, "help": self._help}
 
     def run(self) -> int:
-        """Talk to the end; returns the exit code: 1 where nobody watched and a message had no answer."""
+        """Run to the end of the input; returns the exit code: 1 where nobody watched and a message had no answer."""
         failed = False
         self.screen.greet(self.partner.name)
         while (line := self._ask()) is not None:
@@ -84,18 +61,18 @@ class Talk:
     def _answer(self, question: str) -> None:
         check_text(question)
         asked = [*self.messages, {"role": "user", "content": question}]
-        bits: list[str] = []
+        spans: list[str] = []
         stopped = False
         try:
             with self.screen.answer() as write, closing(self.partner.answer([*self._first(), *asked])) as answer:
                 for some in answer:
-                    bits += [text for text, _ in some]
+                    spans += [text for text, _ in some]
                     write(some)
         except KeyboardInterrupt as error:
             if isinstance(error, Terminated) or not self.screen.terminal:
                 raise
             stopped = True
-        text = "".join(bits)
+        text = "".join(spans)
         if text:
             self.messages = [*asked, {"role": "assistant", "content": text}]
         self.screen.tell("(stopped)" if stopped else self.partner.summary())
