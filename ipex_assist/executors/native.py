@@ -8,6 +8,7 @@ from collections import abc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
@@ -24,7 +25,6 @@ from ipex_assist.executors.interface import (
     check_rows,
 )
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.late_torch import torch_module
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.executors.turn import turn

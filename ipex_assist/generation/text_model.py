@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ipex_assist.engine.stats import EngineStats
@@ -12,11 +12,10 @@ from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
-from ipex_assist.generation.stream import Generation
+from ipex_assist.generation.stream import Generation, RoundStream
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_prompt
 
@@ -77,7 +76,7 @@ class TextModel(ABC):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
+    ) -> tuple[RoundStream, bool]:
         """The rounds of one generation of at most `limit` tokens, and whether a draft takes part.
 
         draft, schedule: in place of the model's own. grammar: what the text must be.

@@ -26,6 +26,7 @@ from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.own_draws import draws_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stats import Loading
+from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
@@ -137,7 +138,7 @@ class TransformersModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
+    ) -> tuple[RoundStream, bool]:
         if grammar is not None:
             raise UsageError(
                 f"{self.identity.target} runs through transformers, where texts cannot be held to a grammar here: "
@@ -163,10 +164,10 @@ class TransformersModel(TextModel):
         plain = _Worker(self.target, tokens, told, sampling, self._turn)
         assistant = self.assistant if options.wanted else None
         if assistant is None:
-            return plain.rounds(), False
+            return OwnRounds(plain.rounds()), False
         assisted = _Worker(self.target, tokens, told | self._pair_options, sampling, self._turn)
         assisted.draft_with(assistant, self._drafting.told(options))
-        return self._assisted_rounds(assisted, plain), True
+        return OwnRounds(self._assisted_rounds(assisted, plain)), True
 
     def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
         """An assistant that transformers cannot use after all shows when it is used: then as `named` says."""

@@ -113,8 +113,8 @@ class ServeCommand:
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's, without torch."""
+        from ipex_assist.deferred_imports import leave_torch_out
         from ipex_assist.tokenization.tokenizer import load_tokenizer
-        from ipex_assist.tokenization.without_torch import leave_torch_out
 
         leave_torch_out()
         load = self.settings.load

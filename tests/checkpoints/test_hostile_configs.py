@@ -184,7 +184,9 @@ def test_an_unreadable_target_is_refused_before_its_assistant_is_fetched(
         return opening(checkpoints, source, **options)
 
     monkeypatch.setattr(OpenCheckpoints, "open", fetch)
-    monkeypatch.setattr("ipex_assist.api.default_assistant", lambda *_: "HuggingFaceTB/SmolLM2-135M-Instruct")
+    monkeypatch.setattr(
+        "ipex_assist.generation.resolved.default_assistant", lambda *_: "HuggingFaceTB/SmolLM2-135M-Instruct"
+    )
     with pytest.raises(IpexAssistError, match="it has 3 bits"):
         load(str(folder))
     assert opened == [str(folder)]

@@ -73,18 +73,19 @@ def test_a_run_opens_each_model_once(folders: Path, opened: list[str], assistant
 
 def test_a_default_assistant_is_opened_once(folders: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name comes up in the estimate and again when it is loaded; the target's tokenizer was read for each."""
-    for user in ("ipex_assist.api", "ipex_assist.commands.shared.memory_need"):
+    for user in ("ipex_assist.generation.resolved", "ipex_assist.commands.shared.memory_need"):
         monkeypatch.setattr(f"{user}.default_assistant", lambda *_: str(folders / "assistant"))
     read: list[str] = []
-    from ipex_assist import api
+    from ipex_assist.generation import loading, resolved
 
-    loading_tokenizer = api.load_tokenizer
+    real = resolved.load_tokenizer
 
     def load_tokenizer(checkpoint: Any) -> Any:
         read.append(Path(checkpoint.source).name)
-        return loading_tokenizer(checkpoint)
+        return real(checkpoint)
 
-    monkeypatch.setattr(api, "load_tokenizer", load_tokenizer)
+    for module in (loading, resolved):
+        monkeypatch.setattr(module, "load_tokenizer", load_tokenizer)
     assert cli.main(["-m", str(folders / "target"), *RUN, "-p", "the fox", "--max-new-tokens", "2"]) == 0
     assert sorted(opened) == sorted(read) == ["assistant", "target"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import checkpoint_files
@@ -13,6 +13,7 @@ import pytest
 from conftest import HAS_NATIVE
 
 import ipex_assist
+from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.round import Round
 from ipex_assist.workers import request_loop
@@ -105,10 +106,11 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
     """An error at once, an error in the midst of a text, and a text that goes on until it is cancelled."""
     rounds = model._rounds
 
-    def broken(tokens: list[int], limit: int, *more: Any) -> tuple[Iterator[Round], bool]:
+    def broken(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
         found, drafting = rounds(tokens, limit, *more)
         if limit == 7:
-            found = itertools.chain(itertools.islice(found, 2), (1 / 0 for _ in "x"))  # type: ignore[misc]
+            twice = (next(found) for _ in range(2))
+            found = OwnRounds(itertools.chain(twice, (1 / 0 for _ in "x")))  # type: ignore[misc]
         return found, drafting
 
     monkeypatch.setattr(model, "_rounds", broken)
@@ -182,9 +184,9 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
         def close(self) -> None:
             pass
 
-    def some_wait(tokens: list[int], limit: int, *more: Any) -> tuple[Iterator[Round], bool]:
+    def some_wait(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
         if limit == 7:
-            return Waiting(), False  # type: ignore[return-value]
+            return Waiting(), False
         found, drafting = rounds(tokens, limit, *more)
         others.append(found)
         return found, drafting

@@ -54,7 +54,7 @@ def load_models(
     set_threads(threads)
     plan = launch.inherited_plan(os.environ)
 
-    from ipex_assist.api import load_by
+    from ipex_assist.generation.loading import load_by
 
     started = time.perf_counter()
     model = load_by(options, checkpoints)
@@ -71,7 +71,7 @@ def leave_cores_to_native() -> None:
 
     For commands, whose process is theirs alone; `load` leaves torch's threads to its caller.
     """
-    from ipex_assist.executors.late_torch import keep_torch_to
+    from ipex_assist.deferred_imports import keep_torch_to
     from ipex_assist.native.library import pool_threads
 
     if pool_threads() is not None:

@@ -26,7 +26,7 @@ def run_placed(
     """Start `ipex-assist COMMAND argv` again under the launcher, or, when that has happened, do its work.
 
     args: with launch.add_placement_arguments' flags and `verbose`. torch_late: the work imports torch by
-    executors/late_torch.py, if at all; else it is there, with its threads, before the work begins. Returns the exit
+    deferred_imports.py, if at all; else it is there, with its threads, before the work begins. Returns the exit
     code.
     """
     if works_here(args):
@@ -81,7 +81,7 @@ def this_command() -> list[str]:
 
 def set_threads(threads: int | None) -> None:
     """Let torch compute with as many threads as were planned, or asked for, now or when it is imported."""
-    from ipex_assist.executors.late_torch import keep_torch_to
+    from ipex_assist.deferred_imports import keep_torch_to
 
     plan = launch.inherited_plan(os.environ)
     if plan is not None or threads is not None:
