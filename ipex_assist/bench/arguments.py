@@ -77,9 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what is measured")
     what.add_argument("--task", choices=TASKS, default="benchmark", help="(default: benchmark)")
     what.add_argument(
-        "dataset", nargs="?", metavar="FILE|NAME", help=f"of --task dataset: a JSON file, {SHIPPED}, or {SHIPPED}:KIND"
+        "dataset",
+        nargs="?",
+        metavar="FILE|NAME",
+        help=f"of --task dataset and throughput: a JSON file, {SHIPPED}, or {SHIPPED}:KIND",
     )
-    what.add_argument("--dataset", dest="dataset_flag", metavar="FILE", help="the same; also of --task throughput")
+    what.add_argument("--dataset", dest="dataset_flag", metavar="FILE", help=argparse.SUPPRESS)  # the same
     what.add_argument("--concurrency", metavar="LIST", help="requests in flight at once (default: 1,2,4,8,16,32)")
     what.add_argument(
         "--requests", type=int, metavar="N", help="of each concurrency (default: 4 × as many, at least 16)"
@@ -115,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     output = parser.add_argument_group("report")
     output.add_argument("--format", choices=FORMATS, default="markdown", help="(default: markdown)")
-    output.add_argument("--json", action="store_true", help="the same as --format json")
+    output.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # --format json
     output.add_argument(
         "--plot",
         metavar="FILE",

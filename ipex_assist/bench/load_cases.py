@@ -72,7 +72,7 @@ def _of_dataset(
 ) -> list[tuple[int, ...]]:
     """As many of a set's prompts as are asked for, those of other lengths left out; from the first again if need be."""
     if isinstance(model.tokenizer, NumberTokens):
-        raise UsageError("--dataset: a model of random weights has no tokenizer; leave it out for random prompts")
+        raise UsageError("a model of random weights has no tokenizer: leave the dataset out, for random prompts")
     dataset = open_dataset(source)
     least = min(asked.prompt_tokens, default=1)
     most = max(asked.prompt_tokens) if asked.prompt_tokens else room

@@ -21,7 +21,7 @@ from ipex_assist.bench import load_report
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.bench.throughput import LoadRow
-from ipex_assist.commands.environment import environment_facts
+from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.commands.environment import VersionAction
+from ipex_assist.commands.shared.environment import VersionAction
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.env.parser import ArgumentParser
