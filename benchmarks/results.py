@@ -186,7 +186,7 @@ def keep(output: str, question: str | None, note: str) -> Path:
         "machine": name,
         "commit": facts["commit"],
         "time": result["time"],
-        "commands": result.get("commands") or [f"python benchmarks/{facts['command']}"],
+        "commands": result.get("commands") or [f"python {facts['command']}"],
         "columns": list(rows[0]),
         "rows": [[str(value) for value in row.values()] for row in rows],
         "notes": note,

@@ -19,7 +19,7 @@ FACTS = {
     "cpus": 64,
     "isa": ["avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"],
     "commit": "0123abc",
-    "command": "kernels.py --rows 1",
+    "command": "benchmarks/kernels.py --rows 1",
 }
 
 

@@ -1,7 +1,7 @@
 """An engine under random load for as long as you like: does every text stay right, memory flat, and no block get lost?
 
-    python benchmarks/soak.py --minutes 30
-    ipex-launch -- python benchmarks/soak.py --target FOLDER --assistant FOLDER --precision int8 --minutes 30
+    python tests/outside/engine_soak.py --minutes 30
+    ipex-launch -- python tests/outside/engine_soak.py --target FOLDER --assistant FOLDER --precision int8 --minutes 30
 
 Requests come in waves, with prompts that begin alike, greedy and sampled, with and without a draft; some are cancelled,
 of some the handle is dropped. The pool of keys and values is small, so that texts are put back and read again. Once an
@@ -22,8 +22,11 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what the benchmarks share
 
 import measure
 

@@ -1,4 +1,4 @@
-"""A server of real engines under load and faults, by benchmarks/serve_faults.py: little of each, and what it finds."""
+"""A server of real engines under load and faults, by serve_faults.py: little of each, and what it finds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes down what a draft says at every place of some texts: draft lengths can then be compared without a clock.
 
-    python benchmarks/record_drafts.py --target FOLDER --assistant FOLDER|self \
+    python tests/speculative/record_drafts.py --target FOLDER --assistant FOLDER|self \
         --output tests/speculative/recorded_drafts.json
 
 Greedy text is the same whatever is drafted, and a draft depends on the text before it alone: with the number of right
@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import string
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what the benchmarks share
 
 import draft_prompts
 import measure

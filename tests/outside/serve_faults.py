@@ -1,8 +1,8 @@
 """A server under load and faults, with real engines: is every text right, does every request end, does it live?
 
-    python benchmarks/serve_faults.py                                     # the embedded model; minutes
-    python benchmarks/serve_faults.py --tasks soak --minutes 30
-    python benchmarks/serve_faults.py --tasks texts,kills -m FOLDER -- --assistant-model FOLDER --precision int8
+    python tests/outside/serve_faults.py                                     # the embedded model; minutes
+    python tests/outside/serve_faults.py --tasks soak --minutes 30
+    python tests/outside/serve_faults.py --tasks texts,kills -m FOLDER -- --assistant-model FOLDER --precision int8
 
 texts        each text of requests at once is the one that the request has alone, with drafting on
 kills        engines are killed (SIGKILL) under load: right texts or clean errors, and the server recovers
@@ -30,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # what the benchmarks share
+
 import measure
 from serve_bodies import Malformed
 from serve_clients import END_SECONDS, Answer, Asked, Server, ask, connect, figures, http_client, idle, mixed, until

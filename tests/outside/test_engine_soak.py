@@ -7,8 +7,8 @@ import itertools
 import json
 from typing import Any
 
+import engine_soak
 import pytest
-import soak
 from conftest import HAS_NATIVE
 
 from ipex_assist.engine.prefix_cache import PrefixCache
@@ -21,17 +21,17 @@ SHORT = ["--minutes", "0.03", "--interval", "0.5", "--check", "0.3", "--most-gro
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    monkeypatch.setattr(soak, "SMALL", soak.SMALL | small)
-    monkeypatch.setattr(soak, "leave_cores_to_native", lambda: None)
-    monkeypatch.setattr(soak, "CANCELLED", 0.4)
-    monkeypatch.setattr(soak, "LIMITS", (1, 40))
+    monkeypatch.setattr(engine_soak, "SMALL", engine_soak.SMALL | small)
+    monkeypatch.setattr(engine_soak, "leave_cores_to_native", lambda: None)
+    monkeypatch.setattr(engine_soak, "CANCELLED", 0.4)
+    monkeypatch.setattr(engine_soak, "LIMITS", (1, 40))
     ticks = itertools.count()
-    monkeypatch.setattr(soak, "monotonic", lambda: next(ticks) / 100)  # so many passes a second, on any machine
+    monkeypatch.setattr(engine_soak, "monotonic", lambda: next(ticks) / 100)  # so many passes a second, on any machine
 
 
 def test_a_short_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Texts that end, are cancelled and compared, with nothing to complain of."""
-    assert soak.soak(soak.parse(SHORT)) == 0
+    assert engine_soak.soak(engine_soak.parse(SHORT)) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     (totals,) = found["table"]
     for count in ("finished", "cancelled", "new tokens", "compared"):
@@ -51,32 +51,32 @@ def test_a_lost_block_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         keep(self, *arguments)
 
     monkeypatch.setattr(PrefixCache, "keep", losing)
-    assert soak.soak(soak.parse([*SHORT, "--minutes", "0.01"])) == 1
+    assert engine_soak.soak(engine_soak.parse([*SHORT, "--minutes", "0.01"])) == 1
     assert lost
     assert "1 blocks of keys and values are lost" in capsys.readouterr().err
 
 
 def test_a_wrong_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a draft that the target does not choose had been kept."""
-    read = soak.Soak._read
+    read = engine_soak.Soak._read
 
-    def wrong(self: soak.Soak, client: soak.Client) -> None:
+    def wrong(self: engine_soak.Soak, client: engine_soak.Client) -> None:
         if client.text:
             client.text[0] = (client.text[0] + 1) % 256
         read(self, client)
 
-    monkeypatch.setattr(soak.Soak, "_read", wrong)
+    monkeypatch.setattr(engine_soak.Soak, "_read", wrong)
     with pytest.raises(IpexAssistError, match=r"differs from the text alone, with --seed 0 after \d+ requests"):
-        soak.soak(soak.parse(SHORT))
+        engine_soak.soak(engine_soak.parse(SHORT))
 
 
 def test_what_is_wrong_with_samples() -> None:
     """Memory that grows while it should be warm, and no other growth."""
-    flat = [soak.Sample(60.0 * n, 100.0 + (n < 3) * n + n % 2, 5, 0, 1.0, 1, 1, 0) for n in range(1, 13)]
+    flat = [engine_soak.Sample(60.0 * n, 100.0 + (n < 3) * n + n % 2, 5, 0, 1.0, 1, 1, 0) for n in range(1, 13)]
     growing = [dataclasses.replace(each, rss_mib=100 + each.active_s / 30) for each in flat]
 
     def of(samples: Any) -> list[str]:
-        return soak.complaints(samples, 120, 8)
+        return engine_soak.complaints(samples, 120, 8)
 
     assert of(flat) == of(growing[:3]) == of([]) == []
     (complaint,) = of(growing)
