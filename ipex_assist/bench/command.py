@@ -20,7 +20,7 @@ from ipex_assist.speculative.options import GenerationOptions
 if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records
     from ipex_assist.bench.measure import Row
-    from ipex_assist.bench.report import Report
+    from ipex_assist.bench.report import BenchReport
     from ipex_assist.bench.throughput import LoadRow
     from ipex_assist.generation.text_model import TextModel
 
@@ -43,9 +43,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     from ipex_assist.bench.loading import models
-    from ipex_assist.bench.report import Report, render
+    from ipex_assist.bench.report import BenchReport, render
 
-    report = Report(args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")]))
+    report = BenchReport(
+        args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")])
+    )
     records = _records(args)
     code = 0
     try:
@@ -70,7 +72,7 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     return code or _verdict(report)
 
 
-def _verdict(report: Report) -> int:
+def _verdict(report: BenchReport) -> int:
     """1 where greedy assisted text was not the plain one; transformers does not promise that it is."""
     rows: list[Row | LoadRow] = [*report.rows, *report.loads]
     different = [row for row in rows if row.equals_plain is False]
@@ -103,7 +105,7 @@ def _records(args: argparse.Namespace) -> Records | None:
     return Records(Path(args.output), settings, resume=args.resume)
 
 
-def _measure(args: argparse.Namespace, model: TextModel, report: Report, records: Records | None) -> None:
+def _measure(args: argparse.Namespace, model: TextModel, report: BenchReport, records: Records | None) -> None:
     from ipex_assist.bench.cases import cases, contenders
     from ipex_assist.bench.measure import measure
 
@@ -128,7 +130,7 @@ def _measure(args: argparse.Namespace, model: TextModel, report: Report, records
         print(_progress(f"{names.precision}, {number} of {len(planned)}", rows), file=sys.stderr, flush=True)
 
 
-def _measure_loads(args: argparse.Namespace, model: TextModel, report: Report) -> None:
+def _measure_loads(args: argparse.Namespace, model: TextModel, report: BenchReport) -> None:
     from ipex_assist.bench.cases import contenders
     from ipex_assist.bench.load_cases import load_cases
     from ipex_assist.bench.throughput import measure_load, warm_up

@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 WARM_UP_TOKENS = 8
 
 
-class Handle(Protocol):
+class BenchHandle(Protocol):
     """What is used of a request under way."""
 
     @property
@@ -40,13 +40,13 @@ class Stats(Protocol):
     passes: int
 
 
-class Engine(Protocol):
+class BenchEngine(Protocol):
     """What is used of an engine."""
 
     @property
     def stats(self) -> Stats: ...
 
-    def submit(self, tokens: Sequence[int], options: GenerationOptions) -> Handle: ...
+    def submit(self, tokens: Sequence[int], options: GenerationOptions) -> BenchHandle: ...
 
     def step(self) -> bool:
         """Run one pass for all requests; False where there is nothing to do."""
@@ -181,20 +181,20 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return float(numpy.percentile(values, percent)) if values else None
 
 
-def engine_of(model: TextModel) -> Engine:
+def engine_of(model: TextModel) -> BenchEngine:
     """Return an engine that has served nobody. Raises UsageError where the model has none."""
     make = getattr(model, "engine", None)
     if make is None:
         raise UsageError(
             f"--task throughput: {model.identity.target} runs through transformers, which takes one text at a time here"
         )
-    return cast(Engine, make())
+    return cast(BenchEngine, make())
 
 
 class _Flight:
     """A request under way, and what came of it so far."""
 
-    def __init__(self, handle: Handle, prompt_tokens: int, submitted_s: float) -> None:
+    def __init__(self, handle: BenchHandle, prompt_tokens: int, submitted_s: float) -> None:
         self.handle, self.prompt_tokens, self.submitted_s = handle, prompt_tokens, submitted_s
         self.rounds: list[Round] = []
         self.first_s = self.last_s = submitted_s
@@ -234,7 +234,7 @@ class _Flight:
 
 
 def serve(
-    engine: Engine,
+    engine: BenchEngine,
     prompts: Sequence[Sequence[int]],
     options: Sequence[GenerationOptions],
     concurrency: int,

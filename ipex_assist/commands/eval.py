@@ -24,7 +24,7 @@ from ipex_assist.quantization.precision import PRECISIONS
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.checkpoints.open import OpenCheckpoints
-    from ipex_assist.commands.perplexity import Comparison, Score, Window
+    from ipex_assist.commands.perplexity import ModelComparison, Score, Window
     from ipex_assist.commands.shared.memory_need import MemoryNeed
     from ipex_assist.executors.interface import Model
 
@@ -258,7 +258,7 @@ def _of(score: Score) -> dict[str, Any]:
     }
 
 
-def _against(other: Checkpoint, precision: str | None, result: Comparison) -> dict[str, Any]:
+def _against(other: Checkpoint, precision: str | None, result: ModelComparison) -> dict[str, Any]:
     agreement = result.agreement
     return {
         "model": other.source,

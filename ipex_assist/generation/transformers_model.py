@@ -28,7 +28,7 @@ from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
+from ipex_assist.generation.transformers_pair import OwnDrafting, TransformersPair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
@@ -86,7 +86,7 @@ class TransformersModel(TextModel):
         pair = None
         if assistant is not None:
             try:
-                pair = Pair.of(checkpoint, self.tokenizer, assistant, universal)
+                pair = TransformersPair.of(checkpoint, self.tokenizer, assistant, universal)
             except UsageError as error:
                 if named:
                     raise

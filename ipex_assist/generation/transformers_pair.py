@@ -85,7 +85,7 @@ class OwnDrafting:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TransformersPair:
     """Two models that transformers can run together, and how their vocabularies go together.
 
     rows: of the target's and of the assistant's embedding. tokenizers: the target's and the assistant's, where texts
@@ -98,7 +98,9 @@ class Pair:
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
 
     @classmethod
-    def of(cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool) -> Pair:
+    def of(
+        cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool
+    ) -> TransformersPair:
         """Compare them before anything large is loaded. UsageError where they cannot work together."""
         for checkpoint in (target, assistant):
             if _is_stateful(checkpoint):

@@ -34,7 +34,7 @@ PASSED_ON = ("HF_", "TRANSFORMERS_", "TOKENIZERS_")
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlacement:
     """Where an instance runs: a node of the cluster, and cores of it."""
 
     node_id: str
@@ -112,7 +112,7 @@ def check_address(address: str) -> None:
         ) from None
 
 
-def survey(request: InstanceRequest, need: InstanceNeed, say: Callable[[str], None]) -> list[Place]:
+def survey(request: InstanceRequest, need: InstanceNeed, say: Callable[[str], None]) -> list[NodePlacement]:
     """Ask every node what it is, and place instances there within the CPUs that Ray has of it."""
     import ray
 
@@ -137,7 +137,7 @@ def survey(request: InstanceRequest, need: InstanceNeed, say: Callable[[str], No
             raise UsageError(f"node {host}: {problem}")
         for line in dict.fromkeys(line for placement in placements for line in placement.warnings):
             say(f"node {host}: {line}")
-        places += [Place(node["NodeID"], host, placement) for placement in placements]
+        places += [NodePlacement(node["NodeID"], host, placement) for placement in placements]
     if not places:
         raise IpexAssistError("the Ray cluster has no node with a CPU to offer; see `ray status`")
     numbered = enumerate(places)
@@ -224,7 +224,7 @@ class Actor:
 class RayPool:
     """Runs one actor per place, on the place's node, with as many of Ray's CPUs as it has threads."""
 
-    def __init__(self, places: Sequence[Place], settings: Mapping[str, Any]) -> None:
+    def __init__(self, places: Sequence[NodePlacement], settings: Mapping[str, Any]) -> None:
         import ray
 
         self._ray = ray

@@ -36,7 +36,7 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flags of a pair of random weights small enough for tests."""
     monkeypatch.setitem(pairs.CONFIGS, "tiny/target", TINY_LLAMA)
     monkeypatch.setitem(pairs.CONFIGS, "tiny/assistant", TINY_LLAMA | {"num_hidden_layers": 1})
-    monkeypatch.setitem(pairs.PAIRS, "tiny", pairs.Pair("tiny/target", "tiny/assistant"))
+    monkeypatch.setitem(pairs.PAIRS, "tiny", pairs.PublishedPair("tiny/target", "tiny/assistant"))
     return ["--pair", "tiny", "--random-weights"]
 
 
