@@ -3,7 +3,7 @@
     ipex-launch -- python benchmarks/load_memory.py --model FOLDER [--executor ipex] [--precision bf16]
     ipex-launch -- python benchmarks/load_memory.py --write Qwen/Qwen3-30B-A3B --layers 4 --folder FOLDER
 
-The second form first writes a checkpoint of these published shapes, with so many layers and random weights, tensor by
+The second form first writes a checkpoint of these published shapes, with N layers and random weights, tensor by
 tensor into safetensors files; a process of its own loads it, so that its peak is that of loading alone.
 """
 
@@ -37,7 +37,7 @@ def peak_bytes() -> int:
 
 
 def write(source: str, layers: int | None, folder: Path) -> None:
-    """A checkpoint of a model's published shapes, or of so many of its layers, with random weights."""
+    """A checkpoint of a model's published shapes, or of its first layers, with random weights."""
     config = published_config(source)
     if layers is not None:
         config["num_hidden_layers"] = layers

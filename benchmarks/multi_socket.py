@@ -9,7 +9,7 @@ moment; what they reach together is all their tokens ÷ the seconds from there t
 counts for being faster once the others are done. Between the generations the same threads read memory, all at once:
 that is what decoding, which reads every weight once a pass, cannot exceed.
 
-Every layout is started anew --starts times, in turns, since one process may be faster than its twin, and measured
+Every layout is started --starts times, in turns, since one process may be faster than its twin, and measured
 --repeats times at each start. Not under ipex-launch, which would leave it one socket.
 """
 
@@ -247,7 +247,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--layouts", help="default: what this machine's cores, nodes and sockets offer")
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--prompt-tokens", type=int, default=0, help="repeat or cut the prompt to so many tokens")
+    parser.add_argument("--prompt-tokens", type=int, default=0, help="repeat or cut the prompt to N tokens")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-assistant-tokens", type=int)
     parser.add_argument("--repeats", type=int, default=3, help="measurements at each start (default 3)")

@@ -143,7 +143,7 @@ class Sides:
         options = [GenerationOptions.of(**work.options)] * len(work.prompts)
         sample, _ = serve(watched, work.prompts, options, work.concurrency)
         texts = []
-        for request in watched.requests:  # behind the turn: over HTTP, this is the server's work
+        for request in watched.requests:  # after the turn: over HTTP, this is the server's work
             stream = TextStream(self.model.tokenizer)
             texts.append("".join(map(stream.push, request.tokens)) + stream.finish())
         return Turn(sample, between([each.deliveries for each in watched.requests]), tuple(texts), {})

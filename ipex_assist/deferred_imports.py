@@ -33,7 +33,7 @@ def torch_threads() -> int | None:
 
 
 def keep_torch_to(threads: int) -> None:
-    """Let torch compute with so many threads, now or as soon as it is imported by `torch_module`."""
+    """Let torch compute with this many threads, now or as soon as it is imported by `torch_module`."""
     _threads[:] = [threads]
     if torch_is_here():
         torch_module().set_num_threads(threads)

@@ -178,7 +178,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         assistant=args.assistant_model if args.assisted is not False else NONE,
         # Of several draft lengths, one that depends on measured costs is enough for measuring them.
         calibrate="adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule),
-        cache_packed=bool(args.cache_packed),  # what is measured leaves nothing behind unasked
+        cache_packed=bool(args.cache_packed),  # measuring leaves no files behind unless asked
         **{name: getattr(args, name) for name in names},
     )
     return PairOptions(

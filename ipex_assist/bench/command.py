@@ -110,12 +110,12 @@ def _measure(args: argparse.Namespace, model: TextModel, report: BenchReport, re
     from ipex_assist.bench.measure import measure
 
     asked = task_options(args)
-    rivals = contenders(asked, model)
+    compared = contenders(asked, model)
     names = model.identity
     planned = list(cases(asked, model, report.notes))
     todo = [case for case in planned if records is None or _key(names, case.example) not in records.done]
     if todo:
-        for contender in (rivals[0], rivals[-1]):  # the first pass touches memory that later ones find in place
+        for contender in (compared[0], compared[-1]):  # the first pass touches memory that later ones find in place
             options = contender.options(args.num_assistant_tokens_schedule)
             model.generate(todo[0].prompt, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, **options)
     for number, case in enumerate(planned, 1):
@@ -123,7 +123,7 @@ def _measure(args: argparse.Namespace, model: TextModel, report: BenchReport, re
         if records is not None and key in records.done:
             report.rows += records.done[key]
             continue
-        rows = list(measure(model, case, rivals, args.num_assistant_tokens_schedule))
+        rows = list(measure(model, case, compared, args.num_assistant_tokens_schedule))
         report.rows += rows
         if records is not None:
             records.add(key, rows)
@@ -136,12 +136,12 @@ def _measure_loads(args: argparse.Namespace, model: TextModel, report: BenchRepo
     from ipex_assist.bench.throughput import measure_load, warm_up
 
     asked = task_options(args)
-    rivals = contenders(asked, model)
+    compared = contenders(asked, model)
     texts: dict[int, list[int]] = {}
     planned = load_cases(asked, model, report.notes)
     for number, case in enumerate(planned, 1):
-        warm_up(model, case, rivals, args.num_assistant_tokens_schedule)
-        rows = measure_load(model, case, rivals, texts, args.num_assistant_tokens_schedule)
+        warm_up(model, case, compared, args.num_assistant_tokens_schedule)
+        rows = measure_load(model, case, compared, texts, args.num_assistant_tokens_schedule)
         report.loads += rows
         where = f"{model.identity.precision}, {number} of {len(planned)}: {case.concurrency} in flight"
         speeds = "; ".join(f"{row.contender.label} {statistics.median(row.speeds):.2f} tokens/s" for row in rows)

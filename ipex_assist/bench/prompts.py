@@ -94,7 +94,7 @@ def spread_lengths(count: int, shortest: int, longest: int) -> list[int]:
 def mixed_prompts(
     tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], text: str, prompts: Sequence[SamplePrompt], seed: int
 ) -> list[list[int]]:
-    """A prompt of each length: one of `prompts` behind as much of `text`, from another place each time, as is missing.
+    """A prompt of each length: one of `prompts`, after as much of `text` as is missing, from another place each time.
 
     So no two of them begin alike, which a cache of prefixes would find out: of a long one only the end is taken, which
     is half of the whole at most.

@@ -28,7 +28,7 @@ class BenchHandle(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether no round comes behind those that can be fetched."""
+        """Whether no round follows those that can be fetched."""
         ...
 
     def __next__(self) -> Round: ...
@@ -109,7 +109,7 @@ class LoadRow:
     """The samples of one contender at one concurrency. `speedup` has a value a turn: its tokens/s ÷ plain ones.
 
     equals_plain: whether every request's text is the one that it had when it was first decoded plainly, alone or in
-    company; None for that first time itself, and where tokens are drawn.
+    a batch; None for that first time itself, and where tokens are drawn.
     """
 
     concurrency: int
@@ -242,8 +242,8 @@ def serve(
 ) -> tuple[LoadSample, list[list[int]]]:
     """Keep `concurrency` of the requests in flight until all are served; return their times and their texts.
 
-    This thread runs the passes. A request follows as soon as another one has ended, so that the last ones have less
-    company. options: one for each prompt. Raises what a request failed by.
+    This thread runs the passes. A request follows as soon as another one has ended, so that the last ones share
+    passes with fewer. options: one for each prompt. Raises what a request failed by.
     """
     waiting = list(reversed(list(enumerate(zip(prompts, options, strict=True)))))
     flying: dict[int, _Flight] = {}

@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--against-model", metavar="ID", help="compare with this model (at --against, default: bf16)")
     parser.add_argument("--window", type=int, metavar="N", help=f"tokens (default: {WINDOW}, or the model's context)")
     parser.add_argument("--stride", type=int, metavar="N", help="(default: half a window)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="only so many tokens of the text")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the text")
     parser.add_argument("--json", action="store_true", help="one object on one line")
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
     add_placement_arguments(parser)

@@ -61,9 +61,9 @@ class NativeSequence:
         self.length = length
         needed = -(-length // BLOCK)
         if self.count > needed:
-            behind = self.table[needed : self.count]
+            dropped = self.table[needed : self.count]
             self.count = needed
-            self._pool.release_many(behind)
+            self._pool.release_many(dropped)
 
     def fork(self, length: int | None = None) -> NativeSequence:
         """A sequence of the first `length` tokens, all where None, and of the same capacity; it shares their blocks."""
@@ -77,7 +77,7 @@ class NativeSequence:
         return made
 
     def begin(self, tokens: int) -> None:
-        """Called before so many tokens are appended: where nothing was said of the prompt, a text's first are it."""
+        """Called before `tokens` tokens are appended: without a prompt length, the first tokens are the prompt."""
         if self.length == 0 and self.prompt_length is None:
             self.turned_as = tokens
 

@@ -79,7 +79,7 @@ class AssistedModel(TextModel):
         return self.target.spec.context_length
 
     def context_for(self, prompt_tokens: int) -> int:
-        """How many tokens a text can hold whose prompt has so many; see DecoderSpec.context_for."""
+        """How many tokens a text with a prompt of this length can hold; see DecoderSpec.context_for."""
         return self.target.spec.context_for(prompt_tokens)
 
     @property

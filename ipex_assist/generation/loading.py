@@ -154,7 +154,7 @@ def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> t
 
 
 def _use_threads(assistant: Model, number: int, executor: str) -> None:
-    """Run the assistant's passes of few rows by so many threads."""
+    """Run the assistant's decode passes on this many threads."""
     if not isinstance(assistant, FewerThreads):
         log.warning("--draft-threads: no effect with --executor %s, whose passes have all threads", executor)
     elif number > assistant.thread_choices[0]:
@@ -207,7 +207,7 @@ def _vocabulary(
     except UsageError:
         if not request.options.universal:
             raise
-        log.warning("%s has another vocabulary: its drafts are encoded anew, as text", request.assistant.source)
+        log.warning("%s has another vocabulary: its drafts are encoded again, as text", request.assistant.source)
         return SharedVocabulary(), other
 
 

@@ -1,4 +1,4 @@
-"""Architectures we have no spec for: transformers' own models and generation, behind our methods and statistics.
+"""Architectures we have no spec for: transformers' own models and generation, with our methods and statistics.
 
 What is promised elsewhere does not hold here in full: whether assisted and plain output are equal is up to
 transformers, and rows are not padded. `ipex.optimize` is applied on the ipex executor; families that optimum-intel
@@ -189,7 +189,7 @@ class TransformersModel(TextModel):
                 ) from error
         log.warning("%s: going on without it", problem)
         self.assistant = None
-        plain.go_on_behind(written)
+        plain.go_on_after(written)
         for round_ in plain.rounds():
             yield dataclasses.replace(round_, prompt=round_.prompt and not written)
 
@@ -276,7 +276,7 @@ class _Penalties:
         self.sampling = sampling
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """scores: (1, vocab), behind the text `ids`, (1, tokens)."""
+        """scores: (1, vocab), after the text `ids`, (1, tokens)."""
         return self.sampling.penalise(scores, ids[0].tolist())
 
 
@@ -305,7 +305,7 @@ class _Worker:
         self.draft_passes = 0
 
     def draft_with(self, assistant: PreTrainedModel, drafting: OwnDrafting) -> None:
-        """Let this assistant draft, so many tokens by such a rule."""
+        """Let this assistant draft, by these options of transformers."""
         self.assistant, self.drafting = assistant, drafting
 
     # transformers calls these two: it streams the prompt first, then the tokens of each pass of the target.
@@ -317,7 +317,7 @@ class _Worker:
     def end(self) -> None:
         """Ignore the streamer's end: `_generate` announces it itself, after errors too."""
 
-    def go_on_behind(self, tokens: list[int]) -> None:
+    def go_on_after(self, tokens: list[int]) -> None:
         """Take these for written already."""
         self.prompt = self.prompt + tokens
         self.options = self.options | {"max_new_tokens": self.options["max_new_tokens"] - len(tokens)}

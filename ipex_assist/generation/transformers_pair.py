@@ -121,7 +121,7 @@ class TransformersPair:
                     f"--universal: transformers takes {assistant.source} for a model of the target's vocabulary, since "
                     f"both have {rows[0]:,} rows: name another --assistant-model"
                 ) from None
-            log.warning("%s has another vocabulary: its drafts are encoded anew, as text", assistant.source)
+            log.warning("%s has another vocabulary: its drafts are encoded again, as text", assistant.source)
             return cls(rows, tokenizers=(tokenizer, other))
         special = other.unk_token_id, other.pad_token_id, other.eos_token_id
         stand_in = next((id_ for id_ in special if id_ is not None and id_ < rows[1]), 0)

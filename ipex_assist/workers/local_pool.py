@@ -194,7 +194,7 @@ class LocalPool:
         if reason is not None:
             signal_group(worker.process.pid, signal.SIGKILL)
         code = _reap(worker.process)
-        signal_group(worker.process.pid, signal.SIGKILL)  # what it leaves behind
+        signal_group(worker.process.pid, signal.SIGKILL)  # and its children
         for fd in (worker.replies, worker.messages):
             self._take(instance, worker, fd, worker.drain(fd))
         worker.close()

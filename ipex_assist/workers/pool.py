@@ -34,7 +34,7 @@ class WorkerPool(Protocol):
         """Kill it; it reports Ended with this reason, after what it had answered before."""
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """Return what happened, in its order; wait at most so many seconds for something to happen."""
+        """Return what happened, in its order; wait at most `seconds` for something to happen."""
 
     def close(self) -> None:
         """End all that is left; nothing is reported any more."""

@@ -186,7 +186,7 @@ class Actor:
         self._alive = False
 
     async def start(self) -> list[Event]:
-        """Start the process, anew if need be; its first events."""
+        """Start or restart the process; its first events."""
         self._pool.start(0)
         self._alive = True
         return await self.events()

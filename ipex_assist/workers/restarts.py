@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Seconds before an instance is started anew, by how often it ended in a row without finishing a prompt.
+# Seconds before an instance is restarted, by how often it ended in a row without finishing a prompt.
 RESTART_DELAYS = (0.0, 1.0, 2.0, 5.0)
 
 
 @dataclass
 class RestartState:
-    """Whether an instance runs. `restart_at`, by time.monotonic, is when a dead one is started anew."""
+    """Whether an instance runs. `restart_at`, by time.monotonic, is when a dead one is restarted."""
 
     alive: bool = False
     ready: bool = False
@@ -22,7 +22,7 @@ class RestartState:
     restart_at: float = 0.0
 
     def count_end(self, *, refused: bool, delays: Sequence[float] = RESTART_DELAYS, for_ever: bool = False) -> None:
-        """Decide whether and when it is started anew; for_ever: that it is, as long as it was ever ready.
+        """Decide whether and when it is restarted; for_ever: without limit, if it was ever ready.
 
         One that says itself that it cannot load is left out at once, unless it could before: then it may have wanted
         memory just now.

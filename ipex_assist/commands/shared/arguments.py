@@ -78,7 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_flags(parser.add_argument_group("models"), LoadOptions)
 
-    prompt = parser.add_argument_group("prompt (text that is piped in goes behind it, or is it where neither is given)")
+    prompt = parser.add_argument_group(
+        "prompt (text that is piped in follows it, or is the prompt where neither is given)"
+    )
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
     prompt.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")

@@ -86,7 +86,7 @@ def memory_need(
     checkpoints: OpenCheckpoints | None = None,
     texts: Sequence[int] = (),
 ) -> MemoryNeed:
-    """What loading and a text, or `texts` of so many tokens each, will take.
+    """Memory for the models and a text, or for texts with the numbers of tokens in `texts`.
 
     offline: read only what is on this machine. checkpoints: those that are open already. With options.kv_memory keys
     and values take that in the end, however many texts there are.

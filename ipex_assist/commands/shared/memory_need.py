@@ -54,7 +54,9 @@ class MemoryNeed:
 def need_of(
     target: ModelBytes, assistant: ModelBytes | None, texts: Sequence[int], *, copy: bool = False
 ) -> MemoryNeed:
-    """What models take for texts of so many tokens. copy: the assistant is the target's own, and shares its table."""
+    """Memory of models, and of sequences with these numbers of tokens. copy: the assistant is the target's own copy,
+    and shares its table.
+    """
     sizes = tuple(target.kv(tokens) + (assistant.kv(tokens) if assistant else 0) for tokens in texts)
     own = None
     if assistant is not None and assistant.weights is not None:
@@ -64,9 +66,9 @@ def need_of(
 
 
 def within(need: MemoryNeed, kv_memory: int | None) -> MemoryNeed:
-    """The need where keys and values have a pool of so many bytes, which is full in the end; None: it is not limited.
+    """The need where keys and values have a pool of `kv_memory` bytes, which fills up in the end; None: no limit.
 
-    Beside texts, beginnings that other texts may have are kept there.
+    Prefixes for later requests are kept there, too.
     """
     return need if kv_memory is None or not need.pooled else replace(need, kv=kv_memory, pooled=False)
 

@@ -21,9 +21,9 @@ PATIENCE_S = 0.5  # after which somebody who waits for standard input is told so
 def read_prompt(given: str | None, file: str | None, chat: bool, *, demo: bool) -> tuple[str, bool]:
     """The prompt, and whether it goes through the chat template.
 
-    given, file: --prompt and --prompt-file. Text that is piped in goes behind either of them, after an empty line, as
-    a document behind its instruction; without them it is the prompt, which on a terminal is typed. One final newline of
-    a file or of standard input is not part of the text. demo: no model was named, so that the embedded one answers; its
+    given, file: --prompt and --prompt-file. Text that is piped in follows either of them after an empty line, as
+    a document follows its instruction; without them it is the prompt, which on a terminal is typed. One final newline
+    of a file or of standard input is not part of the text. demo: no model was named, so that the embedded one answers; its
     own prompt is taken where there is none.
     Raises UsageError where there is no prompt, or none that can be read.
     """
