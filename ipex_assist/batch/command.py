@@ -142,7 +142,7 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
 
 
 def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
-    return replace(settings, texts=longest_texts(entries, settings.concurrency or DEFAULT_CONCURRENCY))
+    return replace(settings, lengths=longest_texts(entries, settings.concurrency or DEFAULT_CONCURRENCY))
 
 
 def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> WorkerPool:

@@ -87,26 +87,26 @@ def _combinations(asked: PairOptions) -> list[tuple[str | None, str | None]]:
 
 
 def _need(asked: PairOptions, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints) -> MemoryNeed:
-    texts = ((asked.prompt_tokens or PROMPT_TOKENS) + asked.max_new_tokens,) * asked.concurrency
+    lengths = ((asked.prompt_tokens or PROMPT_TOKENS) + asked.max_new_tokens,) * asked.concurrency
     if not asked.random_weights:
         load = replace(asked.load, precision=precision, assistant_precision=draft)
-        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, texts=texts)
+        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, lengths=lengths)
     precision = precision or "bf16"
-    bytes_of = functools.partial(_bytes, load=asked.load, texts=texts)
+    bytes_of = functools.partial(_bytes, load=asked.load, lengths=lengths)
     target, other = bytes_of(_target(asked), precision), None
     if asked.load.assists:
         other = bytes_of(_assistant(asked), _draft_precision(asked, precision, draft), group=DRAFT_INT4_GROUP)
-    return within(need_of(target, other, texts), asked.load.kv_memory)
+    return within(need_of(target, other, lengths), asked.load.kv_memory)
 
 
 def _bytes(
-    source: str, precision: str, *, load: LoadOptions, texts: Sequence[int], group: int = INT4_GROUP
+    source: str, precision: str, *, load: LoadOptions, lengths: Sequence[int], group: int = INT4_GROUP
 ) -> ModelBytes:
     spec, kv = _spec(source), load.kv_precision
     if not runs_native(load):
         return library_bytes(spec, precision, kv_precision=kv)
-    wanted = wanted_rows(len(texts))
-    return native_bytes(spec, precision, wanted=wanted, longest=max(texts), group=group, kv_precision=kv)
+    wanted = wanted_rows(len(lengths))
+    return native_bytes(spec, precision, wanted=wanted, longest=max(lengths), group=group, kv_precision=kv)
 
 
 def _spec(source: str) -> DecoderSpec:

@@ -117,7 +117,7 @@ def _need(
     native = runs_native(LoadOptions.from_flags(args))
     plan: dict[str, Any] = {"native": native, "checkpoints": checkpoints, "kv_precision": kv_precision}
     wanted = WINDOW // 2  # all logits of a window, of which nobody makes others
-    return estimate_need(source, None, precision, None, 1, revision, texts=(WINDOW,), wanted=wanted, **plan)
+    return estimate_need(source, None, precision, None, 1, revision, lengths=(WINDOW,), wanted=wanted, **plan)
 
 
 def _run(args: argparse.Namespace) -> int:

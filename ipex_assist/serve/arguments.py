@@ -103,8 +103,8 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     """What an engine process is told; memory is planned for as many texts of usual length as it takes at a time."""
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
-    texts = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
-    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, texts, grammars=True)
+    lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
+    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths, grammars=True)
 
 
 def model_name(options: ServeOptions, target: str) -> str:

@@ -30,49 +30,49 @@ def fitting(sizes: Sequence[int], room: int) -> int:
 
 @dataclass(frozen=True)
 class InstanceNeed:
-    """Bytes of an instance: `base` without texts (None: not known), and those of each text, the longest first.
+    """Bytes of an instance: `base` without sequences (None: not known), and `kv_each` of each, the longest first.
 
-    kv_limit: what all texts together take in the end, however many there are (--kv-memory).
+    kv_limit: what all sequences together may take (--kv-memory).
     """
 
     base: int | None
-    texts: tuple[int, ...] = ()
+    kv_each: tuple[int, ...] = ()
     kv_limit: int | None = None
 
     @classmethod
-    def of(cls, load: LoadOptions, max_new_tokens: int, texts: Sequence[int] = ()) -> InstanceNeed:
-        """By the headers and configs of the models. texts: tokens of each; none: one of usual length."""
-        need = memory_need(load, max_new_tokens, offline=load.offline, texts=texts)
+    def of(cls, load: LoadOptions, max_new_tokens: int, lengths: Sequence[int] = ()) -> InstanceNeed:
+        """By the headers and configs of the models. lengths: tokens of each sequence; none: one of usual length."""
+        need = memory_need(load, max_new_tokens, offline=load.offline, lengths=lengths)
         base = None if need.total is None else need.total - need.kv
-        return cls(base, need.texts, load.kv_memory if runs_native(load) else None)
+        return cls(base, need.kv_each, load.kv_memory if runs_native(load) else None)
 
     @property
     def total(self) -> int | None:
         """Bytes for all purposes; None where that is not known."""
         if self.base is None:
             return None
-        return self.base + (sum(self.texts) if self.kv_limit is None else self.kv_limit)
+        return self.base + (sum(self.kv_each) if self.kv_limit is None else self.kv_limit)
 
 
 def check_memory_of_all(need: InstanceNeed, instances: int, available: int | None) -> None:
     """IpexAssistError where the instances together do not fit; each for itself sees only what is free as it starts."""
-    total, base, texts = need.total, need.base, len(need.texts)
+    total, base, sequences = need.total, need.base, len(need.kv_each)
     if total is None or base is None or not available or total * instances <= available:
         return
-    if instances == 1 and texts <= 1:  # which says itself how much is needed for what
+    if instances == 1 and sequences <= 1:  # which says itself how much is needed for what
         return
     fewer = available // total
-    fewer_texts = fitting(need.texts, available // instances - base)
-    if fewer_texts:
-        remedy = f"--concurrency {fewer_texts}" + (f" or --instances {fewer}" if fewer else "")
+    fewer_sequences = fitting(need.kv_each, available // instances - base)
+    if fewer_sequences:
+        remedy = f"--concurrency {fewer_sequences}" + (f" or --instances {fewer}" if fewer else "")
     elif fewer:
         remedy = f"--instances {fewer}"
     else:
-        remedy = "a smaller --precision or model" + (" or --concurrency" if texts > 1 else "")
+        remedy = "a smaller --precision or model" + (" or --concurrency" if sequences > 1 else "")
     what = f"{instances} instances need {gib(total)} each, {gib(total * instances)} in all"
     if instances == 1:
         what = f"the instance needs {gib(total)}"
-    held = f", with the keys and values of {texts} prompts at a time," if texts > 1 else ","
+    held = f", with the keys and values of {sequences} prompts at a time," if sequences > 1 else ","
     raise IpexAssistError(f"too little memory: {what}{held} and {gib(available)} are available. Use {remedy}")
 
 
@@ -86,11 +86,11 @@ def concurrency_of(model: TextModel, settings: WorkerSettings) -> int:
         return settings.concurrency
     blocks = model.kv_blocks
     if blocks is not None:  # all models of it have as many
-        wanted = [-(-tokens // blocks.size) for tokens in settings.texts]
+        wanted = [-(-tokens // blocks.size) for tokens in settings.lengths]
         chosen = max(1, fitting(wanted, blocks.count))
         how = f"{sum(wanted[:chosen])} of {blocks.count} blocks of {blocks.size} tokens"
     else:
-        sizes = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts).texts
+        sizes = InstanceNeed.of(settings.load, settings.max_new_tokens, settings.lengths).kv_each
         room = read_memory().available // settings.neighbours
         # What is not known to be too much is tried.
         chosen = max(1, fitting(sizes, room) if room else len(sizes))

@@ -16,8 +16,8 @@ from ipex_assist.workers.settings import WorkerSettings
 
 
 def instance_need(settings: WorkerSettings) -> InstanceNeed:
-    """Bytes of an instance, with the texts that it has at a time."""
-    return InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts_at_once)
+    """Bytes of an instance, with the requests that it takes at a time."""
+    return InstanceNeed.of(settings.load, settings.max_new_tokens, settings.concurrent_lengths)
 
 
 def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:

@@ -14,7 +14,7 @@ class WorkerSettings:
     """What an instance is told before its first prompt. max_new_tokens: of the prompts, for which there must be room.
 
     threads: where no launcher has planned them. verbose: whether to talk about loading. concurrency: the most prompts
-    at a time; None leaves it to the instance. texts: tokens of the longest texts to come, the longest first.
+    at a time; None leaves it to the instance. lengths: in tokens, of the longest requests to come, the longest first.
     neighbours: how many instances share the machine's memory, this one among them. grammars: whether texts may have
     some, so that the vocabulary is read for them before the instance is ready.
     """
@@ -24,14 +24,14 @@ class WorkerSettings:
     threads: int | None = None
     verbose: bool = False
     concurrency: int | None = None
-    texts: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
     neighbours: int = 1
     grammars: bool = False
 
     @property
-    def texts_at_once(self) -> tuple[int, ...]:
-        """Of these lengths there must be room for texts; empty where the instance takes what there is."""
-        return () if self.concurrency is None else self.texts[: self.concurrency]
+    def concurrent_lengths(self) -> tuple[int, ...]:
+        """The requests that there must be memory for at a time; empty where the worker takes what memory allows."""
+        return () if self.concurrency is None else self.lengths[: self.concurrency]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -40,4 +40,4 @@ class WorkerSettings:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
         """The inverse of `as_dict`."""
-        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "texts": tuple(fields["texts"])})
+        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "lengths": tuple(fields["lengths"])})

@@ -115,7 +115,7 @@ def _load(settings: WorkerSettings) -> TextModel:
         settings.max_new_tokens,
         settings.threads,
         verbose=settings.verbose,
-        texts=settings.texts_at_once,
+        lengths=settings.concurrent_lengths,
     )
     if settings.grammars:
         model.prepare_grammars()

@@ -39,7 +39,7 @@ def test_every_flag_of_the_command_is_here() -> None:
 def test_flags_become_options_and_settings() -> None:
     """What the instance loads is plain data; what lines are run with are the flags that were given."""
     args = parse([*BASIC, "-m", "target", "--assistant-model", "helper", "--stop", "x", "--top-k", "0", "--chat"])
-    settings = replace(worker_settings(args, arguments.load_options(args)), texts=(512, 256))
+    settings = replace(worker_settings(args, arguments.load_options(args)), lengths=(512, 256))
     assert settings.load == LoadOptions(target="target", assistant="helper")
     assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
     assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"

@@ -168,9 +168,9 @@ def test_whole_blocks_of_both_models(tmp_path: Path) -> None:
     names = str(tmp_path / "target"), str(tmp_path / "assistant")
     models = [tiny_models.model(Path(name), "native", "bf16") for name in names]
     blocks = [model.block_bytes for model in models]  # type: ignore[attr-defined]
-    need = estimate_need(*names, "bf16", None, 1, texts=(1, 257), native=True)
-    assert need.texts == (sum(blocks), 2 * sum(blocks))
-    alone = estimate_need(names[0], None, "bf16", None, 1, texts=(1, 257), native=True)
-    assert alone.texts == (blocks[0], 2 * blocks[0])
-    library = estimate_need(*names, "bf16", None, 1, texts=(1, 257))
-    assert library.texts[1] == 257 * library.texts[0]
+    need = estimate_need(*names, "bf16", None, 1, lengths=(1, 257), native=True)
+    assert need.kv_each == (sum(blocks), 2 * sum(blocks))
+    alone = estimate_need(names[0], None, "bf16", None, 1, lengths=(1, 257), native=True)
+    assert alone.kv_each == (blocks[0], 2 * blocks[0])
+    library = estimate_need(*names, "bf16", None, 1, lengths=(1, 257))
+    assert library.kv_each[1] == 257 * library.kv_each[0]

@@ -63,7 +63,7 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
         assert [piece.token for piece in pieces] == result.tokens
 
     async def main() -> None:
-        settings = WorkerSettings(load, 64, threads=1, concurrency=8, texts=(256,) * 8, neighbours=2)
+        settings = WorkerSettings(load, 64, threads=1, concurrency=8, lengths=(256,) * 8, neighbours=2)
         engines = Engines("tiny")
         engines.start(LocalPool(unplaced_commands(2), settings.as_dict()))
         engines.tokenizer = load_tokenizer(open_checkpoint(load.target or ""))

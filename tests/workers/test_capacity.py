@@ -83,7 +83,7 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
     with pytest.raises(ZeroDivisionError):
         command.main([*arguments, "--concurrency", "4", "--resume"])
     (_, settings), *_ = started
-    assert settings["texts"] == (256,) * 4
+    assert settings["lengths"] == (256,) * 4
 
 
 @needs_native
@@ -92,19 +92,19 @@ def test_keys_and_values_are_kv_memory_where_that_is_given(tiny: str) -> None:
     load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="native", offline=True)
     limited = replace(load, kv_memory=1 << 20)
     texts = (256,) * 4000
-    whole = memory_need(load, 20, texts=texts)
-    assert whole.kv == 4000 * memory_need(load, 20, texts=(1,)).kv > 1 << 20
-    assert memory_need(limited, 20, texts=texts).kv == 1 << 20
-    assert memory_need(replace(load, kv_precision="int8"), 20, texts=texts).kv < whole.kv / 3
+    whole = memory_need(load, 20, lengths=texts)
+    assert whole.kv == 4000 * memory_need(load, 20, lengths=(1,)).kv > 1 << 20
+    assert memory_need(limited, 20, lengths=texts).kv == 1 << 20
+    assert memory_need(replace(load, kv_precision="int8"), 20, lengths=texts).kv < whole.kv / 3
     assert InstanceNeed.of(load, 20, texts).total == whole.total
-    assert InstanceNeed.of(limited, 20, texts).total == memory_need(limited, 20, texts=texts).total
+    assert InstanceNeed.of(limited, 20, texts).total == memory_need(limited, 20, lengths=texts).total
     on_torch = replace(load, executor="torch")
-    fewer_bits = memory_need(replace(on_torch, kv_precision="int8"), 20, texts=texts)
+    fewer_bits = memory_need(replace(on_torch, kv_precision="int8"), 20, lengths=texts)
     # Of fp32 and heads of 16: a byte of four for each element, and four for each head.
-    assert fewer_bits.kv == memory_need(on_torch, 20, texts=texts).kv * (16 + 4) // (16 * 4)
+    assert fewer_bits.kv == memory_need(on_torch, 20, lengths=texts).kv * (16 + 4) // (16 * 4)
     on_torch = replace(limited, executor="torch")
-    assert memory_need(on_torch, 20, texts=texts).kv > 1 << 20, "which has no pool"
-    assert InstanceNeed.of(on_torch, 20, texts).total == memory_need(on_torch, 20, texts=texts).total
+    assert memory_need(on_torch, 20, lengths=texts).kv > 1 << 20, "which has no pool"
+    assert InstanceNeed.of(on_torch, 20, texts).total == memory_need(on_torch, 20, lengths=texts).total
 
 
 @needs_native
@@ -112,7 +112,7 @@ def test_the_pool_says_how_many_texts_fit(tiny: str, caplog: pytest.LogCaptureFi
     """Blocks of the longest texts: 2, 1, 1, … into a pool of five."""
     load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="native", offline=True)
     model = ipex_assist.load(tiny, None, precision="fp32", executor="native", kv_memory=5 * memory_need(load, 1).kv)
-    settings = WorkerSettings(load, 20, texts=(257, 256, 256, 3, 3, 3))
+    settings = WorkerSettings(load, 20, lengths=(257, 256, 256, 3, 3, 3))
     with caplog.at_level(logging.INFO, "ipex_assist"):
         assert concurrency_of(model, settings) == 4
     assert "prompts in flight: 4 (5 of 5 blocks of 256 tokens" in caplog.text
@@ -154,8 +154,8 @@ def test_the_default_is_what_memory_holds(
 ) -> None:
     """In the instance, by what its weights left. `available` below 100 counts half texts."""
     load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="torch", offline=True)
-    settings = WorkerSettings(load, 20, concurrency=asked, texts=(64,) * 16, neighbours=neighbours)
-    text = InstanceNeed.of(load, 20, (64,)).texts[0]
+    settings = WorkerSettings(load, 20, concurrency=asked, lengths=(64,) * 16, neighbours=neighbours)
+    text = InstanceNeed.of(load, 20, (64,)).kv_each[0]
     room = available * text // 2 if available < 100 else available
     monkeypatch.setattr(capacity, "read_memory", lambda: Memory(room, room))
     assert concurrency_of(model, settings) == wanted

@@ -28,13 +28,13 @@ def load_models(
     *,
     verbose: bool = False,
     checkpoints: OpenCheckpoints | None = None,
-    texts: Sequence[int] = (),
+    lengths: Sequence[int] = (),
     torch_late: bool = False,
 ) -> tuple[Any, list[str]]:
     """Both models, and what is not as the launcher planned it.
 
     max_new_tokens: of texts to come, for which there must be room. threads: where no launcher has planned them.
-    checkpoints: those that are open already. texts: the tokens of several that are under way at a time. torch_late: the
+    checkpoints: those that are open already. lengths: in tokens, of sequences that run at a time. torch_late: the
     native executor imports torch where it packs, or when a text is drawn, which may be never; else it is there when the
     first text comes.
     """
@@ -44,7 +44,9 @@ def load_models(
     options = replace(options, executor=resolve_executor(options.executor, *precisions), progress=sys.stderr.isatty())
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
-    check_memory(memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, texts=texts))
+    check_memory(
+        memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, lengths=lengths)
+    )
     if options.executor != "native" or not torch_late:
         with quiet_stderr(not verbose):
             import torch  # noqa: F401
@@ -84,12 +86,12 @@ def memory_need(
     *,
     offline: bool = True,
     checkpoints: OpenCheckpoints | None = None,
-    texts: Sequence[int] = (),
+    lengths: Sequence[int] = (),
 ) -> MemoryNeed:
-    """Memory for the models and a text, or for texts with the numbers of tokens in `texts`.
+    """Memory for the models and a sequence, or for sequences of these `lengths` in tokens.
 
     offline: read only what is on this machine. checkpoints: those that are open already. With options.kv_memory keys
-    and values take that in the end, however many texts there are.
+    and values take that in the end, however many sequences there are.
     """
     assert options.target is not None
     native = runs_native(options)
@@ -104,7 +106,7 @@ def memory_need(
         options.revision,
         offline=offline,
         checkpoints=checkpoints,
-        texts=texts,
+        lengths=lengths,
         kv_precision=options.kv_precision,
         native=native,
     )

@@ -26,7 +26,7 @@ PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
 class MemoryNeed:
     """Bytes by purpose; None where a model's size is not known.
 
-    kv: keys and values of all texts that are under way at a time, and `texts` those of each, where that is known.
+    kv: keys and values of all sequences that run at a time, and `kv_each` those of each, where that is known.
     workspace: what passes need beside them. pooled: keys and values lie in a pool of what the weights leave, a part of
     which stays free (see KvMemory).
     """
@@ -34,7 +34,7 @@ class MemoryNeed:
     target: int | None
     assistant: int | None
     kv: int
-    texts: tuple[int, ...] = ()
+    kv_each: tuple[int, ...] = ()
     workspace: int = 0
     pooled: bool = False
 
@@ -52,12 +52,12 @@ class MemoryNeed:
 
 
 def need_of(
-    target: ModelBytes, assistant: ModelBytes | None, texts: Sequence[int], *, copy: bool = False
+    target: ModelBytes, assistant: ModelBytes | None, lengths: Sequence[int], *, copy: bool = False
 ) -> MemoryNeed:
     """Memory of models, and of sequences with these numbers of tokens. copy: the assistant is the target's own copy,
     and shares its table.
     """
-    sizes = tuple(target.kv(tokens) + (assistant.kv(tokens) if assistant else 0) for tokens in texts)
+    sizes = tuple(target.kv(tokens) + (assistant.kv(tokens) if assistant else 0) for tokens in lengths)
     own = None
     if assistant is not None and assistant.weights is not None:
         own = assistant.weights - (assistant.table if copy else 0)
@@ -83,7 +83,7 @@ def estimate_need(
     *,
     offline: bool = True,
     checkpoints: OpenCheckpoints | None = None,
-    texts: Sequence[int] = (),
+    lengths: Sequence[int] = (),
     kv_precision: str | None = None,
     native: bool = False,
     wanted: int | None = None,
@@ -92,14 +92,14 @@ def estimate_need(
 
     precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
     hub is asked for the sizes of models that are not. checkpoints: those that are open already; what is opened here
-    joins them. texts: the tokens of each text that is under way at a time; none: one, of a prompt of usual length.
+    joins them. lengths: in tokens, of each sequence that runs at a time; none: one, of usual length.
     kv_precision: of keys and values; None: that of attention.
     native: they run on the native core, which says itself what it takes. wanted: rows of a pass of the target whose
     logits are wanted; as many as drafts may have where None.
     Raises UsageError for a path to nothing, so that nobody plans with it.
     """
-    texts = texts or (max_new_tokens + PROMPT_TOKENS,)
-    plan = _Plan(OpenCheckpoints() if checkpoints is None else checkpoints, offline, native, max(texts), kv_precision)
+    lengths = lengths or (max_new_tokens + PROMPT_TOKENS,)
+    plan = _Plan(OpenCheckpoints() if checkpoints is None else checkpoints, offline, native, max(lengths), kv_precision)
     drafts = parse_assistant(assistant).model  # lookup takes next to nothing
     copy = drafts == SELF
     if copy:
@@ -108,14 +108,14 @@ def estimate_need(
         _check(source)
     if drafts == "auto":
         drafts = plan.default_assistant(model, revision)
-    target = plan.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(texts)))
+    target = plan.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
     if drafts is None:
-        return need_of(target, None, texts)
+        return need_of(target, None, lengths)
     drafts_in = assistant_precision or plan.stored(drafts) or beside_experts(plan.precision(model, precision, revision))
     other = plan.model_bytes(
-        drafts, drafts_in, revision if copy else None, wanted=min(len(texts), PASS_ROWS), group=DRAFT_INT4_GROUP
+        drafts, drafts_in, revision if copy else None, wanted=min(len(lengths), PASS_ROWS), group=DRAFT_INT4_GROUP
     )
-    return need_of(target, other, texts, copy=copy and native)
+    return need_of(target, other, lengths, copy=copy and native)
 
 
 def wanted_rows(texts: int) -> int:

@@ -23,8 +23,8 @@ def read_prompt(given: str | None, file: str | None, chat: bool, *, demo: bool) 
 
     given, file: --prompt and --prompt-file. Text that is piped in follows either of them after an empty line, as
     a document follows its instruction; without them it is the prompt, which on a terminal is typed. One final newline
-    of a file or of standard input is not part of the text. demo: no model was named, so that the embedded one answers; its
-    own prompt is taken where there is none.
+    of a file or of standard input is not part of the text. demo: no model was named, so that the embedded one answers;
+    its own prompt is taken where there is none.
     Raises UsageError where there is no prompt, or none that can be read.
     """
     if given is None and file is None:
