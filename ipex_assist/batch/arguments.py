@@ -98,7 +98,7 @@ def defaults_from(args: argparse.Namespace) -> Defaults:
 
 
 def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettings:
-    """What an instance is told."""
+    """The settings of each worker."""
     room = GenerationOptions.from_flags(args).max_new_tokens
     return WorkerSettings(load, room, args.threads, args.verbose, args.concurrency)
 

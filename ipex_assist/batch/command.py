@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ipex_assist.batch.arguments import defaults_from, parse, worker_settings
 from ipex_assist.batch.coordinator import Coordinator
-from ipex_assist.batch.lengths import longest_texts
+from ipex_assist.batch.lengths import longest_requests
 from ipex_assist.batch.options import suggestion
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
@@ -67,7 +67,7 @@ def _run(
     if retried:
         progress.say(f"{_count(retried, 'failed prompt')} to be tried again")
     if todo:
-        settings = _with_texts(settings, todo)
+        settings = _with_lengths(settings, todo)
         if args.ray is None:
             pool: WorkerPool = local_pool(args, settings, progress.say, progress.say_once, len(todo))
         else:
@@ -95,7 +95,7 @@ def _run(
 
 
 def _verdict(prompts: PromptFile, results: ResultFile, progress: Progress, stopped: int | None, left: int) -> int:
-    """The exit code, after what is still to be said."""
+    """The exit code, after the last messages."""
     if stopped is not None:
         progress.say(f"stopped by {signal.Signals(stopped).name}; {_count(left, 'prompt')} left for --resume")
         return 128 + stopped
@@ -141,8 +141,8 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
-    return replace(settings, lengths=longest_texts(entries, settings.concurrency or DEFAULT_CONCURRENCY))
+def _with_lengths(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
+    return replace(settings, lengths=longest_requests(entries, settings.concurrency or DEFAULT_CONCURRENCY))
 
 
 def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> WorkerPool:
@@ -158,6 +158,6 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    need = instance_need(_with_texts(settings, prompts.entries))
+    need = instance_need(_with_lengths(settings, prompts.entries))
     print(format_instances(local_commands(args, need.total)), flush=True)
     return 0

@@ -12,7 +12,7 @@ from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
 LINE_BYTES_PER_TOKEN = 3  # English has four, code and most other scripts fewer
 
 
-def longest_texts(entries: Iterable[Entry], count: int = DEFAULT_CONCURRENCY) -> tuple[int, ...]:
-    """Estimate the tokens, prompt and answer, of the `count` longest texts, the longest first."""
+def longest_requests(entries: Iterable[Entry], count: int = DEFAULT_CONCURRENCY) -> tuple[int, ...]:
+    """Estimate the tokens, prompt and answer, of the `count` longest requests, the longest first."""
     tokens = (entry.length // LINE_BYTES_PER_TOKEN + entry.max_new_tokens for entry in entries)
     return tuple(-(-length // BLOCK) * BLOCK for length in heapq.nlargest(count, tokens))

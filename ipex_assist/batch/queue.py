@@ -14,11 +14,11 @@ MAX_TRIES = 2
 
 @dataclass
 class Task:
-    """A prompt on its way: the instances that have tried it, and what became of each try that is over.
+    """A prompt in the queue: the instances that have tried it, and how each finished try ended.
 
-    number: of the try under way, which no other try has. blamed: the instances at which it failed, and nothing else can
+    number: of the current try, unique among all tries. blamed: the instances at which it failed, and nothing else can
     have been the reason. alone: the next try has an instance for itself. sent_at, deadline, cancelled: the
-    coordinator's, of the try under way.
+    coordinator's, of the current try.
     """
 
     entry: Entry

@@ -1,4 +1,4 @@
-"""The file of results: whole lines only, one writer, nothing written twice, and what is there already."""
+"""The file of results: whole lines only, one writer, nothing written twice; existing records are kept."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class ResultFile:
         return len(ids)
 
     def _read(self) -> None:
-        """Take in what is there; of a line that a crash cut short, what is not whole goes."""
+        """Read the existing records; a last line that a crash cut short is dropped."""
         strange: list[int] = []
         size = number = 0
         with open(self.path, "rb") as file:

@@ -19,7 +19,7 @@ WARM_UP_TOKENS = 8
 
 
 class BenchHandle(Protocol):
-    """What is used of a request under way."""
+    """The part of an engine's handle that is used here."""
 
     @property
     def has_round(self) -> bool:
@@ -192,7 +192,7 @@ def engine_of(model: TextModel) -> BenchEngine:
 
 
 class _Flight:
-    """A request under way, and what came of it so far."""
+    """A request in flight, and its times so far."""
 
     def __init__(self, handle: BenchHandle, prompt_tokens: int, submitted_s: float) -> None:
         self.handle, self.prompt_tokens, self.submitted_s = handle, prompt_tokens, submitted_s
@@ -201,7 +201,7 @@ class _Flight:
         self.first_tokens = 0
 
     def fetch(self, now: float) -> bool:
-        """Take what there is; whether the request is over. Raises what it failed by."""
+        """Fetch the rounds that are ready; whether the request is over. Raises the error that ended it."""
         came = 0
         while self.handle.has_round:
             self.rounds.append(next(self.handle))

@@ -1,4 +1,4 @@
-"""A conversation: what was said, the words that begin with /, and what Ctrl-C ends. Never imports torch."""
+"""A conversation: its messages, the commands that begin with /, and Ctrl-C. Never imports torch."""
 
 from __future__ import annotations
 

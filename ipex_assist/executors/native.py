@@ -115,9 +115,9 @@ class NativeModel(Model):
         logits = torch_module().empty(sum(each.last for each in rows), self._width)
         place = 0
         for group in self._passes(parts):
-            rows = sum(part.last for part in group)
-            self._forward(group, logits[place : place + rows].data_ptr(), vocabulary)
-            place += rows
+            count = sum(part.last for part in group)
+            self._forward(group, logits[place : place + count].data_ptr(), vocabulary)
+            place += count
         return logits[:, : self._choices(vocabulary)]
 
     def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:

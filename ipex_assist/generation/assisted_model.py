@@ -37,7 +37,7 @@ log = logging.getLogger("ipex_assist")
 class AssistedModel(TextModel):
     """Generates with our own models, on an engine.
 
-    Any number of streams may be under way, in one thread or in several: they share passes, and have the text that each
+    Any number of streams may run at a time, in one thread or in several: they share passes, and have the text that each
     has alone.
     """
 
@@ -70,7 +70,7 @@ class AssistedModel(TextModel):
         self._engine.start()
 
     def close(self) -> None:
-        """End that thread, and all streams that are under way."""
+        """End that thread, and all streams that are running."""
         self._engine.close()
 
     @property

@@ -33,7 +33,7 @@ class RoundStream(Protocol):
         ...
 
     def close(self) -> None:
-        """No further round is wanted."""
+        """Ask for no further round."""
         ...
 
 
@@ -59,7 +59,7 @@ class OwnRounds:
 
 
 class Generation(Iterator[Chunk]):
-    """Iterate for text as it is accepted; `result()` is the whole, or what there is so far."""
+    """Iterate for text as it is accepted; `result()` is the whole, or the part so far."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-LOOK_S = 0.05  # how often a text that waits for its turn looks whether it is still wanted
+LOOK_S = 0.05  # how often a text that waits for its turn looks whether it was given up
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -54,7 +54,7 @@ class TransformersModel(TextModel):
     end all the same, so that streams may be read alternately in one thread.
     """
 
-    one_at_a_time = True  # transformers keeps what it is told about drafts in the models
+    one_at_a_time = True  # transformers keeps options of drafting in the models
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class _Worker:
     def __init__(
         self, target: Any, prompt: list[int], options: dict[str, Any], sampling: Sampling, turn: threading.Lock
     ) -> None:
-        """turn: held while transformers generates, since it keeps what it is told in the models."""
+        """turn: held while transformers generates, since it keeps options in the models."""
         self.target, self.prompt, self.options, self.sampling, self.turn = target, prompt, options, sampling, turn
         self.assistant: PreTrainedModel | None = None
         self.drafting: OwnDrafting | None = None
@@ -360,7 +360,7 @@ class _Worker:
         if self.assistant is None or self.drafting is None:
             yield
             return
-        # The model keeps what it is told: one generation's number must not become the next one's default.
+        # The model keeps these options: one generation's number must not become the next one's default.
         self.drafting.set(self.assistant)
         hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
         try:

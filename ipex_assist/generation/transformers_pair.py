@@ -1,4 +1,4 @@
-"""What transformers' generate must be told about a target and an assistant that it would not find out itself."""
+"""Options for transformers' generate of a target and an assistant that it would not find out itself."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TransformersPair:
         return cls(rows, shared, stand_in)
 
     def fit(self, assistant: PreTrainedModel) -> dict[str, Any]:
-        """Make the assistant look like a model of the target's vocabulary; returns what generate must be told besides.
+        """Make the assistant look like a model of the target's vocabulary; returns further options for generate.
 
         It never drafts what only it has; in place of what only the target has it reads a stand-in, since transformers
         feeds it the text as it is.

@@ -1,4 +1,4 @@
-"""How many prompts an instance has in flight: what was asked for, or what its memory holds. Never imports torch."""
+"""How many requests a worker has in flight: as many as asked for, or as its memory holds. Never imports torch."""
 
 from __future__ import annotations
 

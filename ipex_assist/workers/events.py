@@ -1,4 +1,4 @@
-"""What workers report, wherever they run."""
+"""The events that a pool of workers reports, wherever they run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ready:
-    """The instance has loaded its model; `facts` are target, assistant, precision, executor and load_s.
+    """The worker has loaded its model.
 
-    And context_length and vocab_size, None where a model sets none, and concurrency, the most prompts that it takes at
-    a time; what has no such fact takes what is asked for.
+    facts: target, assistant, precision, executor and load_s; context_length and vocab_size, None where the model sets
+    none; concurrency, the most requests that it takes at a time (missing: as many as are asked for).
     """
 
     instance: int
@@ -20,10 +20,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answered:
-    """The instance is done with a request, and has room for another.
+    """The worker has finished a request, and can take another.
 
-    `result` is `Result.as_dict()`, or None with `error`; `again` says that another try may do better, `refused` that
-    the request itself cannot be met. `request` is the request's id: answers come in any order.
+    `result` is `Result.as_dict()`, or None with `error`; `again`: another try may succeed; `refused`: the
+    request itself is wrong. `request` is the request's id: answers come in any order.
     """
 
     instance: int
@@ -36,7 +36,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Ended:
-    """The instance is no more. `refusal` is its message and exit code if it said itself that it cannot load."""
+    """The worker has ended. refusal: its message and exit code, where it reported itself that it cannot load."""
 
     instance: int
     reason: str
@@ -45,7 +45,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line on the instance's standard error."""
+    """A line on the worker's standard error."""
 
     instance: int
     line: str
@@ -53,7 +53,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Streamed:
-    """A pass brought tokens of a request that asked for them as they come.
+    """New tokens of a request that is streamed.
 
     chunk: pieces, a list of [text, token id, drafted]; logprobs of each, or None; drafted and accepted, tokens.
     """
@@ -65,7 +65,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the instance has done since its start: `engine` is EngineStats, blocks are used and total, or None."""
+    """Counts since the worker's start. stats: `engine`, an EngineStats; `blocks`, used and total, or None."""
 
     instance: int
     stats: dict[str, Any]

@@ -38,7 +38,7 @@ def local_pool(
     say_once: Callable[[str], None],
     most: int | None = None,
 ) -> LocalPool:
-    """The instances, with what is to be said about their places. most: no more than this are needed.
+    """The instances, after messages about their placement. most: no more than this are needed.
 
     Raises:
         IpexAssistError: they do not fit into the memory, or cannot be placed.

@@ -82,7 +82,7 @@ class _Worker:
 
 
 class LocalPool:
-    """Runs one process per command. `settings` is the first line that each is sent: what to load."""
+    """Runs one process per command. `settings` is the first line that each is sent."""
 
     def __init__(self, commands: Sequence[Command], settings: Mapping[str, Any]) -> None:
         self._commands, self._settings = commands, settings
@@ -179,14 +179,14 @@ class LocalPool:
             self._end(instance, reason)
 
     def kill(self, instance: int, reason: str) -> None:
-        """`end` for who cannot wait: `wait` reports Ended when the kernel has freed what the process had."""
+        """`end` without waiting: `wait` reports Ended when the kernel has freed what the process had."""
         worker = self._workers.get(instance)
         if worker is not None:
             worker.killed_for = worker.killed_for or reason
             signal_group(worker.process.pid, signal.SIGKILL)
 
     def _end(self, instance: int, reason: str | None) -> None:
-        """Kill the process and all it started, take what it said before, and report its end."""
+        """Kill the process and its children, read what it sent before, and report its end."""
         worker = self._workers.pop(instance)
         for fd in (worker.requests, worker.replies, worker.messages):
             with suppress(KeyError):

@@ -46,6 +46,6 @@ def place_within(request: InstanceRequest, machine: Machine, cpus: float) -> tup
             f"{len(placements)} instances need {threads} CPUs, and the node offers {cpus:g}: ask for fewer "
             "--instances or --cores-per-instance, or let it offer more"
         )
-    # The grant is no quota: what is said about quotas is said only if it is so without the grant.
+    # The grant is no quota: keep only the warnings about quotas that hold without the grant.
     usual = {line for placement in place_instances(request, machine) for line in placement.warnings}
     return tuple(replace(place, warnings=tuple(set(place.warnings) & usual)) for place in placements)

@@ -1,4 +1,4 @@
-"""What is asked of workers, wherever they run."""
+"""The interface of a pool of workers, wherever they run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipex_assist.workers.events import Event
 
 
 class WorkerPool(Protocol):
-    """A fixed number of places for instances; each has at most one process, with several prompts in flight."""
+    """A fixed number of instances; each has at most one process, with several requests in flight."""
 
     @property
     def size(self) -> int:
@@ -25,7 +25,7 @@ class WorkerPool(Protocol):
         """Start its process, which loads the model and reports Ready. Raises IpexAssistError where it cannot."""
 
     def submit(self, instance: int, request: Mapping[str, Any]) -> None:
-        """Send it a prompt (`Prompt.request()`) under the id of `request`; it reports Answered or Ended."""
+        """Send it a request (`Prompt.request()`) under the id of `request`; it reports Answered or Ended."""
 
     def cancel(self, instance: int, request: int) -> None:
         """Ask it to give up a request; it reports Answered, with an error unless there was a result just then."""
@@ -34,7 +34,7 @@ class WorkerPool(Protocol):
         """Kill it; it reports Ended with this reason, after what it had answered before."""
 
     def wait(self, seconds: float) -> Sequence[Event]:
-        """Return what happened, in its order; wait at most `seconds` for something to happen."""
+        """Return the events since the last call, in order; wait at most `seconds` for the first."""
 
     def close(self) -> None:
-        """End all that is left; nothing is reported any more."""
+        """End all processes; no event is reported afterwards."""

@@ -12,7 +12,7 @@ RESTART_DELAYS = (0.0, 1.0, 2.0, 5.0)
 
 @dataclass
 class RestartState:
-    """Whether an instance runs. `restart_at`, by time.monotonic, is when a dead one is restarted."""
+    """Whether a worker runs, and how often it failed. restart_at: by time.monotonic, when a dead one is restarted."""
 
     alive: bool = False
     ready: bool = False
@@ -24,8 +24,8 @@ class RestartState:
     def count_end(self, *, refused: bool, delays: Sequence[float] = RESTART_DELAYS, for_ever: bool = False) -> None:
         """Decide whether and when it is restarted; for_ever: without limit, if it was ever ready.
 
-        One that says itself that it cannot load is left out at once, unless it could before: then it may have wanted
-        memory just now.
+        One that reports itself that it cannot load is given up at once, unless it could load before: then memory may
+        have been short for a moment.
         """
         self.alive = self.ready = False
         self.ends_in_a_row += 1

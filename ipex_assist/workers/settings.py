@@ -1,4 +1,4 @@
-"""What a worker is told before its first request. Never imports torch."""
+"""The first line that a worker is sent: what to load, and for how many requests. Never imports torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ipex_assist.generation.load_options import LoadOptions
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What an instance is told before its first prompt. max_new_tokens: of the prompts, for which there must be room.
+    """The settings of a worker. max_new_tokens: of its requests, for which there must be memory.
 
-    threads: where no launcher has planned them. verbose: whether to talk about loading. concurrency: the most prompts
-    at a time; None leaves it to the instance. lengths: in tokens, of the longest requests to come, the longest first.
-    neighbours: how many instances share the machine's memory, this one among them. grammars: whether texts may have
-    some, so that the vocabulary is read for them before the instance is ready.
+    threads: where no launcher has planned them. verbose: whether to report loading. concurrency: the most requests at
+    a time; None leaves it to the worker. lengths: in tokens, of the longest requests to come, the longest first.
+    neighbours: how many instances share the machine's memory, this one among them. grammars: whether requests may have
+    grammars, so that the vocabulary is prepared before the worker is ready.
     """
 
     load: LoadOptions
@@ -34,7 +34,7 @@ class WorkerSettings:
         return () if self.concurrency is None else self.lengths[: self.concurrency]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Plain data that JSON can hold."""
         return asdict(self)
 
     @classmethod

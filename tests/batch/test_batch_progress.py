@@ -8,7 +8,7 @@ import pytest
 from batch_runs import write_prompts
 
 from ipex_assist.batch import progress
-from ipex_assist.batch.lengths import longest_texts
+from ipex_assist.batch.lengths import longest_requests
 from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
 
 
@@ -19,11 +19,11 @@ def test_lengths_of_texts(tmp_path: Path) -> None:
         ["short", {"prompt": "x" * 3000}, {"prompt": "a", "max_new_tokens": 5000}, *["word"] * 30],
     )
     entries = PromptFile(str(prompts), Defaults()).entries
-    texts = longest_texts(entries)
+    texts = longest_requests(entries)
     assert len(texts) == 16
     assert texts[:3] == (5120, 1280, 256)
-    assert longest_texts(entries, 1) == (5120,)
-    assert longest_texts([Entry(1, 1, 0, 9, "")]) == (256,)
+    assert longest_requests(entries, 1) == (5120,)
+    assert longest_requests([Entry(1, 1, 0, 9, "")]) == (256,)
 
 
 def test_speeds_of_the_last_minute_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

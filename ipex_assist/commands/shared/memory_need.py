@@ -155,7 +155,7 @@ class _Plan:
             weights = self._weights(source, precision, revision)
             return replace(library_bytes(spec, chosen, kv_precision=self.kv_precision), weights=weights)
         except IpexAssistError:
-            # What is wrong with the checkpoint is said when it is loaded.
+            # Loading reports what is wrong with the checkpoint.
             return ModelBytes(self._weights(source, precision, revision), 0, 1, 0, 0, 0)
 
     def _weights(self, source: str, precision: str | None, revision: str | None) -> int | None:
@@ -188,7 +188,7 @@ class _Plan:
 
 
 def _check(source: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # said as it is opened
+    with contextlib.suppress(OSError, ValueError):  # opening it reports that
         check_source(source)
 
 

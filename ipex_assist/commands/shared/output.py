@@ -27,7 +27,7 @@ class TextPrinter:
         self._open = False
 
     def write_pieces(self, pieces: Sequence[Piece]) -> None:
-        """The text of a round, in its styles where they are wanted. A line's end is never inside a style."""
+        """The text of a round, in its styles where they are on. A line's end is never inside a style."""
         if not self.show_accepted:
             self.write("".join(piece.text for piece in pieces))
             return
