@@ -114,14 +114,14 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
                 tokens.push_back(token), positions.push_back(at[i]), rows.push_back(&tables[i]);
         }
         std::vector<float> logits(3 * ((VOCAB + LANES - 1) / LANES * LANES));
-        Pass pass = x.make_pass(tokens, positions, rows, logits.data());
-        pass.wanted = {0, 4, 6}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 3;
+        PassRequest pass = x.make_pass(tokens, positions, rows, logits.data());
+        pass.logit_rows = {0, 4, 6}, pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = 3;
         int32_t drafted[3 * MOST], numbers[3];
         float probabilities[3 * MOST];
-        const Drafts drafts{counts, least, MOST, drafted, probabilities, numbers};
+        const GreedyDraft drafts{counts, least, MOST, drafted, probabilities, numbers};
         // The first text's third row is at position 2; those of the others are not.
         if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
-        Forward(*x.model, x.pool, x.workspace, pass.batch, counts).draft(drafts);
+        x.draft(pass.batch, counts, drafts);
         if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
         const size_t lengths[] = {broken ? 3u : size_t(MOST), size_t(MOST - 5), unsure + 1};
         for (size_t i = 0; i < 3; i++) {
@@ -152,13 +152,14 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
         x.append(table, 0, some_tokens(240, 12));
         const std::vector<float> all = x.run(tokens, positions, tables);
         std::vector<float> logits(24 * ((VOCAB + LANES - 1) / LANES * LANES));
-        Pass pass = x.make_pass(tokens, positions, tables, logits.data());
-        pass.wanted = {0, 7, 19, 23}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 4;
+        PassRequest pass = x.make_pass(tokens, positions, tables, logits.data());
+        pass.logit_rows = {0, 7, 19, 23}, pass.batch.logit_rows = pass.logit_rows.data(),
+        pass.batch.logit_row_count = 4;
         int32_t chosen[4], top[4 * 5];
         float logs[4], sums[4], top_logs[4 * 5];
-        Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
+        x.top_tokens(pass.batch, {5, chosen, logs, sums, top, top_logs});
         for (size_t i = 0; i < 4; i++) {
-            const float* row = all.data() + size_t(pass.wanted[i]) * VOCAB;
+            const float* row = all.data() + size_t(pass.logit_rows[i]) * VOCAB;
             std::vector<int32_t> order(VOCAB);
             for (int32_t t = 0; t < VOCAB; t++) order[size_t(t)] = t;
             std::sort(order.begin(), order.end(),
@@ -176,7 +177,7 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
         }
         if (!x.model->spec.rotary_dim) continue;
         std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
-        Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
+        x.top_tokens(pass.batch, {5, chosen, logs, sums, top, top_logs});
         std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
         CHECK(
             chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]),
@@ -199,9 +200,10 @@ void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
     for (const std::vector<int32_t>& wanted : cases) {
         const Table table(x, 50);
         Buffer<float> logits(std::max<size_t>(wanted.size(), 1) * stride, NAN);
-        Pass pass = x.make_pass(tokens, positions, std::vector<const Table*>(40, &table), logits.data());
-        pass.wanted = wanted, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = int32_t(wanted.size());
-        Forward(*x.model, x.pool, x.workspace, pass.batch).run();
+        PassRequest pass = x.make_pass(tokens, positions, std::vector<const Table*>(40, &table), logits.data());
+        pass.logit_rows = wanted, pass.batch.logit_rows = pass.logit_rows.data(),
+        pass.batch.logit_row_count = int32_t(wanted.size());
+        x.forward(x.pool, pass.batch);
         for (size_t i = 0; i < wanted.size(); i++) {
             CHECK(same_bits(logits.data() + i * stride, all.data() + size_t(wanted[i]) * VOCAB, VOCAB),
                   "%s, %s: row %d of %zu wanted", f.name, kind.name, wanted[i], wanted.size());
