@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
 KERNELS = HERE / "kernels" / "kernels.cpp"
 COMMON = tuple(path for path in sorted(HERE.glob("*/*.cpp")) if path != KERNELS)
-# kernels.cpp is compiled once for each of these; kernels/cpu.cpp chooses among them when the library is loaded.
+# kernels.cpp is compiled once for each of these; kernels/dispatch.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx2_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
@@ -61,8 +61,8 @@ def build(
 ) -> None:
     """Compile the library to `output`, or, with `program`, an executable of that source and the core's.
 
-    flags: for every file, such as -fsanitize=address. emulate_amx: with tiles.h's plain arrays in place of AMX, so that
-    the code on them runs on processors without it (kernels_amx() is then what cpu.cpp chooses). Nothing is done where
+    flags: for every file, such as -fsanitize=address. emulate_amx: with amx_tiles.h's plain arrays in place of AMX, so
+    that the code on them runs on processors without it (dispatch.cpp then chooses kernels_amx()). Nothing is done where
     `output` was built from the same sources with the same flags. Raises BuildError.
     """
     gcc = compiler()

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "check.h"
-#include "kernels/cpu.h"
+#include "kernels/dispatch.h"
 
 using namespace check;
 
