@@ -80,9 +80,9 @@ def build(
     """Compile the library to `output`, or, with `program`, an executable of these sources and the core's.
 
     flags: for every file and the linker, such as -fsanitize=address. program_flags: for the program's sources only.
-    link_flags: for the linker only. emulate_amx: with amx_tiles.h's plain arrays in place of AMX, so that the code on them
-    runs on processors without it (kernels_amx() is then what dispatch.cpp chooses). Nothing is done where `output` was built
-    from the same sources with the same flags. Raises BuildError.
+    link_flags: for the linker only. emulate_amx: with amx_tiles.h's plain arrays in place of AMX, so that the code on
+    them runs on processors without it (dispatch.cpp then chooses kernels_amx()). Nothing is done where `output` was
+    built from the same sources with the same flags. Raises BuildError.
     """
     gcc = os.path.abspath(compiler())
     output = output.resolve()
