@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ipex_assist.executors.interface import Choice
 from ipex_assist.generation.result import Identity
-from ipex_assist.generation.stream import Generation
+from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.serve.app import create_app
 from ipex_assist.serve.backend import (
     Busy,
@@ -109,7 +109,7 @@ class FakeBackend:
     ) -> AsyncGenerator[OutputChunk | Finished, None]:
         options = request.options
         generation = Generation(
-            self._rounds(request),
+            OwnRounds(self._rounds(request)),
             tokenizer(),
             Identity("folder/tiny", "tiny-draft", "bf16", "bf16", "native"),
             prompt_tokens=len(request.tokens),

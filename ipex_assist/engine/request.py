@@ -203,11 +203,11 @@ class RequestHandle(Iterator[Round]):
 
     def ready(self) -> bool:
         """Whether a round, or the end, can be fetched; runs one pass first if there is neither."""
-        if not self.has_result():
+        if not self.in_hand():
             self._driver.advance(self._request)
-        return self.has_result()
+        return self.in_hand()
 
-    def has_result(self) -> bool:
+    def in_hand(self) -> bool:
         """Whether a round, or the end, can be fetched without another pass; never runs one."""
         return bool(self._request.rounds) or self._request.finished
 

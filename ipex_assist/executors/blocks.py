@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.turn import Turn
 
-BLOCK = 256  # positions of a block; kernels.h: KEYS
+BLOCK = 256  # positions of a block; kernels.h: BLOCK_POSITIONS
 
 # Of what every pool's methods change; held for microseconds.
 _bookkeeping = Turn()

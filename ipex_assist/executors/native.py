@@ -8,6 +8,7 @@ from collections import abc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
@@ -24,25 +25,24 @@ from ipex_assist.executors.interface import (
     check_rows,
 )
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.late_torch import torch_module
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.executors.turn import turn
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
-from ipex_assist.native.structures import Batch, Choices, Drafts, Stretch
+from ipex_assist.native.structures import Batch, GreedyDraft, Segment, TopTokens
 from ipex_assist.quantization.precision import kv_precision_of
 
 if TYPE_CHECKING:
     import torch
 
 SETTLE_BYTES = 64 << 20  # of a mapped image, between two passes: as long as half a pass of a small model
-FEW_ROWS = 16  # kernels.h: FEW. Up to so many rows share attention by blocks.
+DECODE_ROWS = 16  # kernels.h: DECODE_ROWS. Up to so many rows share attention by blocks.
 
 
 class Part(NamedTuple):
-    """Tokens that one sequence gets in a pass, from position `start` on; logits are wanted of the last `last`."""
+    """Tokens that one sequence gets in a pass, from position `start` on; with logits of the last `last`."""
 
     sequence: NativeSequence
     tokens: Tokens
@@ -85,7 +85,7 @@ class NativeModel(Model):
 
     def use_threads(self, number: int) -> None:
         """Let so many threads run all passes of few rows; there is no choice from then on."""
-        self.pass_threads, self._threads_given = PassThreads(number, FEW_ROWS), True
+        self.pass_threads, self._threads_given = PassThreads(number, DECODE_ROWS), True
 
     @property
     def block_bytes(self) -> int:
@@ -107,7 +107,7 @@ class NativeModel(Model):
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory."""
         if self.rotary is not None:
             self.rotary.reach(capacity)
-        return NativeSequence(self, capacity, prompt_length, blocks)
+        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
@@ -115,13 +115,13 @@ class NativeModel(Model):
         logits = torch_module().empty(sum(each.last for each in rows), self._width)
         place = 0
         for group in self._passes(parts):
-            wanted = sum(part.last for part in group)
-            self._forward(group, logits[place : place + wanted].data_ptr(), vocabulary)
-            place += wanted
+            count = sum(part.last for part in group)
+            self._forward(group, logits[place : place + count].data_ptr(), vocabulary)
+            place += count
         return logits[:, : self._choices(vocabulary)]
 
     def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:
-        """`forward`, and what is likeliest behind each row whose logits are wanted: found in the core."""
+        """`forward`, and the most likely tokens after each row with logits, found in the core."""
         choices: list[Choice] = []
         for group in self._passes(self._parts(rows)):
             choices += self._choose(group, top, vocabulary)
@@ -222,34 +222,34 @@ class NativeModel(Model):
     def _batch(
         self, parts: abc.Sequence[Part], vocabulary: int | None, further: abc.Sequence[int] = ()
     ) -> tuple[Batch, object]:
-        """The core's description of a pass, and what must live as long as it. further: tokens drafted behind a part."""
+        """The core's description of a pass, and what must live as long as it. further: tokens drafted after a part."""
         tokens = [token for part in parts for token in part.tokens]
         # ctypes would take a larger number for its lowest 32 bits; the core checks what is left.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        stretches, keep = (Stretch * len(parts))(), []
-        wanted: list[int] = []
+        segments, keep = (Segment * len(parts))(), []
+        logit_rows: list[int] = []
         row = 0
         for index, part in enumerate(parts):
-            rows, own, stretch = len(part.tokens), part.sequence, stretches[index]
-            stretch.blocks, stretch.block_count = ctypes.addressof(own.table), own.count
-            stretch.start, stretch.rows = part.start, rows
+            rows, own, segment = len(part.tokens), part.sequence, segments[index]
+            segment.blocks, segment.block_count = ctypes.addressof(own.table), own.count
+            segment.start, segment.rows = part.start, rows
             if self.rotary is not None:
                 first, cosine, sine = self._rotation(own, part.start, rows + (further[index] if further else 0))
-                stretch.table_start, stretch.table_rows = first, len(cosine)
-                stretch.cosine, stretch.sine = cosine.ctypes.data, sine.ctypes.data
+                segment.rope_start, segment.rope_rows = first, len(cosine)
+                segment.cosine, segment.sine = cosine.ctypes.data, sine.ctypes.data
                 keep.append((cosine, sine))
             row += rows
-            wanted += range(row - part.last, row)
+            logit_rows += range(row - part.last, row)
         assert self._memory is not None
         batch = Batch(
-            stretch_count=len(parts),
+            segment_count=len(parts),
             rows=row,
-            stretches=stretches,
+            segments=segments,
             tokens=(ctypes.c_int32 * row)(*tokens),
             blocks=self._memory.handle,
-            wanted=(ctypes.c_int32 * len(wanted))(*wanted),
-            wanted_count=len(wanted),
+            logit_rows=(ctypes.c_int32 * len(logit_rows))(*logit_rows),
+            logit_row_count=len(logit_rows),
             vocabulary=min(vocabulary or 0, self.spec.vocab_size),
             stride=self._width,
             threads=self.pass_threads.of(row),
@@ -265,7 +265,7 @@ class NativeModel(Model):
         self._begun = True
 
     def _forward(self, parts: abc.Sequence[Part], logits: int, vocabulary: int | None) -> None:
-        """Run a pass. logits: where its wanted rows are written, an address."""
+        """Run a pass. logits: where its rows with logits are written, an address."""
         packed = self.packed
         batch, _keep = self._batch(parts, vocabulary)
         batch.logits = logits
@@ -277,15 +277,15 @@ class NativeModel(Model):
     def _choose(self, parts: abc.Sequence[Part], top: int, vocabulary: int | None) -> list[Choice]:
         packed = self.packed
         batch, _keep = self._batch(parts, vocabulary)
-        rows = batch.wanted_count
+        rows = batch.logit_row_count
         tokens, top_tokens = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * (rows * top))()
         logs, log_sums = (ctypes.c_float * rows)(), (ctypes.c_float * rows)()
         top_logs = (ctypes.c_float * (rows * top))()
-        choices = Choices(top, tokens, logs, log_sums, top_tokens, top_logs)
+        found = TopTokens(top, tokens, logs, log_sums, top_tokens, top_logs)
         with turn:
             self._settle()
-            status = packed.library.ia_choose(
-                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(choices)
+            status = packed.library.ia_top_tokens(
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(found)
             )
             packed.check(status)
         _lengthen(parts)
@@ -308,13 +308,13 @@ class NativeModel(Model):
                 before.append(Part(own, each.tokens[:-keep], own.length, 0))
             parts.append(Part(own, each.tokens[-keep:], own.length + count - keep, 1))
         for group in self._passes(before):
-            self._forward(group, 0, None)  # no row is wanted
+            self._forward(group, 0, None)  # no row has logits
         counts = [each.count for each in requests]
         batch, _keep = self._batch(parts, self._choices(vocabulary), counts)
         number, stride = len(parts), max(counts)
         tokens, drafted = (ctypes.c_int32 * (number * stride))(), (ctypes.c_int32 * number)()
         probabilities = (ctypes.c_float * (number * stride))()
-        drafts = Drafts(
+        draft = GreedyDraft(
             (ctypes.c_int32 * number)(*counts),
             (ctypes.c_float * number)(*(each.min_confidence for each in requests)),
             stride,
@@ -326,7 +326,7 @@ class NativeModel(Model):
         with turn:
             self._settle()
             status = packed.library.ia_draft(
-                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts)
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(draft)
             )
             packed.check(status)
         found = []

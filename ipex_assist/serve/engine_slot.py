@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.batch.instances import Life
 from ipex_assist.serve.backend import GenerationRequest, ModelFacts, OutputChunk, TokenDelta
 from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.output_queue import OutputQueue
 from ipex_assist.serve.routing import KnownPrefixes, block_keys
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.restarts import RestartState
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ def chunk_of(chunk: Mapping[str, Any]) -> OutputChunk:
 
 
 @dataclass
-class EngineSlot(Life):
+class EngineSlot(RestartState):
     """A slot for an engine process.
 
     running: its requests by number, including cancelled ones until the engine confirms it. past: summed counters of

@@ -71,7 +71,7 @@ class Logprobs:
             self._waiting[first] = replace(self._waiting[first], shown=self._waiting[first].shown - 1)
 
     def finish(self, reason: str) -> list[TokenChoice]:
-        """Return the rest. reason: Result.stop_reason; without the end-of-text token, or tokens from a stop string on."""
+        """Return the rest, without the end-of-text token or a stop string's tokens. reason: Result.stop_reason."""
         rest, self._waiting = self._waiting, []
         if reason == "eos":
             return rest if self.shows_end else rest[:-1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.batch.local import LocalPool
+    from ipex_assist.workers.local_pool import LocalPool
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, to avoid closing one that is being reused
 LEAST_FLUSH_SECONDS = 1.0  # for generated output that is still being sent

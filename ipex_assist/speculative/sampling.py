@@ -2,9 +2,9 @@
 
 Output token t is the arg-max over x of log p(x | context) + G(seed, t, x), where p is the filtered distribution and G
 is Gumbel noise: such an arg-max is distributed as p (Gumbel 1954; the "Gumbel-max trick"). t counts output tokens from
-0, independent of the prompt's length. The draft adds the same noise to its own logits, and a drafted token is accepted if
-it is the target's choice: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024, arXiv:2408.07978). So a
-seed determines the output, with any assistant, any draft length, or none, and verification is the same comparison as
+0, independent of the prompt's length. The draft adds the same noise to its own logits, and a drafted token is accepted
+if it is the target's choice: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024, arXiv:2408.07978). So
+a seed determines the output, with any assistant, any draft length, or none, and verification is the same comparison as
 for greedy decoding, which is this without noise.
 
 Each row is processed by itself in one thread, so that neither other rows nor the number of threads affect it.

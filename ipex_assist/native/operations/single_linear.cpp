@@ -1,0 +1,50 @@
+// One linear of every layer by itself, outside a pass: for benchmarks and tests.
+#include "operations/single_linear.h"
+
+#include <algorithm>
+
+#include "abi/checks.h"
+
+namespace ipex_assist {
+
+void run_linears(const Model& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x, int64_t rows,
+                 float* out, int64_t stride) {
+    if (!model.has_memory()) refuse("the model has no weights yet");
+    if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
+    if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
+    const Spec& spec = model.spec;
+    if (spec.experts && which >= UP) refuse("linear %d is one of each expert's", which);
+    const auto choose = [&](const Layer& layer) -> const Linear& {
+        return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
+    };
+    const int64_t attended = int64_t(spec.heads) * spec.head_dim;
+    const int64_t width = which == OUTPUT ? attended : which == DOWN ? spec.intermediate_size : spec.hidden_size;
+    const int64_t columns = choose(model.layers[0]).blocks * LANES;
+    if (stride < columns)
+        refuse("%lld columns for the results of a linear of %lld", (long long)stride, (long long)columns);
+    const int64_t depth = choose(model.layers[0]).depth, padded = round_up(rows, 32);
+    buffers.values.grow(size_t(padded * depth * 4));
+    buffers.scales.grow(size_t(padded * depth / 32 * 4));
+    buffers.sums.grow(size_t(padded * depth / 32 * 4));
+    Rows in{buffers.values.data(), buffers.scales.as<float>(), buffers.sums.as<int32_t>(), depth};
+    if (model.kernels->tiled && rows > DECODE_ROWS) {
+        buffers.tiles.grow(size_t(padded * depth));
+        in.tiles = buffers.tiles.data();
+    }
+    pool.run([&](int thread) {
+        std::vector<float> buffer(static_cast<size_t>(depth));
+        for (const Layer& layer : model.layers) {
+            const Linear& linear = choose(layer);
+            for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
+                const float* row = Model::arrange(linear, x + r * width, width, 0, depth, buffer.data());
+                model.kernels->quantize(linear.precision, linear.group, row, width, 0, depth, r, in);
+            }
+            pool.wait(thread);
+            const auto [first, last] = model.slice(linear, thread, pool.threads());
+            model.multiply(linear, in, rows, first, last, out + first * LANES, stride);
+            pool.wait(thread);
+        }
+    });
+}
+
+}  // namespace ipex_assist
