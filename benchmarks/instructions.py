@@ -5,13 +5,13 @@
 
 Needs objdump (it comes with g++) and nothing of the processor: what AMX would run is counted on a machine without it.
 
-How. Every hot loop is a function that is never inlined (HOT_LOOP in dot.h), so that it has a symbol by its template's
-arguments. kernels.cpp is compiled once for each instruction set; the symbol table lists symbols by file, and which set
-a file is for is known by the instructions that no lesser one has. In a function, a loop is what lies between a backward
-branch and its target. Of those that prefetch weights and multiply, the shortest is the innermost; each line of weights
-is prefetched once, so that prefetches say how many lines a turn of it takes. What the loop around it adds (a span of
-128 columns of integers, with the scales) is shared among the span's lines. The multiplications are counted as well: a
-loop that has not exactly those of its lines and rows was not understood, and ends in an error.
+How. Every hot loop is a function that is never inlined (HOT_LOOP in multiply_add.h), so that it has a symbol by its
+template's arguments. kernels.cpp is compiled once for each instruction set; the symbol table lists symbols by file, and
+which set a file is for is known by the instructions that no lesser one has. In a function, a loop is what lies between
+a backward branch and its target. Of those that prefetch weights and multiply, the shortest is the innermost; each line
+of weights is prefetched once, so that prefetches say how many lines a turn of it takes. What the loop around it adds (a
+span of 128 columns of integers, with the scales) is shared among the span's lines. The multiplications are counted as
+well: a loop that has not exactly those of its lines and rows was not understood, and ends in an error.
 
 Where this errs. Instructions are not micro-operations: those of a tile take many cycles, and a load inside another
 instruction counts nothing. Code that a compiler moved after the loop counts nothing either (with what gcc makes of the

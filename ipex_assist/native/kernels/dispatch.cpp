@@ -1,5 +1,5 @@
-// Which of the kernels this processor can run.
-#include "kernels/cpu.h"
+// Chooses the best kernels that this processor can run.
+#include "kernels/dispatch.h"
 
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -128,22 +128,6 @@ const Kernels* choose_kernels(const char* limit, std::string& remark) {
         remark = std::string("IPEX_ASSIST_ISA=") + limit + ": this processor lacks that";
     }
     return chosen;
-}
-
-std::vector<int32_t> memory_nodes(const int32_t* cpus, int count, const std::string& folder) {
-    constexpr int MOST_NODES = 1024;
-    const auto has = [&](int node, int cpu) {
-        return access((folder + "/node" + std::to_string(node) + "/cpu" + std::to_string(cpu)).c_str(), F_OK) == 0;
-    };
-    std::vector<int32_t> found;
-    for (int i = 0, node = 0; i < count; i++) {
-        const int before = node;
-        if (!has(node, cpus[i])) node = 0;
-        while (node < MOST_NODES && !has(node, cpus[i])) node++;
-        if (node == MOST_NODES) return {};
-        found.push_back(found.empty() ? 0 : found.back() + int32_t(node != before));
-    }
-    return found.empty() || found.back() == 0 ? std::vector<int32_t>() : found;
 }
 
 }  // namespace ipex_assist

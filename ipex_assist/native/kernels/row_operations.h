@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "kernels/dot.h"
+#include "kernels/multiply_add.h"
 
 namespace ipex_assist {
 namespace {

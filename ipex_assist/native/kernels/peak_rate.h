@@ -1,9 +1,9 @@
 // What a core can multiply and add up at most: the instructions of a precision and nothing else, in as many chains as
 // hide how long each of them takes.
 #pragma once
-#include "kernels/linear_integer.h"
+#include "kernels/linear_int8_int4.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/linear_amx.h"
+#include "kernels/linear_bf16_amx.h"
 #endif
 
 namespace ipex_assist {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/kernels.h"
-#include "kernels/vectors.h"
+#include "kernels/avx512_by_avx2.h"
 
 // A hot loop is a function of its own, under its own name: benchmarks/instructions.py finds and counts it there.
 #define HOT_LOOP __attribute__((noinline, noclone))

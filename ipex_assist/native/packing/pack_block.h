@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "kernels/rows.h"
+#include "kernels/row_operations.h"
 
 namespace ipex_assist {
 namespace {

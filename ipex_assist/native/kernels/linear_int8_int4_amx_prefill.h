@@ -1,4 +1,4 @@
-// Linears of int8 and int4 on AMX for more than 16 rows, with the bits of linear_integer.h.
+// Linears of int8 and int4 on AMX for more than 16 rows, with the bits of linear_int8_int4.h.
 //
 // 32 rows and two blocks make four tiles of sums, so that each tile that is loaded is used twice. Weights become signed
 // bytes (int8: stored - 128, int4: nibble - zero) when the first rows need them, and are kept in a cache for the
@@ -6,8 +6,8 @@
 // panels of 16 blocks and 1024 columns, whose weights stay in the second cache; rows that do so as well go by two
 // blocks and all columns.
 #pragma once
-#include "kernels/linear_amx_integer.h"
-#include "kernels/rows.h"
+#include "kernels/linear_int8_int4_amx.h"
+#include "kernels/row_operations.h"
 
 namespace ipex_assist {
 namespace {

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/cpu.h"
+#include "kernels/dispatch.h"
+#include "memory/numa_nodes.h"
 
 // guard.cpp's, where that is linked.
 extern std::atomic<bool> arch_prctl_refused __attribute__((weak));

@@ -4,7 +4,7 @@
 // of one chain would be longer than reading its weights takes), and their sum is added to the total, which starts from
 // the bias or from zero. (From zero it is never -0, whatever the signs of zeros in the chains: see attention.h.)
 #pragma once
-#include "kernels/dot.h"
+#include "kernels/multiply_add.h"
 
 namespace ipex_assist {
 namespace {

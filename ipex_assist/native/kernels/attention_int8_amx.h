@@ -7,8 +7,8 @@
 // of tiles is ready after about 50 cycles, in which vectors serve 8 queries, but those of other groups and columns go
 // on meanwhile: from about 4 queries on tiles take no longer. Fewer stay with vectors, whose loops wait for nothing.
 #pragma once
-#include "kernels/attend_int8.h"
-#include "kernels/linear_amx.h"
+#include "kernels/attention_int8.h"
+#include "kernels/linear_bf16_amx.h"
 
 namespace ipex_assist {
 namespace {

@@ -1,8 +1,8 @@
-// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_integer.h. Rows.values must have room for
+// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. Rows.values must have room for
 // 16 rows or a multiple of 32.
 #pragma once
-#include "kernels/linear_amx.h"
-#include "kernels/linear_integer.h"
+#include "kernels/linear_bf16_amx.h"
+#include "kernels/linear_int8_int4.h"
 #include "memory/memory.h"
 
 namespace ipex_assist {

@@ -3,10 +3,10 @@
 // thread that happened to compute a block can change its bits. Source of the merge: Milakov and Gimelshein 2018,
 // arXiv:1805.02867.
 #pragma once
-#include "kernels/attend_int8.h"
-#include "kernels/linear_float.h"
+#include "kernels/attention_int8.h"
+#include "kernels/linear_fp32_bf16.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/attend_amx.h"
+#include "kernels/attention_int8_amx.h"
 #endif
 
 namespace ipex_assist {

@@ -1,8 +1,8 @@
 // Linears of int8 and int4 weights with int8 rows. Sums of 128 products are integers and so exact; they are scaled and
 // added up in the order of the input columns, whatever is computed beside them and by whichever instructions.
 #pragma once
-#include "kernels/dot.h"
-#include "kernels/linear_float.h"
+#include "kernels/multiply_add.h"
+#include "kernels/linear_fp32_bf16.h"
 
 namespace ipex_assist {
 namespace {

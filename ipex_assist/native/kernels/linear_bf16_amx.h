@@ -1,8 +1,8 @@
 // Linears of bf16 on AMX, for any number of rows. Each output is summed in one chain over its tiles of 32 input
 // columns, which starts from the bias or from zero, so that a row's bits depend on nothing beside it.
 #pragma once
-#include "kernels/linear_float.h"
-#include "kernels/tiles.h"
+#include "kernels/linear_fp32_bf16.h"
+#include "kernels/amx_tiles.h"
 
 namespace ipex_assist {
 namespace {

@@ -8,7 +8,7 @@
 // 4 for scores and 512 for values, where bf16 takes 1024 each; and of 8 queries together each line of keys and values
 // is loaded once.
 #pragma once
-#include "kernels/rows.h"
+#include "kernels/row_operations.h"
 
 namespace ipex_assist {
 namespace {
