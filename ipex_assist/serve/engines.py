@@ -89,7 +89,7 @@ class Engines:
         if self._facts is None or self._tokenizer is None:
             return "the model is being loaded"
         if not any(slot.ready for slot in self._slots):
-            return "the engines have died and are being started anew"
+            return "the engines have died and are being restarted"
         return None
 
     @property

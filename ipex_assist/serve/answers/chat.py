@@ -15,7 +15,7 @@ from ipex_assist.serve.tools import CallParser, ParsedEvent
 
 
 def _delta(event: ParsedEvent) -> dict[str, Any]:
-    """OpenAI's form of a part of content, or of a call."""
+    """OpenAI's delta of content or of a tool call."""
     if isinstance(event, str):
         return {"content": event}
     if event.id is None:
@@ -25,24 +25,24 @@ def _delta(event: ParsedEvent) -> dict[str, Any]:
 
 
 class ChatWriter(ChunkWriter):
-    """The model's turn, n times."""
+    """Writes chat completions of n choices."""
 
     def __init__(
         self, service: Service, texts: ChoiceTexts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
     ) -> None:
-        """parser: makes what finds calls of tools in one text; None where there are no tools."""
+        """parser: creates the tool call parser of a choice; None without tools."""
         super().__init__(service, texts, "chatcmpl-", "chat.completion.chunk", body.stream_options)
         self._service, self._details = service, bool(body.draft_details)
         self._wants_logprobs = body.wanted_logprobs is not None
         self._turns = [MessageBuilder(None if parser is None else parser()) for _ in texts.all]
 
     def begin(self) -> Iterator[str]:
-        """Who speaks, for each of the texts."""
+        """The first chunk of each choice, with the role."""
         for text in self.texts.all:
             yield self.chunk(self._choice(text, {"role": "assistant", "content": ""}))
 
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
-        """Chunks of content and of calls, unless all is held back."""
+        """Chunks of content and tool calls; none while everything is held back."""
         deltas = [_delta(event) for event in self._turns[text.index].grow(text_delta)]
         if not deltas and (text_delta.tokens or (self._details and text_delta.token_deltas)):
             deltas = [{"content": ""}]
@@ -50,7 +50,7 @@ class ChatWriter(ChunkWriter):
             yield self.chunk(self._choice(text, delta, text_delta if not place else None))
 
     def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
-        """The last chunk of this text."""
+        """The last chunks of a choice."""
         turn = self._turns[text.index]
         *deltas, last = [_delta(event) for event in [*turn.grow(text_delta), *turn.finish()]] or [{}]
         for delta in deltas:

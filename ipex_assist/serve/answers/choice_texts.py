@@ -1,4 +1,4 @@
-"""The texts of one request as they grow, whatever form their answer has."""
+"""The texts of a request's choices while they are generated, independent of the response format."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ipex_assist.serve.token_bytes import TokenBytes
 
 @dataclass(frozen=True)
 class TextDelta:
-    """What became certain of one text: characters, tokens where log-probabilities are wanted, and whence it came.
+    """Newly released text of a choice, tokens if log-probabilities are requested, and its token deltas.
 
-    drafted, accepted: tokens that were drafted for the pass, and those of them that were taken.
+    drafted, accepted: tokens drafted for the pass, and those of them that were accepted.
     """
 
     text: str
@@ -27,14 +27,14 @@ class TextDelta:
     accepted: int = 0
 
     def draft(self) -> dict[str, Any]:
-        """What `draft_details` asks for."""
+        """The object for `draft_details`."""
         token_deltas = [[token_delta.text, token_delta.drafted] for token_delta in self.token_deltas]
         return {"pieces": token_deltas, "drafted": self.drafted, "accepted": self.accepted}
 
 
 @dataclass
 class ChoiceText:
-    """One text. tokens: all whose log-probabilities are certain; new_tokens: how many came."""
+    """The text of one choice. tokens: released tokens with log-probabilities. new_tokens: output tokens so far."""
 
     index: int
     logprobs: Logprobs | None
@@ -45,7 +45,7 @@ class ChoiceText:
     _shown: int = 0  # characters
 
     def take(self, chunk: OutputChunk) -> TextDelta:
-        """Go on by a part."""
+        """Add a chunk."""
         self.drafts.count(chunk)
         self.new_tokens += len(chunk.token_deltas)
         text = "".join(token_delta.text for token_delta in chunk.token_deltas)
@@ -55,7 +55,7 @@ class ChoiceText:
         return TextDelta(text, tokens, chunk.token_deltas, chunk.drafted, chunk.accepted)
 
     def end(self, done: Finished) -> TextDelta:
-        """The rest: what was held back."""
+        """Finish; returns what was held back."""
         self.result = done.result
         self.new_tokens = done.result["new_tokens"]
         tokens = self.logprobs.finish(done.result["stop_reason"]) if self.logprobs is not None else []
@@ -64,18 +64,18 @@ class ChoiceText:
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
-        """OpenAI's word; of a text that has ended."""
+        """OpenAI's finish reason of a finished choice."""
         assert self.result is not None
         return "length" if self.result["stop_reason"] in ("length", "context") else "stop"
 
     def report(self) -> dict[str, Any]:
-        """Timings and what the draft did, of this text."""
+        """Timings and draft statistics of this choice."""
         assert self.result is not None
         return report([self.result], self.drafts)
 
 
 class ChoiceTexts:
-    """All texts of a request."""
+    """The texts of all choices of a request."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class ChoiceTexts:
         *,
         shows_end: bool = False,
     ) -> None:
-        """prompt_tokens: a prompt of several texts counts once. token_texts: where log-probabilities are wanted;
-        shows_end: of the end-of-text token, too."""
+        """prompt_tokens: a prompt of several choices counts once. token_texts: set if log-probabilities are requested.
+        shows_end: list the end-of-text token, too."""
         self.prompt_tokens = prompt_tokens
         self.all = [
             ChoiceText(
@@ -99,10 +99,10 @@ class ChoiceTexts:
         return self.all[index]
 
     def usage(self) -> dict[str, int]:
-        """So far."""
+        """OpenAI's usage so far."""
         return Usage.of(self.prompt_tokens, sum(text.new_tokens for text in self.all)).model_dump()
 
     def report(self) -> dict[str, Any]:
-        """Timings and what the draft did, summed over the texts."""
+        """Timings and draft statistics, summed over the choices."""
         counts = sum((text.drafts for text in self.all), DraftCounts())
         return report([text.result for text in self.all if text.result is not None], counts)

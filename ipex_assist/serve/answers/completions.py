@@ -17,14 +17,14 @@ OBJECT = "text_completion"
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """A prompt that is repeated before its text."""
+    """A prompt that is repeated before its completion."""
 
     text: str
     tokens: list[int]
 
 
 class CompletionWriter(ChunkWriter):
-    """Texts, with their tokens' log-probabilities where they are wanted."""
+    """Writes text completions, with log-probabilities if requested."""
 
     def __init__(
         self,
@@ -33,24 +33,24 @@ class CompletionWriter(ChunkWriter):
         body: CompletionRequest,
         echoed: Sequence[EchoedPrompt] | None = None,
     ) -> None:
-        """echoed: the prompt of each text, where they are to be repeated."""
+        """echoed: the prompt of each choice, if prompts are to be repeated."""
         super().__init__(service, texts, "cmpl-", OBJECT, body.stream_options)
         self._echoed = echoed
         self._service, self._top, self._details = service, body.logprobs, bool(body.draft_details)
         self._offsets = [0] * len(texts.all)
 
     def begin(self) -> Iterator[str]:
-        """The prompts, where they are wanted."""
+        """The echoed prompts."""
         for text, echoed in zip(self.texts.all, self._echoed or (), strict=False):
             yield self.chunk(self._choice(text, TextDelta(echoed.text), None))
 
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
-        """A chunk, unless all is held back."""
+        """A chunk; none while everything is held back."""
         if text_delta.text or text_delta.tokens or self._details:
             yield self.chunk(self._choice(text, text_delta, None))
 
     def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
-        """The last chunk of this text."""
+        """The last chunk of a choice."""
         yield self.chunk(self._choice(text, text_delta, text.finish_reason), **self.report_of(text))
 
     def _choice(self, text: ChoiceText, text_delta: TextDelta, reason: str | None) -> dict[str, Any]:

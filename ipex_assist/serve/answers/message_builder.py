@@ -1,4 +1,4 @@
-"""Content and calls of one text, as they come."""
+"""Splits the text of a choice into content and tool calls, and builds the assistant's message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ipex_assist.serve.tools import CallParser, ParsedEvent, content_and_calls, 
 
 
 class MessageBuilder:
-    """The model's turn. parser: finds calls of tools in it; None where there are no tools."""
+    """Builds the assistant's message. parser: finds tool calls; None without tools."""
 
     def __init__(self, parser: CallParser | None) -> None:
         self.parser = parser
@@ -21,12 +21,12 @@ class MessageBuilder:
         return self.parser is not None and self.parser.calls > 0
 
     def grow(self, text_delta: TextDelta) -> list[ParsedEvent]:
-        """What became certain, as content and as parts of calls; neighbours of one kind are one event."""
+        """Parse newly released text into events of content and calls; adjacent ones of a kind are merged."""
         if self.parser is None:
             return self._took([text_delta.text] if text_delta.text else [])
         held = text_delta.text[
             sum(len(token_delta.text) for token_delta in text_delta.token_deltas) :
-        ]  # what no token brought
+        ]  # held-back text without a token
         events = [
             event
             for token_delta in text_delta.token_deltas
@@ -35,7 +35,7 @@ class MessageBuilder:
         return self._took(merged([*events, *self.parser.push(held)]))
 
     def finish(self) -> list[ParsedEvent]:
-        """The rest, behind the text's end."""
+        """The remaining events at the end of the text."""
         return self._took([] if self.parser is None else self.parser.finish())
 
     def _took(self, events: list[ParsedEvent]) -> list[ParsedEvent]:
@@ -43,7 +43,7 @@ class MessageBuilder:
         return events
 
     def message(self) -> dict[str, Any]:
-        """Content, and tool_calls where there are any, in the form of OpenAI's messages."""
+        """The message in OpenAI's format: content, and tool_calls if there are any."""
         content, calls = content_and_calls(self._events)
         if not calls:
             return {"content": content or ""}

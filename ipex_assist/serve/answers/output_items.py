@@ -1,4 +1,4 @@
-"""The output of /v1/responses: messages and calls in their order, and the events by which a stream tells of them."""
+"""Output items of /v1/responses: messages and tool calls in order, and their stream events."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ipex_assist.serve.protocol.common import new_id
 from ipex_assist.serve.token_bytes import TokenBytes
 from ipex_assist.serve.tools import CallDelta
 
-ItemEvent: TypeAlias = "tuple[str, dict[str, Any]]"  # an event's name, behind "response.", and its fields
+ItemEvent: TypeAlias = "tuple[str, dict[str, Any]]"  # an event's name without "response.", and its fields
 
 
 class OutputItem(ABC):
-    """One item. index: its place in the output."""
+    """One output item. index: its position in the output."""
 
     def __init__(self, prefix: str, index: int) -> None:
         self.id, self.index = new_id(prefix), index
 
     def begin(self) -> Iterator[ItemEvent]:
-        """Events of its beginning."""
+        """Events of its start."""
         yield "output_item.added", {"output_index": self.index, "item": self.form("in_progress")}
 
     def end(self, status: str) -> Iterator[ItemEvent]:
@@ -33,11 +33,11 @@ class OutputItem(ABC):
 
     @abstractmethod
     def form(self, status: str) -> dict[str, Any]:
-        """The item as it stands in an answer."""
+        """The item as a JSON object."""
 
 
 class MessageItem(OutputItem):
-    """Text."""
+    """A message with text."""
 
     def __init__(self, index: int, texts: TokenBytes | None) -> None:
         super().__init__("msg_", index)
@@ -59,19 +59,19 @@ class MessageItem(OutputItem):
         return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
     def begin(self) -> Iterator[ItemEvent]:
-        """Its text begins as well."""
+        """Events of its start, and of its text's."""
         yield from super().begin()
         yield "content_part.added", {**self._place(), "part": self._part()}
 
     def grow(self, text: str, tokens: list[TokenChoice]) -> Iterator[ItemEvent]:
-        """Some text, and the tokens whose log-probabilities are certain."""
+        """Append text, and tokens with log-probabilities."""
         self._text += text
         self._tokens += tokens
         if text or tokens:
             yield "output_text.delta", {**self._place(), "delta": text, "logprobs": self._listed(tokens)}
 
     def end(self, status: str) -> Iterator[ItemEvent]:
-        """Its text ends as well."""
+        """Events of its text's end, and of its own."""
         part = self._part()
         yield "output_text.done", {**self._place(), "text": part["text"], "logprobs": part["logprobs"]}
         yield "content_part.done", {**self._place(), "part": part}
@@ -79,7 +79,7 @@ class MessageItem(OutputItem):
 
 
 class CallItem(OutputItem):
-    """A call of a function."""
+    """A function call."""
 
     def __init__(self, index: int, first: CallDelta) -> None:
         super().__init__("fc_", index)
@@ -92,40 +92,40 @@ class CallItem(OutputItem):
         return {"type": "function_call", "id": self.id, **named, "status": status}
 
     def grow(self, arguments: str) -> Iterator[ItemEvent]:
-        """A piece of the arguments."""
+        """Append to the arguments."""
         self._call = replace(self._call, arguments=self._call.arguments + arguments)
         if arguments:
             place = {"item_id": self.id, "output_index": self.index}
             yield "function_call_arguments.delta", {**place, "delta": arguments}
 
     def end(self, status: str) -> Iterator[ItemEvent]:
-        """All arguments."""
+        """Events of the arguments' end, and of its own."""
         whole = {"name": self._call.name, "arguments": self._call.arguments}
         yield "function_call_arguments.done", {"item_id": self.id, "output_index": self.index, **whole}
         yield from super().end(status)
 
 
 class ResponseOutput:
-    """All items of an answer. texts: where log-probabilities are wanted.
+    """All output items of a response. texts: set if log-probabilities are requested.
 
-    Those are told of the text before the first call: tokens of calls have no place in this form, and what follows a
-    call does not begin where a token does.
+    Log-probabilities cover the text before the first call only: the format has no place for tokens of calls, and text
+    after a call need not start at a token boundary.
     """
 
     def __init__(self, turn: MessageBuilder, texts: TokenBytes | None) -> None:
         self._turn, self._texts = turn, texts
         self._items: list[OutputItem] = []
-        self._called = False  # whether an item is a call
+        self._called = False  # whether there is a call
         self._waiting: list[TokenChoice] = []
-        self._room = 0  # bytes of text that were told before their tokens
+        self._room = 0  # bytes of text released before their tokens
 
     def form(self, status: str) -> list[dict[str, Any]]:
-        """As an answer has it. status: of the last item; those before it are complete."""
+        """All items as JSON objects. status: of the last item; the others are completed."""
         last = len(self._items) - 1
         return [item.form(status if item.index == last else "completed") for item in self._items]
 
     def grow(self, text_delta: TextDelta) -> Iterator[ItemEvent]:
-        """Events of what became certain."""
+        """Events of newly released text and calls."""
         self._waiting += text_delta.tokens
         for event in self._turn.grow(text_delta):
             yield from self._take(event)
@@ -133,7 +133,7 @@ class ResponseOutput:
             yield from self._say("", self._all_tokens())
 
     def end(self, status: str) -> Iterator[ItemEvent]:
-        """Events of the end, behind the last growth. An answer has one item at least."""
+        """Events of the end. A response has at least one item."""
         for event in self._turn.finish():
             yield from self._take(event)
         if not self._called:
@@ -147,7 +147,7 @@ class ResponseOutput:
             return
         if event.id is not None:
             if self._items and not self._called:
-                # Of a token that is text and the call's beginning, the text.
+                # A token may hold the end of the text and the start of the call: cut it to the text.
                 rest = [*self._told_tokens(), *(token.cut(self._room) for token in self._waiting[:1] if self._room > 0)]
                 yield from self._say("", rest)
             self._called = True
@@ -168,7 +168,7 @@ class ResponseOutput:
         return tokens
 
     def _told_tokens(self) -> list[TokenChoice]:
-        """Those whose text was told."""
+        """Tokens whose text was released."""
         tokens: list[TokenChoice] = []
         while self._waiting and 0 < self._room >= self._waiting[0].shown and not self._called:
             tokens.append(self._waiting.pop(0))

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses that are kept in memory, so that others can follow them."""
+"""In-memory store of /v1/responses, for previous_response_id."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 from ipex_assist.serve.answers.writer import compact
 from ipex_assist.serve.errors import ApiError
 
-MOST_KEPT = 1024  # answers; the longest unused go first
-MOST_CHARACTERS = 64 << 20  # of these and their conversations
+MOST_KEPT = 1024  # responses; the least recently used are evicted
+MOST_CHARACTERS = 64 << 20  # of JSON, of these and their conversations
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """An answer with the turns of its conversation, its own as the last."""
+    """A response with the messages of its conversation, its own last."""
 
     response: dict[str, Any]
     messages: list[dict[str, Any]]
 
     @cached_property
     def size(self) -> int:
-        """Characters of the answer and of all turns."""
+        """JSON characters of the response and all messages."""
         return len(compact(self.response)) + len(compact(self.messages))
 
 
 class ResponseStore:
-    """Answers by their ids, in memory, at most so many of them."""
+    """Responses by id, in memory, with a size limit."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._size = 0
 
     def keep(self, kept: StoredResponse) -> None:
-        """Take one in, and let go of those that nobody has asked for the longest."""
+        """Add a response, evicting the least recently used ones."""
         self._kept[kept.response["id"]] = kept
         self._size += kept.size
         while self._kept and (len(self._kept) > MOST_KEPT or self._size > MOST_CHARACTERS):
@@ -43,7 +43,7 @@ class ResponseStore:
             self._size -= gone.size
 
     def find(self, name: str, param: str | None = None) -> StoredResponse:
-        """The answer of this id; 404 where it is not kept, or not any more."""
+        """Return the response with this id. Raises 404 if it is not stored."""
         if name not in self._kept:
             raise ApiError(
                 404,
@@ -55,6 +55,6 @@ class ResponseStore:
         return self._kept[name]
 
     def forget(self, name: str) -> None:
-        """Let go of one; 404 where there is none."""
+        """Delete a response. Raises 404 if it is not stored."""
         self._size -= self.find(name).size
         del self._kept[name]

@@ -17,7 +17,7 @@ from ipex_assist.serve.tools import CallParser
 
 
 class ResponseWriter(Writer):
-    """One text, as a response of messages and calls."""
+    """Writes a response of messages and function calls."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class ResponseWriter(Writer):
         kept: Callable[[dict[str, Any], dict[str, Any]], None],
         parser: Callable[[], CallParser] | None = None,
     ) -> None:
-        """kept: called at the end with the whole answer, and the model's turn as a message. parser: as ChatWriter's."""
+        """kept: called at the end with the response, and the model's output as a message. parser: see ChatWriter."""
         super().__init__(texts)
         self._kept, self._number = kept, 0
         self._turn = MessageBuilder(None if parser is None else parser())
@@ -66,26 +66,26 @@ class ResponseWriter(Writer):
         return "incomplete" if self.texts[0].finish_reason == "length" else "completed"
 
     def begin(self) -> Iterator[str]:
-        """The response, as yet empty."""
+        """The events of the empty response."""
         empty = {**self._head, "status": "in_progress", "output": [], "usage": None}
         yield self._event("created", {"response": empty})
         yield self._event("in_progress", {"response": empty})
 
     def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
-        """Text and calls, unless all is held back."""
+        """Events of text and calls; none while everything is held back."""
         yield from self._events(self._output.grow(text_delta))
 
     def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
-        """The rest, and the last item as a whole."""
+        """Events of the rest, and of the last item's end."""
         yield from self._events(self._output.grow(text_delta))
         yield from self._events(self._output.end(self._status))
 
     def end(self) -> Iterator[str]:
-        """The whole answer."""
+        """The final event, with the whole response."""
         yield self._event(self._status, {"response": self.whole()})
 
     def whole(self) -> dict[str, Any]:
-        """ModelResponse; it is kept from now on."""
+        """ModelResponse; passed to `kept`."""
         usage = self.texts.usage()
         response = {
             **self._head,
@@ -106,7 +106,7 @@ class ResponseWriter(Writer):
         return response
 
     def failed(self, error: ApiError) -> Iterator[str]:
-        """The response without an answer."""
+        """The event of a failed response."""
         said = {"code": error.code or "server_error", "message": error.message}
         response = {**self._head, "status": "failed", "output": [], "usage": None, "error": said}
         yield self._event("failed", {"response": response})

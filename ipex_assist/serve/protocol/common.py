@@ -22,26 +22,26 @@ OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults whe
 
 
 T = TypeVar("T")
-# A list in a body: its first wrong item is told. Millions of them would take minutes, in which nobody else is answered.
+# A list that fails at its first invalid item: reporting millions of them would block the server for minutes.
 BoundedList = Annotated[list[T], Field(fail_fast=True)]
 
 
 class RequestBody(BaseModel):
-    """A body: no value is taken for another kind of value, and unknown fields are ignored, as OpenAI does."""
+    """A request body: types are strict, and unknown fields are ignored, as OpenAI does."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class ResponseBody(BaseModel):
-    """A part of an answer."""
+    """A response body, or a part of one."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class OptionField:
-    """Annotation of a field that is an option of GenerationOptions: its range, help and errors stand there.
+    """Annotates a field that is an option of GenerationOptions, which defines its range, help and errors.
 
-    most: entries that strangers may give, where each costs all texts something.
+    most: maximum number of entries, as each costs time that other requests wait for.
     """
 
     def __init__(self, name: str, most: int | None = None) -> None:
@@ -126,7 +126,7 @@ class SamplingFields(RequestBody):
 
 
 def options_per_choice(options: GenerationOptions, count: int) -> list[GenerationOptions]:
-    """Options of `count` texts of one request: a given seed is the first one's, and each further one has the next."""
+    """Options of `count` choices: a given seed is the first choice's, and each further one gets the next seed."""
     limit = options_of(type(options))["seed"].kind
     assert isinstance(limit, Number)
     if options.seed is None or not options.draws:
@@ -205,7 +205,7 @@ def now() -> int:
 
 
 class Unsupported:
-    """Annotation of a field of OpenAI's that is not offered: `reason` is said of every value but those `allowed`."""
+    """Annotates a field of OpenAI's that is not supported: all values but `allowed` are rejected with `reason`."""
 
     def __init__(self, reason: str, *allowed: Any) -> None:
         self._reason, self._allowed = reason, [None, *allowed]
@@ -226,7 +226,7 @@ class Unsupported:
 
 
 class TimedResponse(ResponseBody):
-    """What answers have beyond OpenAI's fields."""
+    """A response body with timings and metrics, beyond OpenAI's fields."""
 
     timings: Timings
     metrics: Metrics

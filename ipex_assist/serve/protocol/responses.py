@@ -142,7 +142,7 @@ class TextConfig(RequestBody):
 
 
 class ResponsesRequest(SamplingFields):
-    """A text, or turns of a conversation, to be answered; behind an earlier answer, where its id is given."""
+    """A text or the messages of a conversation, continuing a stored response if its id is given."""
 
     input: str | Annotated[BoundedList[InputItem], Field(min_length=1)]
     model: str | None = None

@@ -22,7 +22,7 @@ from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
-# Of a stream the schema is that of each event.
+# The schema of each event of a stream.
 _EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or [DONE]"}},
@@ -32,7 +32,7 @@ STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream"
 
 
 def check_biases(service: Service, body: SamplingFields) -> None:
-    """400 for a logit_bias of a token that there is not."""
+    """Raise 400 for a logit_bias of a token id that does not exist."""
     size = service.facts.vocab_size
     if (unknown := next((token for token in body.logit_bias or {} if token >= size), None)) is not None:
         raise ApiError(400, f"logit_bias: there is no token {unknown}; ids go to {size - 1}", param="logit_bias")
@@ -64,7 +64,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
     async def completions(body: CompletionRequest) -> Response:
-        """Go on with a text, or with several."""
+        """Complete a text, or several."""
         service.check_model(body.model)
         check_biases(service, body)
         if body.echo and body.stream and body.logprobs is not None:

@@ -1,4 +1,4 @@
-"""What chat and responses have in common: a conversation with tools becomes a prompt, a grammar, a parser of calls."""
+"""Shared by chat and responses: from a conversation with tools to a prompt, a grammar and a call parser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def prepare_conversation(
     parallel: bool | None,
     response: GrammarSpec | None,
 ) -> tuple[PreparedConversation, list[int]]:
-    """See `tools.prepare`; returns the token ids of the prompt as well. Grammars are checked."""
+    """Run `tools.prepare`, check its grammars and encode the prompt; returns both results."""
     turn = await service.in_thread(
         prepare,
         service.tokenizer,

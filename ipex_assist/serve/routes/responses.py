@@ -1,4 +1,4 @@
-"""POST /v1/responses; GET and DELETE of those that are kept."""
+"""POST /v1/responses; GET and DELETE of stored responses."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
 
 def router(service: Service) -> APIRouter:
-    """All three, with a memory of their own."""
+    """The three routes, with their response store."""
     routes, kept = APIRouter(), ResponseStore()
 
     @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
     async def create_response(body: ResponsesRequest) -> Response:
-        """Answer a text or a conversation, or go on with one that was answered here."""
+        """Answer a text or a conversation, or continue from a stored response."""
         service.check_model(body.model)
         check_biases(service, body)
         before: list[dict[str, Any]] = []
@@ -59,16 +59,16 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))
     async def retrieve_response(response_id: str) -> Response:
-        """An answer that is kept."""
+        """A stored response."""
         return Response(compact(kept.find(response_id).response), media_type="application/json")
 
     @routes.delete("/v1/responses/{response_id}", responses=responses(401, 404))
     async def delete_response(response_id: str) -> Deleted:
-        """Keep an answer no longer."""
+        """Delete a stored response."""
         kept.forget(response_id)
         return Deleted(id=response_id)
 
-    # Two routes of one path would each name their own method alone.
+    # With two routes on one path, the 405 of each would allow its own method only.
     @routes.api_route("/v1/responses/{response_id}", methods=_OTHERS, include_in_schema=False)
     async def other_method(response_id: str) -> Response:
         raise ApiError(405, "Method Not Allowed", headers={"Allow": "DELETE, GET"})

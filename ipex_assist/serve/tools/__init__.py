@@ -1,6 +1,6 @@
-"""Tools that a model may call: into its chat template, out of its text, and forced by a grammar.
+"""Tool calls: passed to the chat template, parsed from the output, and enforced by a grammar.
 
-A route uses three names: `prepare`, before a text; `CallParser.push` and `finish`, of `Prepared.parser()`, along it.
+Routes use `prepare` before generation, and `push` and `finish` of `PreparedConversation.parser()` during it.
 """
 
 from ipex_assist.serve.tools.call_parser import CallDelta, CallParser, ParsedEvent, content_and_calls, merged

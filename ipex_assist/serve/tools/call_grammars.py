@@ -1,4 +1,4 @@
-"""Calls as grammars, in the family's own form, arguments by the functions' schemas: all of a text, or within one."""
+"""Grammars of tool calls in a model family's syntax, with arguments by JSON schemas: forced, or within free text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ipex_assist.serve.tools.call_parsers import HERMES_CLOSE, HERMES_OPEN, LLAM
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.llguidance_grammar import JSON_STYLE, literal
 
-# A text that begins so is read as a call where calls are all of an answer (Llama 3).
+# An answer that starts like this is parsed as a call if calls are the whole answer (Llama 3).
 _LIKE_A_CALL = r'\{[ \t\r\n]*"(name|parameters|arguments|type)"'
 _SPACE = r"[ \t\r\n]*"
 
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """Texts around and between calls, and of a call around its name and its arguments.
+    """The fixed text around and between calls, and around a call's name and arguments.
 
-    several: whether an answer may hold more than one. opener: by which calls are known within a text; without one they
-    are all of an answer, maybe behind `tag`.
+    several: whether an answer may hold more than one call. opener: marks a call within text; without an opener calls
+    are the whole answer, optionally after `tag`.
     """
 
     beginning: str
@@ -48,9 +48,9 @@ MISTRAL_NAMED = CallSyntax("", "", "", MISTRAL_CALLS, MISTRAL_ARGS, "", opener=M
 def forced_calls(
     form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], *, several: bool
 ) -> GrammarSpec:
-    """The grammar of one call, or of one and more, of the functions in `schemas`, by their names.
+    """Grammar of one call, or of one or more, of the functions in `schemas` (by name).
 
-    markers: special tokens by their ids: what they stand for is written by them, and by nothing else.
+    markers: special tokens by id; their text must be written as these tokens.
     """
     return GrammarSpec("lark", "start: calls\n" + _calls(form, schemas, markers, several=several))
 
@@ -58,15 +58,15 @@ def forced_calls(
 def optional_calls(
     form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], others: Iterable[int], *, several: bool
 ) -> GrammarSpec:
-    """The grammar of any text with or without calls: what begins like one is held to it. As `forced`, but for `others`.
+    """Grammar of free text with optional calls, each held to its schema. See `forced_calls`.
 
-    others: special tokens that the text around calls may have.
+    others: special tokens allowed in the text around calls.
     """
     if not form.opener:
         return GrammarSpec("lark", _call_or_text(form, schemas, markers))
     number = next((number for number, word in markers.items() if word == form.opener), None)
     numbers = _ranges(others)
-    # A form with a beginning has all calls behind one opener, else each has its own.
+    # A syntax with a beginning has all calls after one opener; otherwise each call has its own.
     after = replace(
         form,
         beginning=form.beginning.removeprefix(form.opener),
@@ -87,7 +87,7 @@ def optional_calls(
 
 
 def calls_or_json(calls: GrammarSpec, response: GrammarSpec) -> GrammarSpec:
-    """Calls, or an answer in JSON. UsageError for an answer of another kind."""
+    """Grammar of calls, or an answer in JSON. Raises UsageError for another response grammar."""
     if response.kind == "json_object":
         schema: Any = {"type": "object"}
     elif response.kind == "json_schema":
@@ -114,9 +114,9 @@ def _calls(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, s
 
 
 def _call_or_text(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str]) -> str:
-    """A call that is all of the answer, or a text that does not begin like one. Spaces may be as the model writes them.
+    """Rules for an answer that is a call, or text that does not start like one; white space is free.
 
-    What comes before the arguments is one lexeme of each, as only so both can go on until they differ.
+    All text before the arguments is one lexeme in each alternative, so that the lexer can keep both until they differ.
     """
     number = next((number for number, word in markers.items() if word == form.tag), None)
     tag = f"({re.escape(form.tag)}{_SPACE})?"
@@ -134,7 +134,7 @@ def _call_or_text(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers as Lark has them: 1,4-7."""
+    """Token ids as Lark ranges: 1,4-7."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
@@ -149,7 +149,7 @@ def _json(schema: Any) -> str:
 
 
 def _lark_literals(text: str, markers: Mapping[int, str]) -> str:
-    """A fixed text as Lark has it, special tokens by their numbers."""
+    """Fixed text as Lark literals, with special tokens by id."""
     for number, word in markers.items():
         before, found, after = text.partition(word)
         if found:

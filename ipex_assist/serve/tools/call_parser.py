@@ -1,6 +1,6 @@
-"""Calls of functions out of a text as it comes: what is certain is given at once, as content or as parts of calls.
+"""The base of incremental tool call parsers: output becomes content and call deltas as soon as it is unambiguous.
 
-Text is read character by character, so that the same comes out however it is cut into pieces.
+Text is read character by character, so that the result does not depend on how it is split into chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipex_assist.serve.tools.json_scanner import ARGUMENTS, SPACE, CallScanner
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A part of a call: its first one has id and name. arguments: a piece of their text, JSON if all is well."""
+    """A delta of a call; the first one has id and name. arguments: a fragment of the JSON text."""
 
     index: int
     id: str | None = None
@@ -38,7 +38,7 @@ class Call:
 
 
 def merged(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
-    """The same events with neighbours of one kind as one."""
+    """Merge adjacent events of the same kind."""
     found: list[ParsedEvent] = []
     for event in events:
         last = found[-1] if found else None
@@ -52,7 +52,7 @@ def merged(events: Iterable[ParsedEvent]) -> list[ParsedEvent]:
 
 
 def content_and_calls(events: Iterable[ParsedEvent]) -> tuple[str | None, list[Call]]:
-    """The content (None for none) and the calls of all events of a text."""
+    """Return the content (None if empty) and the calls of all events."""
     content = ""
     calls: dict[int, Call] = {}
     for event in events:
@@ -69,17 +69,17 @@ def content_and_calls(events: Iterable[ParsedEvent]) -> tuple[str | None, list[C
 
 
 def call_id() -> str:
-    """An id as OpenAI's are."""
+    """A call id in OpenAI's format."""
     return "call_" + secrets.token_hex(12)
 
 
 def short_id() -> str:
-    """Nine letters and digits, which is what Mistral's templates take."""
+    """Nine letters and digits, as Mistral's templates require."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class CallParser(ABC):
-    """One text. calls: how many have begun. Not parallel: those behind the first are left out."""
+    """Parses one output. calls: how many were started. Without `parallel` only the first is reported."""
 
     def __init__(
         self,

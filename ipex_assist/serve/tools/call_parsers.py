@@ -1,4 +1,4 @@
-"""The forms in which families of models write calls, and a parser of each."""
+"""Tool call parsers for the syntax of each model family: Hermes and Qwen, Llama 3, Mistral."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class HermesParser(CallParser):
 
 
 class LlamaParser(CallParser):
-    """`{"name": …, "parameters": {…}}` as the whole answer, several with ";" between them, maybe behind a tag: Llama 3.
+    """`{"name": …, "parameters": {…}}` as the whole answer, several with ";" between them, optionally after a tag: Llama 3.
 
     An object that names none of the tools is content.
     """
@@ -135,7 +135,7 @@ class MistralParser(CallParser):
     _value: JsonValue | None = None
     _at = "text"
     _raw = ""
-    _header = ""  # the name, and marks behind it
+    _header = ""  # the name and the markers after it
 
     def _feed(self, character: str) -> None:
         getattr(self, f"_in_{self._at}")(character)
@@ -148,7 +148,7 @@ class MistralParser(CallParser):
             self._at, self._raw = "head", MISTRAL_CALLS
 
     def _in_head(self, character: str) -> None:
-        """Right behind the marker."""
+        """Directly after the marker."""
         if character == "{":  # a single call without brackets
             self._in_list(character)
             return
@@ -158,7 +158,7 @@ class MistralParser(CallParser):
             self._header = character
 
     def _in_list(self, character: str) -> None:
-        """Before a call of a list, or behind one."""
+        """Before or after a call of a list."""
         if character == "{":
             self._scanner, self._announced, self._at = CallScanner(), False, "call"
             self._in_call(character)

@@ -1,4 +1,4 @@
-"""JSON that a model writes, character by character: the call of a function, `{"name": …, "arguments": {…}}`."""
+"""Incremental scanners for the JSON of a call, `{"name": …, "arguments": {…}}`, character by character."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPACE = " \t\n\r"
 
 
 class JsonValue:
-    """Where a value ends, by its brackets and quotes alone: what is in it is whoever reads it's to judge."""
+    """Finds the end of a JSON value by brackets and quotes alone, without validating it."""
 
     def __init__(self, first: str) -> None:
         """first: its first character."""
@@ -71,7 +71,7 @@ class CallScanner:
         self._value: JsonValue | None = None
 
     def feed(self, character: str) -> None:
-        """Take the next character; none is to come behind the end, or where it is broken."""
+        """Take the next character; not to be called when done or broken."""
         if self._at is _At.INSIDE and self._inside(character):
             return
         if self._at is _At.KEY and self._key is not None:
@@ -104,7 +104,7 @@ class CallScanner:
             self.broken = True
 
     def _inside(self, character: str) -> bool:
-        """Take a character of a value. False where it is the first one behind it."""
+        """Take a character of a value; returns False if it is the first one after it."""
         assert self._value is not None
         taken = self._value.takes(character)
         if taken and self._value.kind == "nested" and self._is_arguments and not self.has_arguments:
