@@ -19,7 +19,7 @@ from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar, GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
@@ -29,7 +29,7 @@ from ipex_assist.speculative.schedule import Schedule
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.speculative.llguidance_grammar import Grammars
+    from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 log = logging.getLogger("ipex_assist")
 
@@ -58,7 +58,7 @@ class AssistedModel(TextModel):
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
         self._engine = self.engine()
-        self._grammars: Grammars | None = None  # made when the first is asked for
+        self._grammars: GrammarCompiler | None = None  # made when the first is asked for
         self._making_grammars = threading.Lock()
 
     def engine(self, limits: EngineLimits | None = None) -> Engine:
@@ -136,12 +136,12 @@ class AssistedModel(TextModel):
         with contextlib.suppress(UsageError):
             self._all_grammars()
 
-    def _all_grammars(self) -> Grammars:
-        from ipex_assist.speculative.llguidance_grammar import Grammars
+    def _all_grammars(self) -> GrammarCompiler:
+        from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
         with self._making_grammars:
             if self._grammars is None:
-                self._grammars = Grammars.of(self.tokenizer, self.vocab_size, self.eos)
+                self._grammars = GrammarCompiler.of(self.tokenizer, self.vocab_size, self.eos)
             return self._grammars
 
     def _rounds(
@@ -153,7 +153,7 @@ class AssistedModel(TextModel):
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
     ) -> tuple[RoundStream, bool]:
-        if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
+        if options.may_draft and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"

@@ -234,4 +234,4 @@ def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         "torch": importlib.metadata.version("torch"),
     }
-    return PairCache(pair, machine, anew=request.options.recalibrate)
+    return PairCache(pair, machine, refresh=request.options.recalibrate)

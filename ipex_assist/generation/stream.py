@@ -14,7 +14,7 @@ from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
-from ipex_assist.tokenization.detokenizer import Detokenizer, TextStream
+from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
 
 
 class RoundStream(Protocol):
@@ -64,7 +64,7 @@ class Generation(Iterator[Chunk]):
     def __init__(
         self,
         rounds: RoundStream,
-        tokenizer: Detokenizer,
+        tokenizer: TokenDecoder,
         identity: Identity,
         *,
         prompt_tokens: int,
@@ -84,7 +84,7 @@ class Generation(Iterator[Chunk]):
         """
         self._loading, self._seed = loading or Loading(), seed
         self.statistics = Statistics(prompt_tokens, traffic)
-        self._text = TextStream(tokenizer, stop)
+        self._text = IncrementalDetokenizer(tokenizer, stop)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
         self._max_new_tokens = max_new_tokens
         self._at_limit: StopReason = "context" if limit_is_context else "length"

@@ -30,7 +30,7 @@ from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import OwnDrafting, TransformersPair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
@@ -162,7 +162,7 @@ class TransformersModel(TextModel):
         if sampling.do_sample:
             told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         plain = _Worker(self.target, tokens, told, sampling, self._turn)
-        assistant = self.assistant if options.wanted else None
+        assistant = self.assistant if options.may_draft else None
         if assistant is None:
             return OwnRounds(plain.rounds()), False
         assisted = _Worker(self.target, tokens, told | self._pair_options, sampling, self._turn)
@@ -277,7 +277,7 @@ class _Penalties:
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """scores: (1, vocab), after the text `ids`, (1, tokens)."""
-        return self.sampling.penalise(scores, ids[0].tolist())
+        return self.sampling.apply_penalties(scores, ids[0].tolist())
 
 
 @dataclass(frozen=True)
