@@ -16,9 +16,9 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// How many rows (of 64 bytes) a tile has for a linear of `rows` rows. Tiles 6 and 7 are for weights and have 16. The
-// others are for rows and sums; from 17 rows on, those with an odd number hold what is behind the first 16. Up to 16
-// rows, tile 5 is for weights, too.
+// The rows (of 64 bytes) of a tile in a linear of `rows` rows. Tiles 6 and 7 are for weights and have 16. The others
+// are for rows and sums; from 17 rows on, those with an odd number hold the rows after the first 16. Up to 16 rows,
+// tile 5 is for weights, too.
 inline int64_t rows_of_tile(int tile, int64_t rows) {
     if (rows <= 16) return tile < 5 ? rows : 16;
     return rows < 32 && tile < 6 && tile % 2 ? rows - 16 : 16;
@@ -31,9 +31,8 @@ struct TileShape {
 
 #ifndef IPEX_ASSIST_EMULATE_AMX
 
-// What is read and written by instructions here is said to the compiler: its own intrinsics (gcc 11 to 13) say that
-// ldtilecfg reads 8 bytes, and of tileloadd nothing, so that the stores before them may be moved behind them or left
-// out.
+// Assembly that tells the compiler which memory is read and written. Its own intrinsics (gcc 11 to 13) say that
+// ldtilecfg reads 8 bytes, and nothing about tileloadd: stores before them may be moved after them, or dropped.
 template <class F>
 inline void tiles_configure(const F& shape) {
     TileConfig config;

@@ -1,7 +1,6 @@
-// Attention of some queries over one block of 256 positions, and the merge of blocks. A block's result depends on the
-// query and the block alone, and the order of merges on positions alone: so neither the rows beside a row nor the
-// thread that happened to compute a block can change its bits. Source of the merge: Milakov and Gimelshein 2018,
-// arXiv:1805.02867.
+// Attention of some queries to one block of 256 positions, and the merge of partials. A partial depends on its query
+// and block alone, and the order of merges on positions alone: so neither other rows nor the thread that computes a
+// block can change bits. The merge is online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
 #pragma once
 #include "kernels/attention_int8.h"
 #include "kernels/linear_fp32_bf16.h"
@@ -12,18 +11,18 @@
 namespace ipex_assist {
 namespace {
 
-// Where an element of a packed block is stored: index of lane `column` at depth `k`, in elements.
+// The index, in elements, of row `k` and column `column` in a packed block of that depth. step: elements of a lane.
 inline int64_t packed_index(int step, int64_t depth, int64_t column, int64_t k) {
     return ((column / LANES) * (depth / step) + k / step) * (LANES * step) + column % LANES * step + k % step;
 }
 
-// A key's values lie below each other, one lane of each line; lanes beyond head_dim are zeros there as they always are.
+// A key is a column of its block: one lane of each line. Lanes from head_dim on stay the zeros that they are.
 template <class T>
 inline void store_down(const T* values, int count, T* to) {
     for (int j = 0; j < count; j++) to[j * LANES] = values[j];
 }
 
-// A value's lie beside each other; of two positions that share a line's pairs the other one stays as it is.
+// A value is a row of its block. In bf16 a lane holds two positions: the other one stays as it is.
 inline void store_across(Precision precision, __m512 v, int32_t position, uint8_t* line) {
     if (precision == FP32) return _mm512_storeu_ps(reinterpret_cast<float*>(line), v);
     const __m512i halves = _mm512_cvtepu16_epi32(to_bf16(v)), lower = _mm512_set1_epi32(0xffff);
@@ -54,8 +53,8 @@ inline void store_packed(Precision precision, const float* x, int32_t head_dim, 
     }
 }
 
-// A row as int8, by the largest of its own values and nothing else; returns its scale. With NaN or infinity in the row
-// that is NaN, and so is whatever it has a part in. Values below 1e-36, whose reciprocals overflow, are zeros.
+// Stores a key or value as int8 and returns its scale, max |x| / 127. With NaN or infinity in the row the scale is NaN,
+// and so is every result that the row contributes to. A row below 1e-36, whose reciprocal overflows, becomes zeros.
 inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t depth, int32_t position, bool key) {
     __m512i largest = _mm512_setzero_si512();
     for (int32_t d = 0; d < head_dim; d += LANES) {
@@ -73,7 +72,7 @@ inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t d
         const __m128i bytes = _mm512_cvtsepi32_epi8(q);
         alignas(16) uint8_t values[LANES];
         _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
-        // Keys are unsigned, as the weights of linears are; what is beyond head_dim, a query's zeros take away.
+        // Keys are unsigned, like the weights of linears. From head_dim on they meet a query's zeros.
         for (int j = 0; j < count; j++) {
             const int64_t at = key ? packed_index(4, depth, position, d + j) : packed_index(4, depth, d + j, position);
             to[at] = uint8_t(values[j] + (key ? 128 : 0));
@@ -100,7 +99,7 @@ void store_value(Precision precision, const float* value, int32_t head_dim, int3
     }
 }
 
-// 16 columns of int8 as fp32: of keys, which are stored + 128, or of values.
+// 16 columns of int8 keys (stored + 128) or values, as fp32.
 inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* to) {
     const __m512i flip = _mm512_set1_epi32(keys ? int32_t(0x80808080) : 0);
     for (int64_t k = 0; k < depth; k += 4, from += 64, to += 4 * 64) {
@@ -113,7 +112,8 @@ inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* t
     }
 }
 
-// 16 columns of a packed block, from `column` on and `used` deep, as D multiplies them: where they are, or widened.
+// 16 columns of a packed block from `column` on, the first `used` rows of them, as D multiplies them: in place, or
+// widened into `buffer`.
 template <class D>
 inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys, int64_t column, int64_t depth,
                                  int64_t used, uint8_t* buffer) {
@@ -122,8 +122,7 @@ inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys,
     return buffer;
 }
 
-// What a model does to scores beside scaling them: its soft cap, and ALiBi's slopes (Press et al. 2021,
-// arXiv:2108.12409).
+// The model's soft cap of scores, and ALiBi (Press et al. 2021, arXiv:2108.12409).
 inline void adjust_scores(const AttentionTile& t, int64_t limit) {
     const __m512 steps = _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     for (int32_t q = 0; q < t.queries; q++) {
@@ -139,7 +138,7 @@ inline void adjust_scores(const AttentionTile& t, int64_t limit) {
     }
 }
 
-// Positions of the 16 from `i` on that a query sees.
+// Those of the 16 positions from `i` on that a query sees.
 inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
     if (t.first[q] <= i && t.end[q] >= i + LANES) return 0xffff;  // nearly always
     return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i));
@@ -153,7 +152,7 @@ inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
     return _mm512_reduce_max_ps(most);
 }
 
-// Probabilities of the 16 positions from `i` on, but for the sum of all; zeros where the query sees none.
+// exp(scale · (score - maximum)) of the 16 positions from `i` on; zero where the query does not see the position.
 inline __m512 probability(const AttentionTile& t, int32_t q, int64_t i, float maximum) {
     const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i), _mm512_set1_ps(maximum));
     return _mm512_maskz_mov_ps(visible(t, q, i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
@@ -163,8 +162,8 @@ inline __m512 weighed(const AttentionTile& t, int32_t q, int64_t i, __m512 p, co
     return _mm512_maskz_mul_ps(visible(t, q, i), p, _mm512_loadu_ps(value_scales + i));
 }
 
-// Scores to probabilities over positions first <= i < end of a block, times the scales of its values where it has them;
-// zero elsewhere below `limit`.
+// Scores to softmax weights of the positions that a query sees, times the scales of int8 values; zero at the other
+// positions below `limit`.
 inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
                     AttentionPartial& partial) {
     partial.maximum = largest_score(t, q, limit);
@@ -178,7 +177,7 @@ inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const floa
     partial.sum = _mm512_reduce_add_ps(sum);
 }
 
-// The same with weights as digits.
+// The same, with the weights quantized to 8 bits.
 inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
                            AttentionPartial& partial) {
     partial.maximum = largest_score(t, q, limit);
@@ -198,10 +197,9 @@ inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, con
     partial.sum = _mm512_reduce_add_ps(sum);
 }
 
-// What query `q` of a tile gets from the positions it sees, where the product with all positions of the block holds NaN
-// or infinity: those it does not see count for nothing, but zero times NaN is NaN. They are rows that a rolled-back
-// draft or an earlier text left behind, or rows of this pass behind the query's own. The sums are those of the shared
-// product.
+// The output of query `q` where the product with all positions of the block has NaN or infinity. Positions that it does
+// not see have weight zero, but zero times NaN is NaN: they may hold what a rolled-back draft or an earlier sequence
+// has left, or later rows of this pass. Here their values are zero, and the order of the sums is the same.
 template <class D>
 void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t limit, float* output) {
     constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
@@ -264,10 +262,10 @@ inline int64_t limit_of(const AttentionTile& t) {
     return (end + LANES - 1) / LANES * LANES;
 }
 
-// `limit` follows the query of the tile that sees most. Of the positions that another query does not see, its maximum
-// and its sum know nothing, and to its values they add zeros, in chains whose order is that of the positions: such a
-// chain may end as -0 or +0, which the total, never -0, does not show. What zero times NaN gives is mended at the end.
-// (Of int8 it is the scales that may be NaN, which the softmax has left out: integers times zero are zero.)
+// `limit` is that of the query that sees most. Positions that another query does not see are left out of its maximum
+// and sum; to its output they add zeros, in chains in the order of the positions. Such a chain may end as -0 or +0,
+// which makes no difference to the total, as that is never -0. NaN in values that a query does not see is handled at
+// the end. (In int8 only scales can be NaN, and those the softmax leaves out: integers times zero are zero.)
 template <class D>
 void attend_block(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
     const int64_t limit = limit_of(t);
@@ -319,14 +317,14 @@ struct OnVectors {
             }
         }
     }
-    static int64_t lines_ahead(const AttentionTile& t) {  // of 8
+    static int64_t lines_ahead(const AttentionTile& t) {  // each tile of queries prefetches its part of 8 lines
         const int64_t tiles = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
         return (8 + tiles - 1) / tiles;
     }
 };
 
-// The same of int8, in integers, where attention is not to have all bits of fp32. What a query does not see it
-// multiplies by zero, and integers times zero are zero; NaN in a row of keys or values is in its scale.
+// The same over an int8 block in integer arithmetic. Positions that a query does not see have weight zero, and integers
+// times zero are zero; NaN in a key or value is in its scale.
 template <class Products>
 void attend_integers(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
     const int64_t limit = limit_of(t), used = (limit + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);

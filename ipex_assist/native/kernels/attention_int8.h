@@ -1,22 +1,21 @@
-// Attention over keys and values of int8 in integers: queries and weights of values (probabilities times the values'
-// scales) become 8 bits, too, which VNNI multiplies four at a time. Sums of integers are exact, and so the same on
-// every processor. 32 elements share a scale, which follows from the query and the block alone: bits depend on nothing
-// beside a query, and chunks, drafts and prompts come through here alike. A query is rounded less than the keys are,
-// which have one scale each.
+// Attention to int8 keys and values in integer arithmetic: queries and softmax weights (probabilities times the values'
+// scales) are quantized to 8 bits, too, and VNNI multiplies four at a time. Sums of integers are exact, so the same on
+// every processor. 32 elements share a scale, which depends on the query and the block alone: so a row has the same
+// bits in a prompt, a chunk, a draft or a step. A query is rounded less than a key, which has one scale for all
+// elements.
 //
-// What it takes for a query, a block of 256 positions and head_dim 128, on AVX-512: 512 multiplications of 64 bytes by
-// 4 for scores and 512 for values, where bf16 takes 1024 each; and of 8 queries together each line of keys and values
-// is loaded once.
+// For one query, a block of 256 positions and head_dim 128, AVX-512 needs 512 dot-product instructions for scores and
+// 512 for values, where bf16 needs 1024 each; 8 queries together load each line of keys and values once.
 #pragma once
 #include "kernels/row_operations.h"
 
 namespace ipex_assist {
 namespace {
 
-constexpr float SMALLEST = 1e-33f;             // less is zero: its reciprocal would overflow
-constexpr int64_t HALF = 4 * ATTENTION_GROUP;  // positions of 8 vectors, whose quarters share scales
+constexpr float SMALLEST = 1e-33f;             // smaller ones become zero: their reciprocal would overflow
+constexpr int64_t HALF = 4 * ATTENTION_GROUP;  // half a block: 8 vectors of 16 positions, whose quarters share 4 scales
 
-// 16 numbers as bytes, or in 16 bits, of every four the first and the third before the others.
+// 16 integers as bytes for VNNI; without it in 16 bits, of every four the first and the third before the others.
 inline void store_digits(__m512i x, uint8_t* to, int64_t index) {
 #ifdef IPEX_ASSIST_VNNI
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + index), _mm512_cvtepi32_epi8(x));
@@ -27,19 +26,19 @@ inline void store_digits(__m512i x, uint8_t* to, int64_t index) {
 }
 
 #ifdef IPEX_ASSIST_VNNI
-constexpr int64_t DIGIT = 1;  // bytes of a number
+constexpr int64_t DIGIT = 1;  // bytes of a quantized element
 #else
 constexpr int64_t DIGIT = 2;
 #endif
 
-// The largest size of each quarter of a vector, in all of its lanes, as a float: NaN or infinity where one is none.
+// The largest magnitude in each quarter of a vector, as a float in all lanes of the quarter; NaN and infinity stay.
 inline __m512 largest_of_four(__m512i sizes) {
     sizes = _mm512_max_epu32(sizes, _mm512_shuffle_epi32(sizes, _MM_PERM_ENUM(0x4e)));
     return _mm512_castsi512_ps(_mm512_max_epu32(sizes, _mm512_shuffle_epi32(sizes, _MM_PERM_ENUM(0xb1))));
 }
 
-// A query, in 32 elements by the largest of them; the scale is NaN where one is no number. Keys are stored + 128, which
-// adds 128 times the sum of the query: `offsets` take it away.
+// Quantizes a query in groups of 32 elements by their largest magnitude; the scale is NaN where an element is NaN or
+// infinite. Keys are stored + 128, which adds 128 times the sum of the query: `offsets` subtract that again.
 void store_query(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* to, float* scales, int32_t* offsets) {
     for (int64_t d = 0; d < key_depth; d += ATTENTION_GROUP) {
         __m512 v[2];
@@ -89,18 +88,17 @@ inline __attribute__((always_inline)) void add_digits(const uint8_t* at, const R
 #endif
 }
 
-// Lines of what is read next, some of which are prefetched with every group of products: all at once they would wait
-// for each other.
+// The lines that are read next. Some are prefetched with every group of products: all at once they would queue.
 struct Ahead {
     const uint8_t* at;
-    int64_t each;  // lines a group
+    int64_t each;  // lines for each group
     __attribute__((always_inline)) void go_on() {
         for (const uint8_t* end = at + each * 64; at < end; at += 64)
             _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
     }
 };
 
-// Scores of M queries, from `q` on, against 16 keys.
+// Scores of M queries from `q` on with 16 keys.
 template <int M>
 HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, Ahead ahead, const float* key_scales,
                        float* scores) {
@@ -124,8 +122,8 @@ HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, A
     FOR_EACH(m, M, _mm512_storeu_ps(scores + m * BLOCK_POSITIONS, _mm512_mul_ps(total[m], scale)));
 }
 
-// 16 columns of values, weighted for M queries from `q` on. Of 128 positions those share scales that are in the same
-// quarter of a vector.
+// 16 columns of the output of M queries from `q` on. Of 128 positions those in the same quarter of their vectors share
+// a scale.
 template <int M>
 HOT_LOOP void value_tile(const AttentionTile& t, int64_t q, const uint8_t* values, int64_t limit, Ahead ahead,
                          float* out, int64_t stride) {
@@ -153,8 +151,9 @@ HOT_LOOP void value_tile(const AttentionTile& t, int64_t q, const uint8_t* value
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }
 
-// What is added to weights before they are rounded, between -1/2 and 1/2: many small ones beside a large one would all
-// become zero, so their places decide which of them become one, and their sum stays. A place's bits in reverse.
+// Ordered dither, added to weights before they are rounded, between -1/2 and 1/2: many small weights next to a large
+// one would all become zero; so some become one, chosen by their places, and the sum stays. The bits of a place in
+// reverse order.
 struct Thresholds {
     alignas(64) float at[HALF] = {};
     constexpr Thresholds() {
@@ -168,8 +167,7 @@ struct Thresholds {
 };
 constexpr Thresholds THRESHOLDS;
 
-// The weights of up to 128 positions as digits, and the scales of their quarters; zeros up to an even number of
-// vectors.
+// Quantizes the weights of up to 128 positions, with a scale for each quarter; zeros up to an even number of vectors.
 inline void store_weights(const __m512 (&weights)[HALF / LANES], __m512i sizes, int64_t vectors, uint8_t* to,
                           int64_t index, float* scales) {
     const __m512 most = largest_of_four(sizes), steps = _mm512_set1_ps(255.0f);

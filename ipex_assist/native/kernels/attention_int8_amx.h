@@ -1,11 +1,10 @@
-// Attention over keys and values of int8 on AMX, with the bits of attention_integer.h: a tile of 8 lines holds the 32
-// columns that share a scale, and its sums go through memory to where they are converted and scaled as sums of vectors
-// are.
+// Attention to int8 keys and values on AMX, with the bits of attention_int8.h: a tile of 8 lines holds the 32 columns
+// that share a scale; its sums go through memory to vectors, which convert and scale them as those of attention_int8.h.
 //
-// Instructions a query, of 32 columns and 16 keys or values: 11 on vectors (8 products, the start, conversion and
-// scaling of the sum), 4 here; beside these some 30 of all queries, 8 prefetches among them, there and here. A product
-// of tiles is ready after about 50 cycles, in which vectors serve 8 queries, but those of other groups and columns go
-// on meanwhile: from about 4 queries on tiles take no longer. Fewer stay with vectors, whose loops wait for nothing.
+// Instructions for a query, 32 columns and 16 keys or values: 11 on vectors (8 products; start, conversion and scaling
+// of the sum), 4 here, and in both cases some 30 more for all queries together, 8 prefetches among them. A tile product
+// has a latency of about 50 cycles, in which vectors serve 8 queries, but products of other groups and columns overlap
+// with it: from about 4 queries on tiles are no slower. Fewer queries use vectors.
 #pragma once
 #include "kernels/attention_int8.h"
 #include "kernels/linear_bf16_amx.h"
@@ -17,20 +16,20 @@ constexpr int32_t TILED_QUERIES = 4;
 constexpr int64_t SUMS = TILE * LANES;                    // of a group: 16 rows and 16 columns
 constexpr int64_t GROUP_BYTES = ATTENTION_GROUP * LANES;  // of columns
 
-// Digits of queries and keys, or of weights and values, where the products over each 32 of `depth` share a scale.
+// The operands: queries and keys, or weights and values. The products over each 32 of `depth` share a scale.
 struct AmxDigits {
     int64_t depth;
     const uint8_t* rows;     // (queries, 2 · depth), of which the first half is used
     const float* scales;     // (queries, depth / 32)
     const int32_t* offsets;  // likewise, of queries
-    const uint8_t* columns;  // in sixteens, `depth` deep
+    const uint8_t* columns;  // packed blocks of 16 columns, `depth` deep
     const float* key_scales;
     float* out;
     int64_t stride;  // of `out`
 };
 
-// Sums of products of some rows, as tiles_begin_shared was told, with 16 columns: (groups, 16, 16). Of 128 positions
-// those whose values share a scale lie in every fourth line.
+// Sums of the products of the rows that tiles_begin_shared was given with 16 columns: (groups, 16, 16). Of 128
+// positions of values, those that share a scale are in every fourth line.
 template <bool OF_KEYS>
 HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* columns, int64_t ahead, int64_t groups,
                        int32_t* sums) {
@@ -49,7 +48,7 @@ HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* co
     }
 }
 
-// What M rows from `q` on make of their sums: scores of 16 keys from `column` on, or as many columns of values.
+// From the sums of M rows from `q` on: scores of 16 keys from `column` on, or 16 columns of the output.
 template <int M, bool OF_KEYS>
 HOT_LOOP void amx_totals(const AmxDigits& x, int64_t q, const int32_t* sums, int64_t groups, int64_t column) {
     const int64_t each = x.depth / ATTENTION_GROUP;
@@ -71,8 +70,8 @@ HOT_LOOP void amx_totals(const AmxDigits& x, int64_t q, const int32_t* sums, int
     });
 }
 
-// All rows, 16 at a time, by `end` columns. Sums are used while tiles make those of the next 16 columns: two times
-// (groups, 16, 16) at `sums`, for which widened_bytes are enough.
+// All rows, 16 at a time, times `end` columns. The sums of 16 columns are used while the tiles compute the next ones:
+// two buffers (groups, 16, 16) at `sums`, for which widened_bytes is enough.
 template <bool OF_KEYS>
 void amx_products(const AmxDigits& x, int32_t queries, int64_t end, int64_t groups, int32_t* sums) {
     for (int64_t q = 0; q < queries; q += TILE) {
@@ -96,8 +95,8 @@ void amx_products(const AmxDigits& x, int32_t queries, int64_t end, int64_t grou
     tiles_end();
 }
 
-// Weights as tiles take them: of 128 positions, the digits of those that share a scale side by side; zeros behind
-// `used`.
+// Puts weights into the order that tiles take: of 128 positions, those that share a scale side by side; zeros from
+// `used` on.
 inline void amx_quarters(uint8_t* digits, int64_t used) {
     const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));

@@ -1,5 +1,5 @@
-// Linears of bf16 on AMX, for any number of rows. Each output is summed in one chain over its tiles of 32 input
-// columns, which starts from the bias or from zero, so that a row's bits depend on nothing beside it.
+// Linears of bf16 on AMX, for any number of rows. Each output is one chain of sums over tiles of 32 input columns, from
+// the bias or from zero: so a row's bits do not depend on other rows.
 #pragma once
 #include "kernels/linear_fp32_bf16.h"
 #include "kernels/amx_tiles.h"
@@ -17,7 +17,7 @@ inline void prefetch_lines(const uint8_t* at, int64_t lines) {
     for (int64_t i = 0; i < lines; i++) _mm_prefetch(reinterpret_cast<const char*>(at + i * 64 + AHEAD), _MM_HINT_T0);
 }
 
-// What the sums of a tile start from: the bias, the same for all rows (stride 0), or what `out` holds so far.
+// What the sums of a tile start from: the bias, the same for all rows (stride 0), or the contents of `out`.
 struct Start {
     const float* at;
     int64_t stride;
@@ -114,8 +114,8 @@ inline void amx_bf16_blocks(const Linear& w, const uint8_t* rows, int64_t count,
     }
 }
 
-// Up to 32 rows: the weights are read from memory in a few streams, which share the tiles of rows. More: chunk after
-// chunk of a few blocks, so that what is used again is still in a cache.
+// Up to 32 rows: the weights are read from memory in up to 4 streams, which share the tiles of rows. More rows: chunk
+// after chunk of 8 blocks, so that the rows and weights that are used again are still in cache.
 inline void amx_bf16(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
     constexpr int64_t ROWS = 2 * TILE, GROUP = 8;

@@ -1,22 +1,22 @@
-// Linears of fp32 and bf16. The sums of an output have one order, whatever rows and columns are computed beside it and
-// however the loops go: that is what makes a row's result independent of its neighbours. It is, for each chunk of 1024
-// input columns in turn: two chains of multiply-adds from zero, of the chunk's even and of its odd steps (the latency
-// of one chain would be longer than reading its weights takes), and their sum is added to the total, which starts from
-// the bias or from zero. (From zero it is never -0, whatever the signs of zeros in the chains: see attention.h.)
+// Linears of fp32 and bf16. The products of an output are summed in one order, whatever other rows and columns are
+// computed with it: so a row's result does not depend on its neighbours. That order is, for each chunk of 1024 input
+// columns: two chains of multiply-adds from zero, of the chunk's even and odd steps (the latency of a single chain
+// would exceed the time to read its weights); their sum is added to the total, which starts from the bias or from zero.
+// (A total from zero is never -0, whatever the signs of zeros in the chains: see attention.h.)
 #pragma once
 #include "kernels/multiply_add.h"
 
 namespace ipex_assist {
 namespace {
 
-constexpr int64_t PREFETCH = 2048;     // bytes ahead: covers the latency of memory at the speed one core reads
-constexpr int64_t DEPTH_CHUNK = 1024;  // 8 rows and 8 blocks of this depth stay in the first two caches
-constexpr int64_t STREAMED_ROWS = 16;  // more rows than this go chunk after chunk; a matter of speed alone
+constexpr int64_t PREFETCH = 2048;     // bytes ahead: covers the latency of memory at one core's bandwidth
+constexpr int64_t DEPTH_CHUNK = 1024;  // 8 rows and 8 blocks of this depth fit into L1 and L2
+constexpr int64_t STREAMED_ROWS = 16;  // up to as many rows stream the weights; changes speed, not bits
 
 template <class D>
 constexpr int64_t CHUNK_STEPS = DEPTH_CHUNK / D::STEP;
 
-// Adds M rows times a chunk of one block, of a number of steps that 4 divides, to `total`; the rows move on behind it.
+// Adds M rows times a chunk of one block to `total`, and moves the rows to the chunk's end. `steps` is a multiple of 4.
 template <class D, int M>
 inline __attribute__((always_inline)) void add_chunk(RowPointers<typename D::Row, M>& rows, const uint8_t* block,
                                                      int64_t steps, __m512 (&total)[M]) {
@@ -32,8 +32,8 @@ inline __attribute__((always_inline)) void add_chunk(RowPointers<typename D::Row
     FOR_EACH(m, M, total[m] = _mm512_add_ps(total[m], _mm512_add_ps(chains[0][m], chains[1][m])));
 }
 
-// M rows times `steps` of one block, from the start of a chunk. The total starts from `start`: at the block's start the
-// bias (16 columns, the same for all rows: start_stride 0) or null, which is zero; later what `out` holds.
+// M rows times `steps` of one block, from the start of a chunk. The total starts from `start`: at the start of the
+// block the bias (16 columns, the same for all rows: start_stride 0), or null for zero; later the contents of `out`.
 template <class D, int M>
 HOT_LOOP void float_tile(const typename D::Row* from, int64_t row_stride, const uint8_t* block, int64_t steps,
                          const float* start, int64_t start_stride, float* out, int64_t stride) {
@@ -56,7 +56,7 @@ inline void float_rows(int64_t count, const typename D::Row* rows, int64_t row_s
 #undef CALL
 }
 
-// Few rows: block after block, so that the weights are read from memory in one stream.
+// Decode: block after block, so that the weights are read from memory in one stream.
 template <class D>
 void float_few(const Linear& w, const typename D::Row* rows, int64_t count, int64_t first, int64_t last, float* out,
                int64_t stride) {
@@ -70,7 +70,7 @@ void float_few(const Linear& w, const typename D::Row* rows, int64_t count, int6
     }
 }
 
-// Many rows: chunk after chunk of a few blocks, so that what is used again is still in a cache.
+// Prefill: chunk after chunk of 8 blocks, so that the rows and weights that are used again are still in cache.
 template <class D>
 void float_many(const Linear& w, const typename D::Row* rows, int64_t count, int64_t first, int64_t last, float* out,
                 int64_t stride) {

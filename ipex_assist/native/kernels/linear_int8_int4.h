@@ -1,5 +1,5 @@
-// Linears of int8 and int4 weights with int8 rows. Sums of 128 products are integers and so exact; they are scaled and
-// added up in the order of the input columns, whatever is computed beside them and by whichever instructions.
+// Linears of int8 and int4 weights with int8 rows. The sums of 128 products are integers, so exact; they are scaled and
+// added in the order of the input columns, on every instruction set and whatever other rows are computed with them.
 #pragma once
 #include "kernels/multiply_add.h"
 #include "kernels/linear_fp32_bf16.h"
@@ -7,7 +7,7 @@
 namespace ipex_assist {
 namespace {
 
-// The halves of the bytes of a line of weights, as bytes. IN_PLACE: the upper ones times 16, which saves a shift.
+// The nibbles of a line of weights, as bytes. IN_PLACE: the upper ones times 16, which saves a shift.
 template <bool IN_PLACE>
 struct Nibbles {
     __m512i low, high;
@@ -23,8 +23,8 @@ constexpr int64_t INT16_LINES = 8;  // lines of 64 bytes of weights whose sums f
 
 // Adds the products of M rows with INT16_LINES lines of int8 weights to the sums.
 //
-// Without VNNI: the halves of the unsigned bytes times signed bytes, in pairs. A pair is at most 2 · 15 · 128 = 3840,
-// and INT16_LINES of them 30720: below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
+// Without VNNI: the nibbles of the unsigned bytes times signed bytes, in pairs. A pair is at most 2 · 15 · 128 = 3840,
+// and INT16_LINES of them are 30720: below 32767, the limit of vpmaddubsw and of 16 bits. So the sums are exact.
 template <int M>
 inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
                                                      __m512i (&acc)[M]) {
@@ -83,7 +83,7 @@ HOT_LOOP void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint
 template <int M>
 struct NibbleSums {
 #ifdef IPEX_ASSIST_VNNI
-    // Few rows have sums of their own for the high nibbles: one chain would be longer than reading the weights takes.
+    // Few rows keep separate sums for the high nibbles: a single chain's latency would exceed the time to read weights.
     static constexpr bool TWO_CHAINS = 8 * M <= REGISTERS;
     __m512i sums[M], high[M];
 
@@ -104,7 +104,7 @@ struct NibbleSums {
     }
 #else
     // Pairs of nibbles times signed bytes are at most 2 · 15 · 128 = 3840, and the 8 pairs of a row in 32 columns
-    // 30720: below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
+    // 30720: below 32767, the limit of vpmaddubsw and of 16 bits. So the sums are exact.
     __m512i sums[M];
 
     __attribute__((always_inline)) void start(int m, __m512i sum) { sums[m] = sum; }

@@ -1,5 +1,5 @@
-// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. Rows.values must have room for
-// 16 rows or a multiple of 32.
+// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. Rows.values must have room
+// for 16 rows or a multiple of 32.
 #pragma once
 #include "kernels/linear_bf16_amx.h"
 #include "kernels/linear_int8_int4.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t VECTOR_ROWS = 1;  // one is as fast without tiles, and faster where its weights are in a cache
 
-// Rows of integers as the tiles take them, with their scales and what their sums start from side by side.
+// int8 rows as the tiles take them, with the scales and start values of a group side by side.
 struct AmxRows {
     const uint8_t* values;
     const float* scales;    // (groups, M)
@@ -50,7 +50,7 @@ struct Int4Groups {
     }
     static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
 
-    // Unsigned bytes in the order of int8 weights: what is wrong by their zero, `add` mends.
+    // Unsigned bytes in the order of int8 weights; `add` subtracts their zeros.
     static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
         const __m512i nibble = _mm512_set1_epi8(15);
         FOR_EACH(s, GROUP / 8, {
@@ -76,8 +76,8 @@ struct Int4Groups {
     }
 };
 
-// Likewise, with the zeros subtracted as the bytes are unpacked. That is 2 operations a line for 2 a row, and pays
-// where there are more rows than lines in a group.
+// The same, with the zeros subtracted as the bytes are unpacked: 2 operations for each line in place of 2 for each row,
+// which is faster where there are more rows than lines in a group.
 template <int GROUP>
 struct SignedInt4Groups : Int4Groups<GROUP> {
     static constexpr bool SIGNED = true;
@@ -140,8 +140,8 @@ inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* l
 }
 #undef INTEGER_DOT
 
-// `count` rows of at most M times N blocks. Weights and sums go through memory on their way to and from the tiles:
-// weights are unpacked one group ahead of them, and sums are used one group behind.
+// `count` rows (at most M) times N blocks. Weights and sums go through memory on their way to and from the tiles:
+// weights are unpacked one group before the tiles need them, and sums are used one group later.
 template <class F, int M, int N, int64_t AHEAD>
 HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out,
                                  int64_t stride) {
@@ -179,22 +179,22 @@ HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t cou
              }));
 }
 
-// At least so many bytes of the calling thread's own.
+// At least `bytes` of the calling thread's own memory.
 inline uint8_t* own_memory(size_t bytes) {
     thread_local Memory memory;
     memory.grow(bytes);
     return memory.data();
 }
 
-// `count` rows and at most M of some blocks, of which N at a time share the tiles of rows.
+// `count` rows (at most M) times blocks [first, last), of which N at a time share the tiles of rows.
 template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
 inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                               int64_t stride) {
     const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SCALE_COLUMNS;
     float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
     int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
-    // What is behind the last row is computed too: with a scale of 0, as any that lies there may make numbers so small
-    // that each of them costs a hundred cycles.
+    // Rows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers, each
+    // of which costs a hundred cycles.
     for (int64_t m = 0; m < M; m++) {
         for (int64_t g = 0; g < groups; g++) {
             scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SCALE_COLUMNS] : 0;
@@ -209,7 +209,7 @@ inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, in
     for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
 }
 
-// Up to 16 rows. MORE: the same groups as more than 8 rows take them.
+// Up to 16 rows. MORE: the same groups in the form for more than 8 rows.
 template <class F, class MORE = F>
 inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                              int64_t stride) {

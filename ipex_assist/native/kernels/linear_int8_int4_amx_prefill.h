@@ -1,10 +1,9 @@
 // Linears of int8 and int4 on AMX for more than 16 rows, with the bits of linear_int8_int4.h.
 //
-// 32 rows and two blocks make four tiles of sums, so that each tile that is loaded is used twice. Weights become signed
-// bytes (int8: stored - 128, int4: nibble - zero) when the first rows need them, and are kept in a cache for the
-// others; the sums of a group are then those of the values themselves, and only scaled and added up. Many rows go by
-// panels of 16 blocks and 1024 columns, whose weights stay in the second cache; rows that do so as well go by two
-// blocks and all columns.
+// 32 rows times two blocks make four tiles of sums, so each loaded tile is used twice. The first rows unpack the
+// weights to signed bytes (int8: stored - 128, int4: nibble - zero), which stay in cache for the other rows; so the
+// sums of a group need no correction by its zero. Rows that do not fit into L2 go through panels of 16 blocks and 1024
+// columns, whose weights do; rows that fit go through two blocks and all columns at a time.
 #pragma once
 #include "kernels/linear_int8_int4_amx.h"
 #include "kernels/row_operations.h"
@@ -13,7 +12,7 @@ namespace ipex_assist {
 namespace {
 
 constexpr int64_t PANEL_BLOCKS = 16, PANEL_COLUMNS = 1024, SQUARE_ROWS = 2 * TILE;
-constexpr int64_t WHOLE_BYTES = 576 << 10;  // of rows that stay in the second cache
+constexpr int64_t WHOLE_BYTES = 576 << 10;  // of rows that fit into L2
 
 // A group of a block of int8 or int4 weights as signed bytes, in tiles.
 inline void to_signed(const Int8Groups&, const uint8_t* group, uint8_t* bytes) {
@@ -27,7 +26,7 @@ inline void to_signed(const Int4Groups<GROUP>&, const uint8_t* group, uint8_t* b
     SignedInt4Groups<GROUP>::unpack(group, bytes);
 }
 
-// What a sum of a group adds to its total.
+// Adds a group's scaled sum to the total.
 inline __m512 add_sum(const Int8Groups&, __m512 sum, __m512 row_scale, __m512, __m512 total) {
     return _mm512_fmadd_ps(sum, row_scale, total);
 }
@@ -57,14 +56,14 @@ struct SquareWeights {
     const uint8_t* packed[2];
     uint8_t* tiles;  // as signed bytes (spans, groups of a span, 2, COLUMNS / 64, 16, 64), or a ring of two spans
     int64_t mask;    // 1: a ring, else -1
-    int64_t ahead;   // bytes until what is read next, and …
-    int64_t jump;    // … how many more where that is behind the block's end
+    int64_t ahead;   // bytes from here to the weights that are prefetched, and …
+    int64_t jump;    // … how many more where those are after the block's end
 };
 
 // Products of one group, the one that begins at tile FIRST of the rows' two of a span. Tiles 0 and 2: sums of upper
-// rows, 1 and 3: of lower rows; 4 and 5: rows, 6 and 7: weights. The tiles have nothing to do for as long as the
-// processor finds nothing for them within some hundred instructions: so what else there is to do is done in quarters,
-// between(0) to between(3) a span, each behind products that take as long.
+// rows, 1 and 3: of lower rows; 4 and 5: rows, 6 and 7: weights. The processor looks only some hundred instructions
+// ahead for tile products: so the other work of a span is done in quarters, between(0) to between(3), each after
+// products that take as long.
 template <int COLUMNS, int HALVES, int FIRST, class Between>
 inline __attribute__((always_inline)) void square_dots(const uint8_t* rows, int64_t lower, const uint8_t* weights,
                                                        const Between& between) {
@@ -100,7 +99,7 @@ inline void store_sums(int32_t (&sums)[4][TILE * LANES]) {
     if (HALVES > 1) TILE_STORE(3, sums[3], 64);
 }
 
-// What the sums of the groups of a span, of 16 rows and a block, add to their totals.
+// Adds the scaled sums of a span's groups to the totals, of 16 rows and a block.
 template <class F>
 inline void add_sums(const uint8_t* weights, const int32_t* sums, const float* row_scales, float* totals) {
     constexpr int GROUPS = SCALE_COLUMNS / F::COLUMNS;

@@ -31,9 +31,8 @@ inline __attribute__((always_inline)) void for_each(const F& f, std::integer_seq
 #define FOR_EACH FOR_EACH_CONSTANT
 #endif
 
-// Ends what the compiler knows of a value, in a register ("r": general, "v": vector). It would else keep sums of
-// pointers and offsets of its own, more than there are registers, and reorder sums of integers until those do not
-// suffice either.
+// Hides from the compiler where the value of a register came from ("r": general, "v": vector). Otherwise it keeps more
+// sums of pointers and offsets than there are registers, and reorders sums of integers until those spill as well.
 #define KEEP_IN(kind, value) __asm__("" : "+" kind(value))
 #ifdef __AVX512F__
 #define KEEP_VECTOR(value) KEEP_IN("v", value)
@@ -41,7 +40,7 @@ inline __attribute__((always_inline)) void for_each(const F& f, std::integer_seq
 #define KEEP_VECTOR(value) __asm__("" : "+x"((value).low), "+x"((value).high))
 #endif
 
-// The next values of M rows, by a pointer to each: the quickest address of an operand.
+// The next values of M rows, by a pointer to each: the cheapest address of an operand.
 template <class T, int M>
 struct RowPointers {
     const T* at[M];
@@ -57,7 +56,7 @@ struct RowPointers {
     }
 };
 
-// Likewise for values used once a group: two pointers and two distances reach M rows (up to 8) with an address each.
+// The same for values that are used once a group: two pointers and two strides address M rows (up to 8).
 template <class T, int M>
 struct RowStrides {
     const char *first, *third;
@@ -110,8 +109,8 @@ inline __m256i to_bf16(__m512 x) {
 #endif
 }
 
-// Compilers (gcc 11 to 14) load a broadcast operand of these into a register first; the instructions read it
-// themselves. Under a sanitizer it is a load that is checked.
+// These instructions can broadcast an operand from memory; gcc 11 to 14 loads it into a register first. Not under a
+// sanitizer, which checks loads that it sees.
 #if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__)
 struct __attribute__((packed, may_alias)) FourBytes {
     char bytes[4];

@@ -1,5 +1,5 @@
-// What a core can multiply and add up at most: the instructions of a precision and nothing else, in as many chains as
-// hide how long each of them takes.
+// The peak rate of multiply-adds of a core: the instructions of a precision and nothing else, in enough independent
+// chains to hide their latency.
 #pragma once
 #include "kernels/linear_int8_int4.h"
 #ifdef IPEX_ASSIST_HAS_AMX
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int CHAINS = 12;
 
-// The compiler must not know that nobody wants the sums; of a copy, so that they themselves stay in registers.
+// Keeps the compiler from removing sums that nobody reads; by a copy, so that the sums themselves stay in registers.
 template <class Vector, int COUNT>
 inline __attribute__((always_inline)) void want(const Vector (&sums)[COUNT]) {
     Vector wanted[COUNT];
@@ -98,7 +98,7 @@ int64_t multiply_tiles(Precision precision, int64_t steps) {
 }
 #endif
 
-// `steps` times some products; returns how many there were.
+// `steps` times some multiply-adds; returns their number.
 int64_t multiply(Precision precision, int64_t steps) {
 #ifdef IPEX_ASSIST_HAS_AMX
     if (precision != FP32) return multiply_tiles(precision, steps);

@@ -1,4 +1,4 @@
-// What happens to rows between linears: norms, quantization, activations, rotation. Each row by itself, in fp32.
+// What happens to a row between linears, in fp32: norm, quantization, activation, rotary embedding, arg-max.
 #pragma once
 #include <cmath>
 
@@ -7,11 +7,11 @@
 namespace ipex_assist {
 namespace {
 
-// Sizes of values as integers, which order them as their floats do, with infinity and then NaN above all numbers. So a
-// maximum of them keeps NaN, which a maximum of floats drops.
+// Magnitudes as integers, which compare like their floats, with infinity and then NaN above all numbers. So their
+// maximum keeps NaN, which a maximum of floats drops.
 inline __m512i size_bits(__m512 x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }
 
-// Whether the largest of such sizes is a number, neither infinity nor NaN.
+// Whether all of these magnitudes are finite.
 inline bool finite(__m512i sizes) { return _mm512_reduce_max_epu32(sizes) < 0x7f800000u; }
 
 // The first `count` lanes (all from 16 on).
@@ -73,7 +73,7 @@ inline __m512 activation(Activation kind, __m512 x) {
     }
 }
 
-// gpt-oss: gate · sigmoid(1.702 · gate) · (up + 1) of values that are 7 at most, and of up -7 at least. NaN stays.
+// gpt-oss: gate · sigmoid(1.702 · gate) · (up + 1), where gate is clamped to at most 7 and up to [-7, 7]. NaN stays.
 inline __m512 clamped_swiglu(__m512 gate, __m512 up) {
     const __m512 most = _mm512_set1_ps(7.0f), least = _mm512_set1_ps(-7.0f);
     gate = _mm512_min_ps(most, gate);  // the second operand stays where it is NaN
@@ -151,8 +151,8 @@ void convert(Precision precision, const float* x, int64_t size, int64_t padded, 
     }
 }
 
-// One span of 128 columns to int8: scale = largest / 127. With NaN or infinity in the span the scale is NaN, and so is
-// every output that the span has a part in.
+// A span of 128 columns to int8 with scale max |x| / 127. With NaN or infinity in the span the scale is NaN, and so is
+// every output of the row.
 inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* values, float* scale, int32_t* sums) {
     constexpr int VECTORS = SCALE_COLUMNS / LANES;
     __m512 v[VECTORS];
@@ -184,7 +184,7 @@ inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* 
     }
 }
 
-// Columns first … last of row `row`, which has `depth` of them, to their places among the tiles.
+// Columns [first, last) of row `row`, which has `depth` of them, to their places in the tiles.
 inline void copy_to_tiles(const uint8_t* values, int64_t row, int64_t depth, int64_t first, int64_t last,
                           uint8_t* tiles) {
     uint8_t* to = tiles + row / 16 * 16 * depth + row % 16 * 64;
@@ -206,7 +206,7 @@ void quantize(Precision precision, int32_t group, const float* x, int64_t width,
     if (out.tiles) copy_to_tiles(out.values + row * out.depth, row, out.depth, first, last, out.tiles);
 }
 
-// One stream: several in one thread were slower (38 against 60 GB/s on Zen 4). Prefetching `ahead` bytes, if any.
+// One stream: several in one thread were slower (38 against 60 GB/s on Zen 4).
 uint64_t read(const uint8_t* data, int64_t size, int64_t ahead) {
     __m512i even = _mm512_setzero_si512(), odd = even;
     for (int64_t i = 0; i + 128 <= size; i += 128) {
@@ -220,7 +220,7 @@ uint64_t read(const uint8_t* data, int64_t size, int64_t ahead) {
     return uint64_t(_mm512_reduce_add_epi64(_mm512_xor_si512(even, odd)));
 }
 
-// Turn the halves of a head's first rotary_dim values against each other. The tables hold as many, the sine with
+// Rotates the two halves of a head's first rotary_dim values as pairs. cosine and sine (rotary_dim); the sine has
 // rotate_half's sign.
 void apply_rotary(float* x, int32_t rotary_dim, const float* cosine, const float* sine) {
     const int32_t half = rotary_dim / 2;

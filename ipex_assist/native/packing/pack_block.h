@@ -37,7 +37,7 @@ void narrow(SourceType type, const float* source, int64_t size, void* out) {
     }
 }
 
-// Column j's consecutive dwords (from `columns`, `pitch` dwords apart) to lane j of `count` lines of 64 bytes.
+// Transposes: the first `count` dwords of column j (columns are `pitch` dwords apart) to lane j of `count` lines.
 inline void interleave(const uint32_t* columns, int64_t pitch, int64_t count, uint8_t* block) {
     const __m512i index = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                              _mm512_set1_epi32(int32_t(pitch)));
@@ -66,8 +66,8 @@ inline float pack_int8_column(const float* x, int64_t depth, uint8_t* out) {
 
 // ---- int4: 16 columns at a time, one in each lane, so that 16 searches take the time of one
 //
-// Which grid is best depends on sums over a group, and so does every bit of the image: they are added up as a vector of
-// 16 consecutive values would be, lane by lane and then halves, quarters, pairs (gcc's _mm512_reduce_add_ps).
+// Which grid is best, and so every bit of the image, depends on the rounding of sums over a group. They are added as a
+// vector of 16 consecutive values would be: lane by lane, then halves, quarters, pairs (gcc's _mm512_reduce_add_ps).
 
 struct Grids {
     __m512 scale, zero;  // of each column; zeros are whole numbers from 0 to 15
@@ -83,22 +83,21 @@ struct Trial {
     __m512 scale, reciprocal, lowest, highest;
 };
 
-// The nearest whole numbers, of ties the even one; of numbers below 2^22. What has 1.5 · 2^23 added to it has no
-// fraction.
+// The nearest integers, ties to even, of numbers below 2^22: with 1.5 · 2^23 added, a float has no fraction.
 inline __m512 nearest(__m512 x) {
     const __m512 whole = _mm512_set1_ps(12582912.0f);
     return _mm512_sub_ps(_mm512_add_ps(x, whole), whole);
 }
 
-// Scales without the bits that hold the zero; never of no use as a divisor but 0.
+// Scales rounded to the bits that the zero leaves them; 0 where they are too small to divide by.
 inline __m512 storable(__m512 scale) {
     const __m512i up = _mm512_add_epi32(_mm512_castps_si512(scale), _mm512_set1_epi32(ZERO_BITS / 2));
     const __m512 kept = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(~ZERO_BITS)));
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(kept, _mm512_set1_ps(1e-30f), _CMP_GT_OQ), kept);
 }
 
-// Sums over the values first, first + 16, … of a group: its squared error on a grid and, where the scale is to be
-// fitted, what that takes. STEP: over the values of so many such sequences, in the order above.
+// Sums over the values first, first + STEP, … of a group, in the order above: the squared error on a grid and, with
+// FIT, the sums that a least-squares fit of the scale needs.
 template <bool FIT, int STEP>
 inline __attribute__((always_inline)) Sums sums_of(const Trial& trial, int64_t first) {
     if constexpr (STEP < LANES) {
@@ -136,7 +135,7 @@ struct Search {
                                0);
     }
 
-    // Takes grids where they are better, then those with the scale that fits their nibbles best (least squares).
+    // Takes grids where they are better, and then those whose scale fits the nibbles best (least squares).
     void consider(__mmask16 columns, Grids grids) {
         columns = valid(columns, grids.scale);
         if (!bool(columns)) return;
@@ -163,8 +162,8 @@ struct Search {
 };
 
 // The grids of least squared error among: minimum to maximum, that range clipped, and the symmetric one with 8 steps
-// below zero (GGUF's Q4_0, which is then met exactly in groups of 32); each also with its scale refitted. Then the best
-// one's zero is moved while that helps.
+// below zero (so that GGUF's Q4_0 is represented exactly in groups of 32); each also with a refitted scale. Then the
+// zero of the best one is moved while the error falls.
 inline Grids search_grids(const float* x, int64_t size) {
     const __m512 none = _mm512_setzero_ps();
     __m512 least = none, most = none;
@@ -181,7 +180,7 @@ inline Grids search_grids(const float* x, int64_t size) {
     const Grids symmetric{storable(_mm512_div_ps(_mm512_mask_mov_ps(below, upward, most), eight)),
                           _mm512_mask_mov_ps(eight, upward, _mm512_set1_ps(7.0f))};
     const __mmask16 all = 0xffff, some = Search::valid(all, symmetric.scale);
-    // What it begins with stays where squared errors overflow.
+    // The initial grid stays where squared errors overflow.
     Search search{
         x, size, {symmetric.scale, _mm512_mask_mov_ps(eight, some, symmetric.zero)}, _mm512_set1_ps(INFINITY)};
     search.consider(all, symmetric);
@@ -204,7 +203,7 @@ inline Grids search_grids(const float* x, int64_t size) {
     return search.best;
 }
 
-// The 32 nibbles from k on of 16 columns, a lane each, as 4 lines.
+// The 32 nibbles from `first` on of 16 columns, one in each lane, as 4 lines.
 template <class F>
 inline void store_nibbles(int64_t first, const F& nibble, uint8_t* to) {
     const auto byte = [&](int64_t k) { return _mm512_or_si512(nibble(k), _mm512_slli_epi32(nibble(k + 16), 4)); };
@@ -215,7 +214,7 @@ inline void store_nibbles(int64_t first, const F& nibble, uint8_t* to) {
     }
 }
 
-// A group of 16 columns, x (size, 16), as kernels.h describes it: scales with zeros, then lines of 4 bytes a column.
+// Packs a group of 16 columns, x (size, 16), as kernels.h describes: scales and zeros, then lines of nibbles.
 inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
     const Grids grids = search_grids(x, size);
     const __mmask16 some = _mm512_cmp_ps_mask(grids.scale, _mm512_setzero_ps(), _CMP_GT_OQ);
@@ -230,8 +229,8 @@ inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
     for (int64_t run = 0; run < size; run += 32, to += 4 * 64) store_nibbles(run, nibble, to + 64);
 }
 
-// to(g, x) for each group of 16 columns, x (group, 16) in fp32, from input column g on. False where a weight is no
-// number.
+// Calls to(g, x) for each group of 16 columns from input column g on, x (group, 16) in fp32. False where a weight is
+// NaN or infinite.
 template <class F>
 inline bool for_groups(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
                        int64_t width, int64_t depth, const F& to) {
