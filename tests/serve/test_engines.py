@@ -260,7 +260,7 @@ def test_a_text_does_not_go_on_by_other_tokens(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with served(1, first=tmp_path / "first") as engines:
-            with pytest.raises(Failed, match="by the same text") as caught:
+            with pytest.raises(Failed, match="did not continue with the same text") as caught:
                 await text_of(engines, request(TURNS, 9))
             assert caught.value.again
             await until(lambda: engines.statistics().running == 0)
