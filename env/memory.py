@@ -12,14 +12,14 @@ from ipex_assist.env.tree import Tree
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryInfo:
     """Memory in bytes. `available` can be had without swapping; both figures respect the control group's limit."""
 
     total: int
     available: int
 
 
-def read_memory(root: str | Path = "/") -> Memory:
+def read_memory(root: str | Path = "/") -> MemoryInfo:
     """Read the machine's memory through psutil, or from a recorded machine's proc/meminfo; 0 where neither tells."""
     tree = Tree(root)
     if tree.live:
@@ -34,7 +34,7 @@ def read_memory(root: str | Path = "/") -> Memory:
         total = min(total or limits.memory_limit, limits.memory_limit)
     if limits.memory_available is not None:
         available = min(available or limits.memory_available, limits.memory_available)
-    return Memory(total, available)
+    return MemoryInfo(total, available)
 
 
 def resident_bytes(*, own: bool = False) -> int:

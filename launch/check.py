@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ipex_assist.env.cpulist import format_cpulist
-from ipex_assist.launch.plan import Plan
+from ipex_assist.launch.plan import LaunchPlan
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ProcessState:
     mapped: frozenset[str]
 
 
-def check_start(plan: Plan | None, actual_threads: int | None = None) -> list[str]:
+def check_start(plan: LaunchPlan | None, actual_threads: int | None = None) -> list[str]:
     """Compare this process with its plan and return warnings, each with its remedy; none without a plan.
 
     Call it after the first parallel region (a forward pass) and after `restore_affinity`, because OpenMP binds its
@@ -29,7 +29,7 @@ def check_start(plan: Plan | None, actual_threads: int | None = None) -> list[st
     return [] if plan is None else compare(plan, read_process_state(), actual_threads)
 
 
-def restore_affinity(plan: Plan | None) -> None:
+def restore_affinity(plan: LaunchPlan | None) -> None:
     """Give the calling thread the whole plan again, so that threads started from it do not all share one core.
 
     With KMP_AFFINITY or OMP_PROC_BIND the OpenMP runtime binds the initial thread to the first core at its first
@@ -57,7 +57,7 @@ def read_process_state() -> ProcessState:
     return ProcessState(frozenset(os.sched_getaffinity(0)), tuple(masks), mapped)
 
 
-def compare(plan: Plan, state: ProcessState, actual_threads: int | None) -> list[str]:
+def compare(plan: LaunchPlan, state: ProcessState, actual_threads: int | None) -> list[str]:
     """Return what deviates from the plan, as lines for the user."""
     lines = [*_affinity_deviations(plan, state), *_missing_libraries(plan.preload, state.mapped)]
     if actual_threads is not None and actual_threads != plan.threads:
@@ -68,7 +68,7 @@ def compare(plan: Plan, state: ProcessState, actual_threads: int | None) -> list
     return lines
 
 
-def _affinity_deviations(plan: Plan, state: ProcessState) -> list[str]:
+def _affinity_deviations(plan: LaunchPlan, state: ProcessState) -> list[str]:
     planned = frozenset(plan.cpus)
     reached = frozenset().union(*state.masks)
     lines = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.runner import run_command
-from ipex_assist.launch.command import Command, format_command
+from ipex_assist.launch.command import LaunchCommand, format_command
 from ipex_assist.launch.flags import asks_for_several, build_parser, extra_environ, instance_request
 from ipex_assist.launch.process import Surroundings, prepare_instances, run
 
@@ -57,7 +57,7 @@ def _watched(args: argparse.Namespace) -> bool:
     return args.log_dir is not None or args.label or args.timeout is not None
 
 
-def _show(commands: Sequence[Command], several: bool, *, as_json: bool, on_stdout: bool) -> None:
+def _show(commands: Sequence[LaunchCommand], several: bool, *, as_json: bool, on_stdout: bool) -> None:
     stream = sys.stdout if on_stdout else sys.stderr
     if as_json:
         described = [command.as_dict() for command in commands]

@@ -11,11 +11,11 @@ from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.variables import Variables
 from ipex_assist.launch.abilities import Abilities
 from ipex_assist.launch.placement import Placement
-from ipex_assist.launch.plan import PLAN_VARIABLE, Plan
+from ipex_assist.launch.plan import PLAN_VARIABLE, LaunchPlan
 
 
 @dataclass(frozen=True)
-class Command:
+class LaunchCommand:
     """A process ready to start.
 
     `argv` with its pinning prefix, `environ` complete, `affinity` the CPUs to set before exec where no tool does it.
@@ -57,14 +57,14 @@ def build_command(
     environ: Mapping[str, str],
     abilities: Abilities,
     extra: Mapping[str, str] | None = None,
-) -> Command:
-    """Combine everything into a Command that runs `program` (its argv); `extra` are more variables to set.
+) -> LaunchCommand:
+    """Combine everything into a LaunchCommand that runs `program` (its argv); `extra` are more variables to set.
 
     numactl places CPUs and memory. Where it is missing or the kernel forbids memory policies, taskset or
     sched_setaffinity still place the CPUs, and one warning says what was lost and how to get it.
     """
     prefix, affinity, loss = _pinning(placement, abilities)
-    plan = Plan(
+    plan = LaunchPlan(
         placement.cpus,
         placement.threads,
         placement.memory,
@@ -73,7 +73,7 @@ def build_command(
         {name: value for name, value in variables.set.items() if name != "LD_PRELOAD"},
     )
     chosen = {**variables.set, **(extra or {}), PLAN_VARIABLE: plan.to_json()}
-    return Command(
+    return LaunchCommand(
         argv=(*prefix, *program),
         environ={**environ, **chosen},
         set=chosen,
@@ -120,7 +120,7 @@ def _pinning(
     return (), placement.cpus, loss
 
 
-def format_command(command: Command) -> str:
+def format_command(command: LaunchCommand) -> str:
     """Return a dry run: comments, then one shell command with the variables set, which can be pasted and run."""
     lines = [f"# {command.placement.describe()}"]
     lines += [f"# {line}" for line in (*command.notes, *command.warnings)]

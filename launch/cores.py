@@ -12,7 +12,7 @@ from ipex_assist.launch.memory import MemoryFlag
 
 
 @dataclass(frozen=True)
-class Request:
+class PlacementRequest:
     """What the user asked for; None leaves the choice to us. At most one of `socket`, `numa_node` and `nodes`/`cpus`.
 
     `cpus` is a list such as `0-27,56-83`, `nodes` likewise, `socket` an index from 0 or `all`; `model_bytes` the memory
@@ -37,7 +37,7 @@ class Request:
         return any(value is not None for value in (self.cpus, self.socket, self.numa_node, self.nodes))
 
 
-def usable_cores(request: Request, machine: Machine) -> tuple[Core, ...]:
+def usable_cores(request: PlacementRequest, machine: Machine) -> tuple[Core, ...]:
     """Return everything the request lets us use, whole cores as far as they are allowed.
 
     Raises:
@@ -68,7 +68,7 @@ def usable_cores(request: Request, machine: Machine) -> tuple[Core, ...]:
     return machine.allowed_cores()
 
 
-def fast_cores(request: Request, cores: tuple[Core, ...]) -> tuple[Core, ...]:
+def fast_cores(request: PlacementRequest, cores: tuple[Core, ...]) -> tuple[Core, ...]:
     """`cores` without E-cores, unless these were asked for, named one by one, or are all there is."""
     if request.e_cores or request.cpus is not None:
         return cores

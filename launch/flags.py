@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 from ipex_assist.env.cpulist import parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.launch.cores import Request
+from ipex_assist.launch.cores import PlacementRequest
 from ipex_assist.launch.instances import InstanceRequest, Unit, latency_request, throughput_request
 from ipex_assist.launch.memory import parse_memory
 from ipex_assist.version import __version__
@@ -41,9 +41,9 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, no_launch: bool 
     return group
 
 
-def request_from(args: argparse.Namespace, model_bytes: int | None = None) -> Request:
+def request_from(args: argparse.Namespace, model_bytes: int | None = None) -> PlacementRequest:
     """Return what the flags of `add_placement_arguments` ask for; `model_bytes` is the memory the program will fill."""
-    return Request(args.threads, args.cpus, args.socket, args.numa_node, model_bytes)
+    return PlacementRequest(args.threads, args.cpus, args.socket, args.numa_node, model_bytes)
 
 
 def build_parser() -> argparse.ArgumentParser:

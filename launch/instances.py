@@ -10,7 +10,7 @@ from typing import Literal
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
-from ipex_assist.launch.cores import Request, fast_cores, usable_cores
+from ipex_assist.launch.cores import PlacementRequest, fast_cores, usable_cores
 from ipex_assist.launch.placement import Placement, place, place_memory
 
 Unit = Literal["per-node", "per-socket", "per-l3"]
@@ -21,7 +21,7 @@ LATENCY_CORES = 4
 
 
 @dataclass(frozen=True)
-class InstanceRequest(Request):
+class InstanceRequest(PlacementRequest):
     """What several processes ask for. `instances` is a number or what gets one each; None is one process, or with
     `cores_per_instance` as many as fit. `threads` is for one process only, `model_bytes` what each of them fills.
     """

@@ -9,7 +9,7 @@ import sys
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.launch.jobs import Command, Job
+from ipex_assist.launch.jobs import Job, JobCommand
 
 EPILOG = """\
 examples:
@@ -101,7 +101,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before; repeatable")
 
 
-def job_from(args: argparse.Namespace, command: Command) -> Job:
+def job_from(args: argparse.Namespace, command: JobCommand) -> Job:
     """Return the job that the flags ask for.
 
     Raises:

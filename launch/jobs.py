@@ -21,7 +21,7 @@ Value = str | int | None | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Command:
+class JobCommand:
     """The program a job runs, as an argv.
 
     Of `ipex-assist batch …`, `results` is the file of `-o`, and `argv` is without it and without `--resume`: the
@@ -46,7 +46,7 @@ class Job:
     """
 
     name: str
-    command: Command
+    command: JobCommand
     nodes: int = 1
     instances: int = 1
     cores: int | None = None
@@ -224,7 +224,7 @@ def _common_values(job: Job, shard: str) -> dict[str, Value]:
     }
 
 
-def command_line(command: Command, shards: int) -> str:
+def command_line(command: JobCommand, shards: int) -> str:
     """Return the command as a line of shell. Of several `shards` of a batch, the variable `shard` names one."""
     if command.results is None:
         return _joined(command.argv)

@@ -79,7 +79,7 @@ class LineAssembler:
         return self._prefix + lines[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
 
 
-class Source:
+class OutputSource:
     """One stream of one instance: a pipe that it writes to, or the log file that is followed as it grows."""
 
     def __init__(self, fd: int, lines: LineAssembler) -> None:

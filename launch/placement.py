@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
-from ipex_assist.launch.cores import Request, fast_cores, usable_cores
+from ipex_assist.launch.cores import PlacementRequest, fast_cores, usable_cores
 from ipex_assist.launch.memory import MemoryPolicy, apply_memory_flag, choose_memory
 
-__all__ = ["MemoryPolicy", "Placement", "Request", "place", "place_memory"]
+__all__ = ["MemoryPolicy", "Placement", "PlacementRequest", "place", "place_memory"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Placement:
         }[self.memory]
 
 
-def place(request: Request, machine: Machine) -> Placement:
+def place(request: PlacementRequest, machine: Machine) -> Placement:
     """Place one process.
 
     Unless told otherwise it gets the allowed physical cores of one socket (the one with most of them, P-cores only),
@@ -68,7 +68,7 @@ def place(request: Request, machine: Machine) -> Placement:
 
 
 def place_memory(
-    request: Request,
+    request: PlacementRequest,
     machine: Machine,
     cpus: tuple[int, ...],
     warnings: list[str],
@@ -84,7 +84,9 @@ def place_memory(
     return choose_memory(cpus, machine, warnings, notes, model_bytes=model_bytes, keep_interleaving=keep)
 
 
-def _choose_cpus(request: Request, machine: Machine, pool: tuple[Core, ...], warnings: list[str]) -> tuple[int, ...]:
+def _choose_cpus(
+    request: PlacementRequest, machine: Machine, pool: tuple[Core, ...], warnings: list[str]
+) -> tuple[int, ...]:
     preferred = _preferred_cores(request, machine, pool)
     if request.threads is None:
         threads = _threads_within_quota(request, machine, preferred, warnings)
@@ -108,7 +110,9 @@ def _choose_cpus(request: Request, machine: Machine, pool: tuple[Core, ...], war
     return tuple(sorted([*_first_cpus(pool), *extra]))
 
 
-def _threads_within_quota(request: Request, machine: Machine, preferred: tuple[Core, ...], warnings: list[str]) -> int:
+def _threads_within_quota(
+    request: PlacementRequest, machine: Machine, preferred: tuple[Core, ...], warnings: list[str]
+) -> int:
     wanted = sum(len(core.cpus) for core in preferred) if request.smt else len(preferred)
     threads = machine.threads_within_quota(wanted)
     if threads < wanted:
@@ -141,7 +145,7 @@ def _check_threads(threads: int, machine: Machine, pool: tuple[Core, ...], warni
     return threads
 
 
-def _preferred_cores(request: Request, machine: Machine, pool: tuple[Core, ...]) -> tuple[Core, ...]:
+def _preferred_cores(request: PlacementRequest, machine: Machine, pool: tuple[Core, ...]) -> tuple[Core, ...]:
     if request.names_a_place:
         return fast_cores(request, pool)
     chosen = machine.default_cores()

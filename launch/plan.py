@@ -16,7 +16,7 @@ MASK_AT_START = frozenset(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """What the launcher arranged: CPUs, threads, memory policy and nodes, what it added to LD_PRELOAD, and the other
     variables it set. `pid` is the process it was made for, or `parent` that process's parent where the process had no
     number yet; both are None in a dry run."""
@@ -50,7 +50,7 @@ def inherited_plan(
     pid: int | None = None,
     parent: int | None = None,
     mask: Collection[int] = MASK_AT_START,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """Return the plan this very process was started with; None if it was not launched, or what is there is no plan.
 
     Environments are inherited without end, so that a plan may be an ancestor's: another `pid` (exec keeps it, a child
@@ -83,11 +83,11 @@ def _made_out(environ: Mapping[str, str], *, pid: int | None = None, parent: int
     return {**environ, PLAN_VARIABLE: replace(plan, pid=pid, parent=parent).to_json()}
 
 
-def read_plan(environ: Mapping[str, str]) -> Plan | None:
+def read_plan(environ: Mapping[str, str]) -> LaunchPlan | None:
     """Return the plan in `environ`, whoever it was made for; None if there is none that can be read."""
     try:
         fields = json.loads(environ.get(PLAN_VARIABLE, ""))
-        return Plan(
+        return LaunchPlan(
             cpus=parse_cpulist(fields["cpus"]),
             threads=int(fields["threads"]),
             memory=str(fields["memory"]),

@@ -17,9 +17,9 @@ from ipex_assist.env.machine import Machine
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities, probe_abilities
-from ipex_assist.launch.command import Command, build_command
+from ipex_assist.launch.command import LaunchCommand, build_command
 from ipex_assist.launch.instances import InstanceRequest, place_instances
-from ipex_assist.launch.placement import Placement, Request, place
+from ipex_assist.launch.placement import Placement, PlacementRequest, place
 from ipex_assist.launch.plan import for_this_process, without_plan
 
 
@@ -54,7 +54,7 @@ class Surroundings:
 
 
 def prepare(
-    request: Request,
+    request: PlacementRequest,
     argv: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     *,
@@ -62,11 +62,11 @@ def prepare(
     libraries: Libraries | None = None,
     abilities: Abilities | None = None,
     show_openmp_settings: bool = False,
-) -> Command:
+) -> LaunchCommand:
     """Plan the run of `argv` as `request` asks; nothing is started or changed.
 
     Args:
-        request: what the user asked for; `Request()` places by default.
+        request: what the user asked for; `PlacementRequest()` places by default.
         argv: the program and its arguments.
         environ: the environment to start from; the user's variables in it are kept.
         machine, libraries, abilities: what to plan for, by default what is found here.
@@ -95,7 +95,7 @@ def prepare_instances(
     extra_environ: Mapping[str, str] | None = None,
     only: Collection[int] | None = None,
     unbuffered_python: bool = False,
-) -> tuple[Command, ...]:
+) -> tuple[LaunchCommand, ...]:
     """Plan the run of `argv` in every instance that `request` asks for; nothing is started or changed.
 
     Each finds its number in IPEX_INSTANCE and how many there are in IPEX_INSTANCES. `extra_environ` counts as the
@@ -155,7 +155,7 @@ def command_for(
     override_threads: bool = False,
     numbered: bool = False,
     unbuffered_python: bool = False,
-) -> Command:
+) -> LaunchCommand:
     """Return the command that runs `argv` at `placement`, with the variables that suit it added to `environ`.
 
     `override_threads`: the flags decide the number of threads, not OMP_NUM_THREADS in `environ`. `numbered` tells the
@@ -184,7 +184,7 @@ def _slower(surroundings: Surroundings, environ: Mapping[str, str]) -> list[str]
     return surroundings.libraries.missing(surroundings.openmp, surroundings.allocator)
 
 
-def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Placement:
+def _place(request: PlacementRequest, machine: Machine, environ: Mapping[str, str]) -> Placement:
     """Place with the user's OMP_NUM_THREADS as the number of threads where the request leaves it open."""
     threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if request.threads is not None or not threads.isdecimal() or int(threads) < 1:
@@ -197,7 +197,7 @@ def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Pl
         return replace(placement, warnings=(*placement.warnings, warning))
 
 
-def run(command: Command, name: str = "ipex-launch") -> NoReturn:
+def run(command: LaunchCommand, name: str = "ipex-launch") -> NoReturn:
     """Become the command; its warnings go to stderr first, under the `name` the user typed.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.launch.command import Command
+from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.plan import for_a_child
 from ipex_assist.launch.process import CommandNotExecutable, check_program
 
@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def spawn_command(
-    command: Command,
+    command: LaunchCommand,
     *,
     stdin: Stream = subprocess.DEVNULL,
     stdout: Stream = None,

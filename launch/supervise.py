@@ -20,9 +20,9 @@ from typing import Literal
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import READER_HAS_GONE
-from ipex_assist.launch.command import Command
+from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.guard import FORWARDED, guarded
-from ipex_assist.launch.output import LineAssembler, Sink, Source
+from ipex_assist.launch.output import LineAssembler, OutputSource, Sink
 from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.process import check_program
 from ipex_assist.launch.spawn import group_members, signal_group, spawn_command
@@ -50,7 +50,7 @@ class Supervision:
     name: str = "ipex-launch"
 
 
-def supervise(commands: Sequence[Command], settings: Supervision) -> int:
+def supervise(commands: Sequence[LaunchCommand], settings: Supervision) -> int:
     """Run all `commands` and return the exit code: 0, or that of the first to fail (128 + the signal that ended it).
 
     The first failure ends the others (SIGTERM, after `grace` seconds SIGKILL) unless `on_failure` is `continue`.
@@ -92,9 +92,9 @@ def _make_folder(folder: str) -> None:
 class _Instance:
     """A started instance. Deadlines are times of time.monotonic(), None where there is none."""
 
-    command: Command
+    command: LaunchCommand
     process: subprocess.Popen[bytes]
-    sources: list[Source] = field(default_factory=list)
+    sources: list[OutputSource] = field(default_factory=list)
     code: int | None = None
     timeout_at: float | None = None
     terminate_at: float | None = None
@@ -121,7 +121,7 @@ class _Supervisor:
         self.selector = selectors.DefaultSelector()
         self.drain_until: float | None = None
 
-    def run(self, commands: Sequence[Command]) -> int:
+    def run(self, commands: Sequence[LaunchCommand]) -> int:
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGCHLD):
@@ -156,7 +156,7 @@ class _Supervisor:
 
     # Starting.
 
-    def _start(self, command: Command, *, alone: bool) -> _Instance:
+    def _start(self, command: LaunchCommand, *, alone: bool) -> _Instance:
         # Only one process can read the standard input, and not from a terminal, whose foreground is ours.
         stdin = None if alone and sys.stdin is not None and not sys.stdin.isatty() else subprocess.DEVNULL
         if self.settings.log_dir is None:
@@ -177,8 +177,8 @@ class _Supervisor:
         return instance
 
     def _start_with_logs(
-        self, command: Command, log_dir: str, stdin: int | None
-    ) -> tuple[subprocess.Popen[bytes], list[Source]]:
+        self, command: LaunchCommand, log_dir: str, stdin: int | None
+    ) -> tuple[subprocess.Popen[bytes], list[OutputSource]]:
         """Start an instance that writes its files itself, so that nothing of them depends on this process."""
         out, err = log_files(log_dir, command.placement)
         sources = []
@@ -193,10 +193,10 @@ class _Supervisor:
         except OSError as error:
             raise IpexAssistError(f"--log-dir: {error.filename} cannot be written: {error.strerror}") from None
 
-    def _source(self, fd: int, sink: int, placement: Placement) -> Source:
+    def _source(self, fd: int, sink: int, placement: Placement) -> OutputSource:
         width = len(str(placement.count - 1))
         prefix = f"{placement.index:>{width}}: " if self.settings.label else ""
-        return Source(fd, LineAssembler(self.sinks[sink].write, prefix))
+        return OutputSource(fd, LineAssembler(self.sinks[sink].write, prefix))
 
     # Output.
 
@@ -232,10 +232,10 @@ class _Supervisor:
                 while source.read():
                     pass
 
-    def _open_sources(self) -> list[Source]:
+    def _open_sources(self) -> list[OutputSource]:
         return [source for instance in self.instances for source in instance.sources if source.open]
 
-    def _close(self, source: Source) -> None:
+    def _close(self, source: OutputSource) -> None:
         with suppress(KeyError):  # log files are not in it
             self.selector.unregister(source.fd)
         source.close()

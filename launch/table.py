@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 
 from ipex_assist.env.cpulist import format_cpulist
-from ipex_assist.launch.command import Command
+from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.plan import PLAN_VARIABLE
 
 
-def format_instances(commands: Sequence[Command]) -> str:
+def format_instances(commands: Sequence[LaunchCommand]) -> str:
     """Comments, one line per instance, then the variables: those that all have in common, and those of each."""
     from tabulate import tabulate  # takes a while, and only a dry run has a table
 
@@ -31,7 +31,7 @@ def format_instances(commands: Sequence[Command]) -> str:
     return "\n".join(lines)
 
 
-def _row(command: Command) -> tuple[str, ...]:
+def _row(command: LaunchCommand) -> tuple[str, ...]:
     placement = command.placement
     return (
         str(placement.index),

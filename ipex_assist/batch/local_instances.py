@@ -12,7 +12,7 @@ from ipex_assist.batch.local import LocalPool
 from ipex_assist.batch.places import placed_commands, unplaced_commands
 from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.env.memory import read_memory
-from ipex_assist.launch import Command
+from ipex_assist.launch import LaunchCommand
 
 
 def instance_need(settings: WorkerSettings) -> InstanceNeed:
@@ -20,7 +20,7 @@ def instance_need(settings: WorkerSettings) -> InstanceNeed:
     return InstanceNeed.of(settings.load, settings.max_new_tokens, settings.texts_at_once)
 
 
-def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
+def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[LaunchCommand, ...]:
     """How each instance is started. model_bytes: what one fills; None: not known.
 
     Raises:

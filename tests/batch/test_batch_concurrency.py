@@ -23,7 +23,7 @@ from ipex_assist.batch.prompts import Defaults, Entry, PromptFile
 from ipex_assist.batch.worker import Desk, WorkerSettings
 from ipex_assist.commands.load import memory_need
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.round import Round
@@ -310,7 +310,7 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By --concurrency alone: one at a time, the same model fits."""
-    memory = Memory(2 * GIB, 800 << 20)
+    memory = MemoryInfo(2 * GIB, 800 << 20)
     monkeypatch.setattr(local_instances, "read_memory", lambda: memory)
     started: list[object] = []
     monkeypatch.setattr(local_instances, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
@@ -397,7 +397,7 @@ def test_the_default_is_what_memory_holds(
     settings = WorkerSettings(load, 20, concurrency=asked, texts=(64,) * 16, neighbours=neighbours)
     text = InstanceNeed.of(load, 20, (64,)).texts[0]
     room = available * text // 2 if available < 100 else available
-    monkeypatch.setattr(concurrency, "read_memory", lambda: Memory(room, room))
+    monkeypatch.setattr(concurrency, "read_memory", lambda: MemoryInfo(room, room))
     assert concurrency_of(model, settings) == wanted
 
 

@@ -10,7 +10,7 @@ import pytest
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.generation.result import AssistantTimes, DraftResult, Piece, Result, TargetTimes, Times
-from ipex_assist.launch import Plan
+from ipex_assist.launch import LaunchPlan
 
 
 def result(**changes: Any) -> Result:
@@ -185,7 +185,7 @@ def test_json_is_one_line_with_nulls() -> None:
 def test_environment_separates_what_is_kept_from_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable of the user's must be told from one the launcher set, even where both are OMP_*."""
     variables = {"OMP_NUM_THREADS": "1"}
-    plan = Plan((0,), 1, "none", (), ("/lib/libiomp5.so",), variables)
+    plan = LaunchPlan((0,), 1, "none", (), ("/lib/libiomp5.so",), variables)
     monkeypatch.setenv("IPEX_ASSIST_PLAN", plan.to_json())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_SCHEDULE", "DYNAMIC")
