@@ -16,16 +16,16 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.executors.choose import compute_threads, library_executor, resolve_executor, stored_precision
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.late_torch import torch_is_here
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.native_loading import one_torch_thread
+from ipex_assist.executors.select_executor import compute_threads, library_executor, resolve_executor, stored_precision
 from ipex_assist.generation.assisted_model import AssistedModel
+from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
-from ipex_assist.generation.rows_of_config import vocabulary_rows
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START

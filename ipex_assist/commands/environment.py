@@ -57,7 +57,7 @@ def environment_facts(plan: LaunchPlan | None, warnings: Sequence[str]) -> dict[
 
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
-    from ipex_assist.executors.choose import compute_threads
+    from ipex_assist.executors.select_executor import compute_threads
 
     versions: dict[str, str | None] = {}
     for package in PACKAGES:

@@ -18,11 +18,11 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import (
     ANY_ROWS,
-    Choice,
     ChoosesInOneCall,
     LogitsError,
     Model,
     Rows,
+    TokenLogprob,
     experts_a_layer,
 )
 from ipex_assist.speculative.logprobs import of_rows
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 Clock = Callable[[], float]
-Answers: TypeAlias = "list[Choice] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
+Answers: TypeAlias = "list[TokenLogprob] | torch.Tensor"  # of a pass: a choice a row, or logits (rows, vocab)
 LISTED_ROWS = 64  # of a prompt in one pass, where logits of all of them are wanted: bounds the memory
 UNSHARED_REQUESTS = 8  # at a time, of a model whose passes are of one text each
 

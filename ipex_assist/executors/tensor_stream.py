@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint that a model needs, one at a time, with a bar that shows how far they are."""
+"""Streams the tensors that a model needs from a checkpoint, one at a time, with a progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    monitor_interval = 0  # tqdm starts a thread otherwise, for bars that are disabled, too
+    monitor_interval = 0  # otherwise tqdm starts a thread, even for a disabled bar
 
 
 def stream_tensors(
@@ -24,7 +24,10 @@ def stream_tensors(
     progress: bool,
     read: Callable[[Iterable[str]], Iterator[tuple[str, Any]]] | None = None,
 ) -> tuple[list[str], Iterator[tuple[str, Any]]]:
-    """All names of a checkpoint, and the tensors that `sources` needs of it (or what `read` gives by their names)."""
+    """All tensor names of a checkpoint, and an iterator over the (name, tensor) pairs that `sources` needs.
+
+    read: reads the tensors of given names; `checkpoint.stream` where None.
+    """
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
     tensors = (read or checkpoint.stream)(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 
@@ -25,7 +25,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenPiece:
     """Text that became certain with one token; `drafted` says that the token was drafted and accepted."""
 
     text: str
@@ -39,10 +39,10 @@ class Chunk:
     text: str
     tokens: list[int]
     round: Round
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TokenPiece] = field(default_factory=list)
 
     @property
-    def logprobs(self) -> list[Choice] | None:
+    def logprobs(self) -> list[TokenLogprob] | None:
         """Of each of the tokens; None where nobody asked for them."""
         return None if self.round.logprobs is None else self.round.logprobs[: len(self.tokens)]
 
@@ -200,9 +200,9 @@ class Result:
     draft: DraftResult = field(default_factory=DraftResult)
     times: Times = field(default_factory=Times)
     seed: int | None = None
-    logprobs: list[Choice] | None = None
+    logprobs: list[TokenLogprob] | None = None
     kv_precision: str | None = None
-    prompt_logprobs: list[Choice] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields by name, nested ones too, as `--json` prints them."""

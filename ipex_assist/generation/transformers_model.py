@@ -23,11 +23,16 @@ from ipex_assist.checkpoints import gguf_config
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import LogitsError
-from ipex_assist.generation.own_draws import draws_of
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.seeded_draws import draws_of
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
+from ipex_assist.generation.transformers_pair import (
+    TransformersDrafting,
+    TransformersPair,
+    context_length,
+    reset_generation_config,
+)
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
@@ -85,7 +90,7 @@ class TransformersModel(TextModel):
         pair = None
         if assistant is not None:
             try:
-                pair = Pair.of(checkpoint, self.tokenizer, assistant, universal)
+                pair = TransformersPair.of(checkpoint, self.tokenizer, assistant, universal)
             except UsageError as error:
                 if named:
                     raise
@@ -95,7 +100,7 @@ class TransformersModel(TextModel):
         started = time.perf_counter()
         self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None, progress=progress)
         self.loading = Loading(time.perf_counter() - started)
-        neutralise(self.target, self.eos)
+        reset_generation_config(self.target, self.eos)
         self._turn = threading.Lock()
         self.assistant: PreTrainedModel | None = None
         self._pair_options: dict[str, Any] = {}
@@ -103,8 +108,8 @@ class TransformersModel(TextModel):
             started = time.perf_counter()
             self.assistant, _ = _load(assistant, DTYPES[assistant_precision], executor, alone=False, progress=progress)
             self.loading = dataclasses.replace(self.loading, assistant_s=time.perf_counter() - started)
-            self._drafting = OwnDrafting.of(self.assistant)
-            neutralise(self.assistant, self.eos)
+            self._drafting = TransformersDrafting.of(self.assistant)
+            reset_generation_config(self.assistant, self.eos)
             self._pair_options = pair.fit(self.assistant)
         self.identity = Identity(
             target=checkpoint.source,
@@ -297,13 +302,13 @@ class _Worker:
         """turn: held while transformers generates, since it keeps what it is told in the models."""
         self.target, self.prompt, self.options, self.sampling, self.turn = target, prompt, options, sampling, turn
         self.assistant: PreTrainedModel | None = None
-        self.drafting: OwnDrafting | None = None
+        self.drafting: TransformersDrafting | None = None
         self.began = 0.0  # seconds of perf_counter
         self.items: queue.Queue[_Pass | BaseException | None] = queue.Queue()
         self.stopped = threading.Event()
         self.draft_passes = 0
 
-    def draft_with(self, assistant: PreTrainedModel, drafting: OwnDrafting) -> None:
+    def draft_with(self, assistant: PreTrainedModel, drafting: TransformersDrafting) -> None:
         """Let this assistant draft, so many tokens by such a rule."""
         self.assistant, self.drafting = assistant, drafting
 

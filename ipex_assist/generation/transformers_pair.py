@@ -12,7 +12,7 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.generation.rows_of_config import auto_config, number_in, vocabulary_rows
+from ipex_assist.generation.config_sizes import auto_config, number_in, vocabulary_rows
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.schedule import CONSTANT_TOKENS, HEURISTIC_TOKENS
 from ipex_assist.tokenization.tokenizer import load_tokenizer
@@ -31,7 +31,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     return number_in(config, *CONTEXT_KEYS)
 
 
-def neutralise(model: PreTrainedModel, eos: frozenset[int]) -> None:
+def reset_generation_config(model: PreTrainedModel, eos: frozenset[int]) -> None:
     """Forget what the checkpoint says about generating, but for the ids of special tokens.
 
     A sampling option, a penalty or beams in generation_config.json (or in config.json, as older ones have them) would
@@ -54,7 +54,7 @@ def neutralise(model: PreTrainedModel, eos: frozenset[int]) -> None:
 
 
 @dataclass(frozen=True)
-class OwnDrafting:
+class TransformersDrafting:
     """How transformers drafts: how many tokens, the rule that changes the number, and the least confidence."""
 
     tokens: int | None
@@ -62,19 +62,19 @@ class OwnDrafting:
     confidence: float | None
 
     @classmethod
-    def of(cls, assistant: PreTrainedModel) -> OwnDrafting:
+    def of(cls, assistant: PreTrainedModel) -> TransformersDrafting:
         """Its own way of adapting, which is a threshold of confidence."""
         config = assistant.generation_config
         return cls(
             config.num_assistant_tokens, config.num_assistant_tokens_schedule, config.assistant_confidence_threshold
         )
 
-    def told(self, options: DraftOptions) -> OwnDrafting:
+    def told(self, options: DraftOptions) -> TransformersDrafting:
         """This, or what one generation asks for: a constant number is that number, whatever the confidence."""
         if options.kind == "adaptive":
             return dataclasses.replace(self, tokens=options.num_assistant_tokens or self.tokens)
         usual = CONSTANT_TOKENS if options.kind == "constant" else HEURISTIC_TOKENS
-        return OwnDrafting(options.num_assistant_tokens or usual, options.kind, 0.0)
+        return TransformersDrafting(options.num_assistant_tokens or usual, options.kind, 0.0)
 
     def set(self, assistant: PreTrainedModel) -> None:
         """Write it where transformers reads it."""
@@ -85,7 +85,7 @@ class OwnDrafting:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TransformersPair:
     """Two models that transformers can run together, and how their vocabularies go together.
 
     rows: of the target's and of the assistant's embedding. tokenizers: the target's and the assistant's, where texts
@@ -98,7 +98,9 @@ class Pair:
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
 
     @classmethod
-    def of(cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool) -> Pair:
+    def of(
+        cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool
+    ) -> TransformersPair:
         """Compare them before anything large is loaded. UsageError where they cannot work together."""
         for checkpoint in (target, assistant):
             if _is_stateful(checkpoint):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.speculative.sampling import Row
 
 if TYPE_CHECKING:
     import torch
 
 
-def log_probabilities(row: Row, token: int, top: int) -> Choice:
+def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
     """Of a row of logits, (vocab,), before biases, penalties, temperature and filters, as OpenAI's API has them.
 
     The `top` likeliest tokens, of equals the lowest ids first, whether `token` is among them or not; fewer where others
@@ -28,10 +28,10 @@ def log_probabilities(row: Row, token: int, top: int) -> Choice:
         ids = np.flatnonzero(row >= least)
         ids = ids[np.isfinite(row[ids])]
         first = ids[np.argsort(-row[ids], kind="stable")][:top].tolist()
-    return Choice(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
+    return TokenLogprob(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
 
 
-def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[Choice] | None:
+def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
     """`log_probabilities` of the first rows of logits, (rows, vocab), one for each token; None where nobody asks."""
     if top is None:
         return None

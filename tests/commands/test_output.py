@@ -9,7 +9,7 @@ import pytest
 
 from ipex_assist.commands.environment import environment_facts
 from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
-from ipex_assist.generation.result import AssistantTimes, DraftResult, Piece, Result, TargetTimes, Times
+from ipex_assist.generation.result import AssistantTimes, DraftResult, Result, TargetTimes, Times, TokenPiece
 from ipex_assist.launch import LaunchPlan
 
 
@@ -154,11 +154,11 @@ def test_full_statistics_end_with_the_times_of_each_model() -> None:
 def test_accepted_text_is_marked_and_the_rest_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     """No style may be open at a line's end (pagers would drop it), and without escapes it is the text itself."""
     pieces = [
-        Piece("one ", True),
-        Piece("two", True),
-        Piece("", False),
-        Piece(" three\nfour", False),
-        Piece("\n", True),
+        TokenPiece("one ", True),
+        TokenPiece("two", True),
+        TokenPiece("", False),
+        TokenPiece(" three\nfour", False),
+        TokenPiece("\n", True),
     ]
     printer = TextPrinter(enabled=True, show_accepted=True)
     printer.write_pieces(pieces)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from native_models import INT8_KEYS, PRECISIONS, VARIANTS, folder, loaded, pool, relative, text, tokens
 
 from ipex_assist.executors.interface import PassThreads, Rows
-from ipex_assist.executors.native import FEW_ROWS, NativeModel, NativeSequence
+from ipex_assist.executors.native import DECODE_ROWS, NativeModel, NativeSequence
 from ipex_assist.native.library import unavailable
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
 # Sequences of the property test: all of them, or their windows, reach the end of a block of 256 positions on the way.
 LENGTHS = (3, 247, 300, 509)
-FOLLOWING = FEW_ROWS
+FOLLOWING = DECODE_ROWS
 
 
 @functools.cache
@@ -71,14 +71,14 @@ def test_rows_have_the_bits_they_have_alone(variant: str, precision: str, data: 
 @pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_any_number_of_threads_gives_the_same_bits(variant: str, precision: str) -> None:
     """The prompt's path and the steps' path; heads that threads share by blocks, and slices of unequal size."""
-    prompt, following = tokens(270), tokens(FEW_ROWS, 1)
+    prompt, following = tokens(270), tokens(DECODE_ROWS, 1)
     first: list[torch.Tensor] = []
     for threads in (1, 2, 3, 4):
         model = text(variant, precision, threads)
         model.truncate(0)
         read = model.forward(prompt, last=40)
         step = model.forward(following[:1])
-        together = model.forward(following[1:], last=FEW_ROWS - 1)
+        together = model.forward(following[1:], last=DECODE_ROWS - 1)
         results = [read, step, together]
         first = first or results
         for got, expected in zip(results, first, strict=True):

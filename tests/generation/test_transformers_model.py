@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.choose import library_executor
 from ipex_assist.executors.interface import LogitsError
+from ipex_assist.executors.select_executor import library_executor
 from ipex_assist.generation import transformers_model
 from ipex_assist.generation.result import DraftResult
 from ipex_assist.generation.stream import Generation

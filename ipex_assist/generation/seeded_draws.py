@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ipex_assist.speculative.options import SamplingOptions
 
 
-class OwnDraws(TorchFunctionMode):
+class SeededDraws(TorchFunctionMode):
     """While it is entered, in the thread that entered it alone, what transformers draws tokens by uses `generator`.
 
     That is torch.multinomial, and torch.rand_like for accepting drafted tokens. Neither takes numbers from torch's
@@ -45,4 +45,4 @@ def draws_of(sampling: SamplingOptions) -> AbstractContextManager[object]:
     """What a text's tokens are drawn in: random numbers by its seed, and nothing where it has none or does not draw."""
     if not sampling.draws or sampling.seed is None:
         return nullcontext()
-    return OwnDraws(torch.Generator().manual_seed(sampling.seed))
+    return SeededDraws(torch.Generator().manual_seed(sampling.seed))
