@@ -108,14 +108,21 @@ class Checkpoint(ABC):
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) one at a time; those of `names` in that order, else all in file order.
 
-        Memory: each tensor is read into memory of its own and belongs to the caller; besides that at most one tensor's
+        Memory: each tensor is read into memory of its own and belongs to the caller; besides it, at most one tensor's
         raw bytes are held (and 256 MiB of mapped pages for .bin). Stored dtypes are kept; quantized GGUF gives bf16.
         Tied weights are yielded as they are stored, absent or twice.
         """
 
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """`tensors` for who loads them: what holds all experts of a layer may be a `Mxfp4Stack` instead of a tensor."""
+    def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, Any]]:
+        """`tensors` for loading at `precision`. The experts of a layer may come as a `Mxfp4Stack` instead of a tensor.
+
+        At "fp32" quantized GGUF is dequantized in fp32, which is exact; at any other precision in bf16.
+        """
         return self.tensors(names)
+
+    def dequantized_to(self, precision: str) -> str | None:
+        """The dtype that `stream` dequantizes to, None for the usual bf16: a part of a packed copy's name."""
+        return None
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -65,10 +65,21 @@ class GgufCheckpoint(Checkpoint):
             )
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        wanted = list(self._tensors if names is None else names)
+        return self._read(self._tensors if names is None else names, fp32=False)
+
+    def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, torch.Tensor]]:
+        return self._read(names, fp32=precision == "fp32")
+
+    def dequantized_to(self, precision: str) -> str | None:
+        quantized = any(gguf_file.is_quantized(tensor) for tensor in self._tensors.values())
+        return "float32" if quantized and precision == "fp32" else None
+
+    def _read(self, names: Iterable[str], *, fp32: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        wanted = list(names)
         missing = [name for name in wanted if name not in self._tensors]
         if missing:
             raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
-        for name, tensor in gguf_file.read_tensors(((name, self._tensors[name]) for name in wanted), self._cpus):
+        stored = ((name, self._tensors[name]) for name in wanted)
+        for name, tensor in gguf_file.read_tensors(stored, self._cpus, fp32=fp32):
             yield name, gguf_config.as_hugging_face(name, tensor, self.config)
             del tensor  # not held while the next one is read

@@ -30,6 +30,9 @@ _STRING, _ARRAY = 8, 9
 # GGUF value type -> struct code; 8 and 9 are strings and arrays.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
+# Tensor types that are read as they are, by their torch dtypes: F32, F16 and BF16 of GGMLQuantizationType.
+_PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
+
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 
 # Elements dequantized per call: fp32 temporaries of this size stay in a core's L2 cache.
@@ -152,8 +155,13 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
     return rows * columns // block * block_bytes
 
 
+def is_quantized(tensor: GgufTensor) -> bool:
+    """Whether the tensor is stored in blocks that must be dequantized."""
+    return tensor.type not in _PLAIN
+
+
 def rows_of(name: str, tensor: GgufTensor, first: int, last: int) -> GgufTensor:
-    """Rows first … last of a tensor: of any type, row lies behind row (of a 3-D one, matrix behind matrix)."""
+    """Rows first … last of a tensor (matrices of a 3-D one): in every type they are stored one after the other."""
     each = stored_bytes(name, tensor) // tensor.shape[0]
     return replace(tensor, shape=(last - first, *tensor.shape[1:]), offset=tensor.offset + first * each)
 
@@ -164,12 +172,12 @@ def rounded(value: float) -> float:
 
 
 def read_tensors(
-    tensors: Iterable[tuple[str, GgufTensor]], cpus: set[int] | None = None
+    tensors: Iterable[tuple[str, GgufTensor]], cpus: set[int] | None = None, *, fp32: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read tensors in the given order: F32, F16 and BF16 as they are, quantized ones as bf16.
+    """Read tensors in the given order: F32, F16 and BF16 as they are, quantized ones as bf16, or exactly where `fp32`.
 
-    cpus: where to dequantize. Threads inherit the affinity of the one that starts them, and an OpenMP runtime that
-    binds its threads leaves the main thread one CPU; so the caller notes the set before any computation.
+    cpus: where to dequantize. Threads inherit the affinity of the thread that starts them, and an OpenMP runtime that
+    binds its threads leaves the main thread a single CPU; so the caller notes the set before any computation.
     """
     from concurrent.futures import ThreadPoolExecutor  # late: most starts read no GGUF
 
@@ -177,10 +185,10 @@ def read_tensors(
     count = min(_WORKERS, len(cpus))
     with ThreadPoolExecutor(count, initializer=os.sched_setaffinity, initargs=(0, cpus)) as workers:
         for name, tensor in tensors:
-            yield name, _read_tensor(name, tensor, workers)
+            yield name, _read_tensor(name, tensor, workers, fp32)
 
 
-def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor) -> torch.Tensor:
+def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor, fp32: bool) -> torch.Tensor:
     import numpy
     import torch
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -189,25 +197,25 @@ def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor) -> 
     raw = numpy.empty(stored_bytes(name, tensor), dtype=numpy.uint8)
     with open(tensor.path, "rb", buffering=0) as file:
         read_into(file, tensor.offset, raw)
-    kind = GGMLQuantizationType(tensor.type)
-    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    if kind.name in plain:
-        return torch.from_numpy(raw).view(plain[kind.name]).reshape(tensor.shape)
+    if not is_quantized(tensor):
+        return torch.from_numpy(raw).view(getattr(torch, _PLAIN[tensor.type])).reshape(tensor.shape)
 
+    kind = GGMLQuantizationType(tensor.type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    result = numpy.empty(_elements(tensor.shape), dtype=numpy.uint16)
+    result = numpy.empty(_elements(tensor.shape), dtype=numpy.float32 if fp32 else numpy.uint16)
     chunk = _CHUNK // block
 
     def convert(first: int) -> None:
         blocks: numpy.ndarray = raw[first * block_bytes : (first + chunk) * block_bytes]
         values = dequantize(blocks.reshape(1, -1), kind).reshape(-1)
-        result[first * block : first * block + len(values)] = _to_bf16(values)
+        result[first * block : first * block + len(values)] = values if fp32 else _to_bf16(values)
 
     try:
         list(workers.map(convert, range(0, len(raw) // block_bytes, chunk)))
     except NotImplementedError as error:
         raise IpexAssistError(f"{tensor.path}: tensor {name}: {error}. Use a file in Q4_K_M or Q8_0.") from error
-    return torch.from_numpy(result).view(torch.bfloat16).reshape(tensor.shape)
+    floats = torch.from_numpy(result)
+    return (floats if fp32 else floats.view(torch.bfloat16)).reshape(tensor.shape)
 
 
 def _to_bf16(values: numpy.ndarray) -> numpy.ndarray:

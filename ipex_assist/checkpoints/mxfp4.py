@@ -127,7 +127,7 @@ class Mxfp4Checkpoint(Checkpoint):
             yield name, weight.floats() if isinstance(weight, Mxfp4Stack) else weight
             del weight
 
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Mxfp4Stack]]:
+    def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, torch.Tensor | Mxfp4Stack]]:
         wanted = list(names)
         raw = [part for name in wanted for part in self._parts(name)]
         tensors = self._stored.tensors(raw)

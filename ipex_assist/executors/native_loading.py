@@ -128,7 +128,7 @@ def load_native(request: LoadRequest) -> NativeModel:
 
 
 def _keeps(request: LoadRequest, model: PackedModel) -> bool:
-    """Whether a packed copy is kept. It is a whole image, so even a model that shares a table needs memory for its own."""
+    """Whether a packed copy is kept. It is a whole image: even a model that shares a table needs memory for its own."""
     if request.cache_packed is None and isinstance(request.table_of, NativeModel):
         available = read_memory().available
         return keeps_packed(None) and (not available or model.nbytes + _MARGIN <= available)
@@ -158,8 +158,8 @@ def _pack(request: LoadRequest, model: PackedModel) -> None:
         if stored is not None:
             from ipex_assist.executors.native_int4 import pack_stored
 
-            _, weights = stream_tensors(stored, request.sources, request.progress, stored.stored)
+            _, weights = stream_tensors(stored, request.sources, request.progress, request.precision, stored.stored)
             pack_stored(model, stored, request.sources, weights)
         else:
-            names, tensors = stream_tensors(request.checkpoint, request.sources, request.progress)
+            names, tensors = stream_tensors(request.checkpoint, request.sources, request.progress, request.precision)
             pack_weights(model, request.sources, names, tensors)

@@ -61,7 +61,8 @@ def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path | None:
         log.warning("no packed copy is kept: %s Set XDG_CACHE_HOME to a folder", error)
         return None
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.weight_files()]
-    facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group))
+    dequantized = checkpoint.dequantized_to(model.precision)
+    facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group, *filter(None, [dequantized])))
     source = "-".join(checkpoint.source.rstrip("/").removesuffix(".gguf").split("/")[-2:])
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", source)[-60:].strip("-.")
     return folder / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"

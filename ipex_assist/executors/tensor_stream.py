@@ -22,14 +22,15 @@ def stream_tensors(
     checkpoint: Checkpoint,
     sources: dict[str, Source],
     progress: bool,
+    precision: str,
     read: Callable[[Iterable[str]], Iterator[tuple[str, Any]]] | None = None,
 ) -> tuple[list[str], Iterator[tuple[str, Any]]]:
     """All tensor names of a checkpoint, and an iterator over the (name, tensor) pairs that `sources` needs.
 
-    read: reads the tensors of given names; `checkpoint.stream` where None.
+    precision: at which the model is loaded. read: reads the tensors of given names; `checkpoint.stream` where None.
     """
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
-    tensors = (read or checkpoint.stream)(wanted)
+    tensors = checkpoint.stream(wanted, precision) if read is None else read(wanted)
     bar = f"loading {checkpoint.source}"
     return names, iter(_Bar(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))

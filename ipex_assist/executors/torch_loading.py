@@ -24,7 +24,7 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
     if request.before_packing is not None:
         request.before_packing()
     spec, sources, table_of = request.spec, request.sources, request.table_of
-    names, tensors = stream_tensors(request.checkpoint, sources, request.progress)
+    names, tensors = stream_tensors(request.checkpoint, sources, request.progress, request.precision)
     weights = load_weights(spec, sources, names, tensors, kernels)
     if isinstance(table_of, TorchModel) and table_of.kernels.dtype == kernels.dtype:
         weights.embed_tokens = table_of.weights.embed_tokens
