@@ -76,7 +76,7 @@ class NativeSequence:
         return made
 
     def begin(self, tokens: int) -> None:
-        """To be called before `tokens` are appended: without a given prompt length, the first call is the whole prompt."""
+        """To be called before tokens are appended. Without a given prompt length, the first call is the prompt."""
         if self.length == 0 and self.prompt_length is None:
             self.rope_prompt_length = tokens
 

@@ -1,1 +1,1 @@
-"""Texts: streams of them, results, statistics, and what transformers runs for us."""
+"""Text generation for users: streams, results, statistics, and models that transformers runs for us."""
