@@ -1,4 +1,4 @@
-"""GGUF files, single or split, under Hugging Face's names."""
+"""GGUF files, single or split, read under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GgufCheckpoint(Checkpoint):
             self.generation_config = gguf_config.generation_config_from(self.header)
             self._tensors = gguf_config.hf_tensors(self.header)
         except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
-            # Metadata of a damaged file may have any type and value; what they break is of no use to the reader.
+            # The metadata of a damaged file may have any type and value, so any of these errors can come up.
             raise IpexAssistError(
                 f"{path} is corrupt: its metadata contradict each other ({type(error).__name__}: {error}). "
                 "Download or convert it again."
@@ -51,7 +51,7 @@ class GgufCheckpoint(Checkpoint):
         return {name: gguf_config.hf_shape(name, tensor.shape, self.config) for name, tensor in self._tensors.items()}
 
     def check_weights(self) -> None:
-        """Beside what any checkpoint's are checked for: none is left over, as a bias that nothing adds would be."""
+        """As for any checkpoint; and no tensor may be left over, such as a bias that our decoder would not add."""
         super().check_weights()
         architecture = find(self.architecture)
         assert architecture is not None
