@@ -21,7 +21,7 @@ class NoBlocksError(IpexAssistError):
         self.wanted, self.free, self.count = wanted, free, count
         super().__init__(
             f"no memory for keys and values: {wanted} more blocks of {size} tokens are needed, and {free} of {count} "
-            "are free. Let other texts end first, use fewer --max-new-tokens, or give more memory with --kv-memory"
+            "are free. Let other requests end first, use fewer --max-new-tokens, or give more memory with --kv-memory"
         )
 
 

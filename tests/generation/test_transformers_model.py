@@ -184,7 +184,7 @@ def test_logits_that_are_no_numbers(assisted: bool, tmp_path: Path) -> None:
         ours.target.transformer.wpe.weight[10] = torch.nan  # type: ignore[attr-defined]
     for options in ({}, {"do_sample": True}):
         # A pass over drafts meets it some tokens earlier.
-        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* behind the ([4-9]|1\d) tokens"):
+        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* after ([4-9]|1\d) tokens"):
             ours.generate([1, 2, 3], max_new_tokens=12, **options)
     assert ours.generate([1, 2, 3], max_new_tokens=4).tokens == before
 
