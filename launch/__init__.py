@@ -1,4 +1,4 @@
-"""Processes on cores: placement, numactl, and checking after the start. Never imports torch."""
+"""Starts processes on chosen cores and memory: placement, numactl, and a check after the start. Never imports torch."""
 
 from ipex_assist.launch.check import check_start, restore_affinity
 from ipex_assist.launch.command import LaunchCommand, format_command

@@ -17,7 +17,7 @@ from ipex_assist.launch.process import Surroundings, prepare_instances, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `ipex-launch`; for one process it returns only after a dry run or an error, otherwise it becomes it."""
+    """Run `ipex-launch`. A single process replaces this one by exec, so it returns only after a dry run or an error."""
     return run_command(lambda: _launch(build_parser().parse_args(argv)), "ipex-launch", verbose=None)
 
 
@@ -53,7 +53,7 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _watched(args: argparse.Namespace) -> bool:
-    """Whether even a single process needs somebody beside it."""
+    """Whether even a single process must be supervised, instead of replacing this one by exec."""
     return args.log_dir is not None or args.label or args.timeout is not None
 
 

@@ -1,4 +1,4 @@
-"""The command of a batch job, checked by its own parser before it waits in a queue for nothing."""
+"""Checks the command of a batch job with its own parser, so that a mistake shows before the job waits in a queue."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import flags
 from ipex_assist.launch.jobs import JobCommand
 
-# How `ipex-assist` reads its arguments, by subcommand; that without one is "", None is not looked at. They are handed
-# in, since this package knows nothing of the commands that are built on it.
+# The argument parsers of `ipex-assist` by subcommand; "" is the command without one, None means: do not check. They are
+# passed in, since this package does not import the commands that are built on it.
 Parsers = Mapping[str, Callable[[list[str]], argparse.Namespace] | None]
 
 
 def parse_command(argv: Sequence[str], parsers: Parsers) -> JobCommand:
-    """Check an `ipex-assist` or `ipex-launch` command line, and find what of it the job's script must know.
+    """Check an `ipex-assist` or `ipex-launch` command line, and extract what the job script needs.
 
     Raises:
-        UsageError: it is another command, or cannot be run in a job.
-        SystemExit: argparse found something wrong and has said so.
+        UsageError: it is another command, or one that cannot run in a job.
+        SystemExit: argparse found an error and has printed it.
     """
     program, arguments = os.path.basename(argv[0]), list(argv[1:])
     if program == "ipex-launch":
@@ -48,7 +48,7 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> JobCommand:
 
 
 def locate(command: JobCommand, folders: Sequence[str]) -> JobCommand:
-    """`command` with the path of its program, if it is a mere name and one of `folders` has it."""
+    """`command` with the full path of its program, if that is a bare name and is in one of `folders`."""
     program = command.argv[0]
     if os.sep in program:
         return command
@@ -77,7 +77,7 @@ def _batch(argv: list[str], args: argparse.Namespace, parsers: Parsers) -> JobCo
 
 
 def _without_output(arguments: list[str]) -> list[str]:
-    """The arguments without `-o FILE`, in each of the ways in which argparse takes it."""
+    """The arguments without `-o FILE`, in every spelling that argparse accepts."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:

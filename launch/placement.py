@@ -16,11 +16,12 @@ __all__ = ["MemoryPolicy", "Placement", "PlacementRequest", "place", "place_memo
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process runs. `cpus` are ascending, as many as `threads`, one per physical core unless more were asked.
+    """Where a process runs. `cpus` are ascending, as many as `threads`, one on each core unless more were asked for.
 
     `memory` is `bind` (only `nodes`), `preferred` (the one in `nodes` first), `interleave` (page by page over `nodes`),
-    `local` (where it is first written) or `none` (left to the kernel, on machines without NUMA). `warnings` say what is
-    not as it could be, `notes` what of the user's was kept. It is instance `index` of `count`.
+    `local` (on the node of the thread that first writes a page) or `none` (left to the kernel, on machines without
+    NUMA). `warnings` say what could be better, `notes` which settings of the user were kept. It is instance `index` of
+    `count`.
     """
 
     cpus: tuple[int, ...]
@@ -33,7 +34,7 @@ class Placement:
     count: int = 1
 
     def describe(self) -> str:
-        """Return the placement as one line for people."""
+        """The placement as one line for people."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         place = f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}"
         return f"{place}, memory {self.describe_memory()}"
@@ -52,9 +53,9 @@ class Placement:
 def place(request: PlacementRequest, machine: Machine) -> Placement:
     """Place one process.
 
-    Unless told otherwise it gets the allowed physical cores of one socket (the one with most of them, P-cores only),
-    one thread per core, and that socket's memory; no more threads than the control group's CPU quota lets run. With
-    `socket="all"` it gets those of every socket, and memory goes to the node of the thread that first writes it.
+    By default it gets the allowed physical cores of one socket (the one with most of them, P-cores only), one thread on
+    each, and that socket's memory; no more threads than the control group's CPU quota allows. With `socket="all"` it
+    gets the cores of every socket, and memory goes to the node of the thread that first writes it.
 
     Raises:
         UsageError: the request cannot be met on this machine.
@@ -76,7 +77,7 @@ def place_memory(
     *,
     model_bytes: int | None,
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
-    """Policy and nodes for a process on `cpus` that fills `model_bytes`; may append to `warnings` and `notes`."""
+    """The memory policy and nodes of a process on `cpus` that fills `model_bytes`. May add warnings and notes."""
     flag = request.memory or ("local" if request.socket == "all" else None)
     if flag is not None and (machine.nodes or request.memory):
         return apply_memory_flag(flag, request.memory_nodes, cpus, machine, warnings, model_bytes=model_bytes)
@@ -156,7 +157,7 @@ def _preferred_cores(request: PlacementRequest, machine: Machine, pool: tuple[Co
 
 
 def _together(cores: Sequence[Core], count: int, machine: Machine) -> Sequence[Core]:
-    """Return `count` of `cores`: within one node if one has enough of them, else within one socket, else the first."""
+    """`count` of `cores`: within one node if one has enough of them, else within one socket, else the first ones."""
     groups = [[core for core in cores if core.cpus[0] in node.cpus] for node in machine.nodes]
     groups += [[core for core in cores if core.socket == socket] for socket in machine.sockets]
     return next((group for group in groups if len(group) >= count), cores)[:count]

@@ -1,4 +1,4 @@
-"""The dry run of several instances as a table: where each runs, what it is, and what is set for it."""
+"""Formats the dry run of several instances as a table: placement, command and variables of each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ipex_assist.launch.plan import PLAN_VARIABLE
 
 
 def format_instances(commands: Sequence[LaunchCommand]) -> str:
-    """Comments, one line per instance, then the variables: those that all have in common, and those of each."""
-    from tabulate import tabulate  # takes a while, and only a dry run has a table
+    """Comments, a line for each instance, then the variables: those that all have in common, and those of each."""
+    from tabulate import tabulate  # imported here: it takes a while, and only a dry run has a table
 
     comments = dict.fromkeys(line for command in commands for line in (*command.notes, *command.warnings))
     columns = ("instance", "threads", "cpus", "memory", "nodes", "command")
