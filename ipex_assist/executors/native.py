@@ -31,14 +31,14 @@ from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
-from ipex_assist.native.structures import Batch, Choices, Drafts, Stretch
+from ipex_assist.native.structures import Batch, GreedyDraft, Segment, TopTokens
 from ipex_assist.quantization.precision import kv_precision_of
 
 if TYPE_CHECKING:
     import torch
 
 SETTLE_BYTES = 64 << 20  # of a mapped image, copied between two passes: takes as long as half a pass of a small model
-DECODE_ROWS = 16  # kernels.h: FEW. Passes of up to this many rows take the decode path.
+DECODE_ROWS = 16  # kernels.h: DECODE_ROWS. Passes of up to this many rows take the decode path.
 
 
 class TokenSegment(NamedTuple):
@@ -231,29 +231,29 @@ class NativeModel(Model):
         # ctypes would silently keep the lowest 32 bits of a larger number; the core checks ids in that range.
         if tokens and not -(1 << 31) <= min(tokens) <= max(tokens) < 1 << 31:
             raise IpexAssistError(f"token ids from {min(tokens)} to {max(tokens)}")
-        stretches, keep = (Stretch * len(segments))(), []
-        wanted: list[int] = []
+        described, keep = (Segment * len(segments))(), []
+        logit_rows: list[int] = []
         row = 0
         for index, segment in enumerate(segments):
-            rows, own, stretch = len(segment.tokens), segment.sequence, stretches[index]
-            stretch.blocks, stretch.block_count = ctypes.addressof(own.table), own.count
-            stretch.start, stretch.rows = segment.start, rows
+            rows, own, struct = len(segment.tokens), segment.sequence, described[index]
+            struct.blocks, struct.block_count = ctypes.addressof(own.table), own.count
+            struct.start, struct.rows = segment.start, rows
             if self.rotary is not None:
                 first, cosine, sine = self._rotary_rows(own, segment.start, rows + (further[index] if further else 0))
-                stretch.table_start, stretch.table_rows = first, len(cosine)
-                stretch.cosine, stretch.sine = cosine.ctypes.data, sine.ctypes.data
+                struct.rope_start, struct.rope_rows = first, len(cosine)
+                struct.cosine, struct.sine = cosine.ctypes.data, sine.ctypes.data
                 keep.append((cosine, sine))
             row += rows
-            wanted += range(row - segment.last, row)
+            logit_rows += range(row - segment.last, row)
         assert self._memory is not None
         batch = Batch(
-            stretch_count=len(segments),
+            segment_count=len(segments),
             rows=row,
-            stretches=stretches,
+            segments=described,
             tokens=(ctypes.c_int32 * row)(*tokens),
             blocks=self._memory.handle,
-            wanted=(ctypes.c_int32 * len(wanted))(*wanted),
-            wanted_count=len(wanted),
+            logit_rows=(ctypes.c_int32 * len(logit_rows))(*logit_rows),
+            logit_row_count=len(logit_rows),
             vocabulary=min(vocabulary or 0, self.spec.vocab_size),
             stride=self._width,
             threads=self.pass_threads.of(row),
@@ -281,15 +281,15 @@ class NativeModel(Model):
     def _choose(self, segments: abc.Sequence[TokenSegment], top: int, vocabulary: int | None) -> list[TokenLogprob]:
         packed = self.packed
         batch, _keep = self._batch(segments, vocabulary)
-        rows = batch.wanted_count
+        rows = batch.logit_row_count
         tokens, top_tokens = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * (rows * top))()
         logs, log_sums = (ctypes.c_float * rows)(), (ctypes.c_float * rows)()
         top_logs = (ctypes.c_float * (rows * top))()
-        choices = Choices(top, tokens, logs, log_sums, top_tokens, top_logs)
+        found = TopTokens(top, tokens, logs, log_sums, top_tokens, top_logs)
         with pass_lock:
             self._settle()
-            status = packed.library.ia_choose(
-                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(choices)
+            status = packed.library.ia_top_tokens(
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(found)
             )
             packed.check(status)
         _lengthen(segments)
@@ -316,7 +316,7 @@ class NativeModel(Model):
         number, stride = len(segments), max(counts)
         tokens, drafted = (ctypes.c_int32 * (number * stride))(), (ctypes.c_int32 * number)()
         probabilities = (ctypes.c_float * (number * stride))()
-        drafts = Drafts(
+        draft = GreedyDraft(
             (ctypes.c_int32 * number)(*counts),
             (ctypes.c_float * number)(*(each.min_confidence for each in requests)),
             stride,
@@ -328,7 +328,7 @@ class NativeModel(Model):
         with pass_lock:
             self._settle()
             status = packed.library.ia_draft(
-                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(drafts)
+                packed.handle, packed.pool.handle, ctypes.byref(batch), ctypes.byref(draft)
             )
             packed.check(status)
         found = []

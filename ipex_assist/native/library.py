@@ -16,7 +16,7 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.build import INSTRUCTION_SETS
-from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, Batch, Choices, Drafts, Spec
+from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, Batch, GreedyDraft, Spec, TopTokens
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -56,8 +56,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_blocks_copy": (_i32, (_p, _p, _i32, _i32)),
     "ia_blocks_discard": (_i32, (_p, ctypes.POINTER(_i32), _i64)),
     "ia_forward": (_i32, (_p, _p, ctypes.POINTER(Batch))),
-    "ia_choose": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(Choices))),
-    "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(Drafts))),
+    "ia_top_tokens": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(TopTokens))),
+    "ia_draft": (_i32, (_p, _p, ctypes.POINTER(Batch), ctypes.POINTER(GreedyDraft))),
     "ia_linears": (_i32, (_p, _p, _i32, _p, _i64, _p, _i64)),
     "ia_read_bandwidth": (ctypes.c_double, (_p, _p, _i64, _i32)),
     "ia_peak": (ctypes.c_double, (_p, _p, _i32, _i64, _i32)),

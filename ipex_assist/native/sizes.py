@@ -14,9 +14,9 @@ from ipex_assist.quantization.precision import kv_precision_of
 PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
 _TILE_QUERIES = 64  # forward.cpp
 _UP_COLUMNS = 256
-_FEW_ROWS = 16  # kernels.h: FEW
+_DECODE_ROWS = 16  # kernels.h: DECODE_ROWS
 _PADDED_ROWS = 32  # between.cpp: PADDED
-_BLOCK = 256  # kernels.h: KEYS
+_BLOCK = 256  # kernels.h: BLOCK_POSITIONS
 _ROTATION_ROWS = 1024  # that a table of rotations has at least
 
 
@@ -73,9 +73,9 @@ def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) 
     head = spec.head_dim + 32
     rows = PASS_ROWS * (2 * width + qkv + attended + inner + 1.1 * depth) + 1.1 * _PADDED_ROWS * (inner + 128)
     queries = _TILE_QUERIES + spec.num_attention_heads // spec.num_key_value_heads
-    own = _FEW_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)  # of rows that each thread prepares itself
+    own = _DECODE_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)  # of rows that each thread prepares itself
     scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (4 * head + 2 * _BLOCK + 32) + own
-    partials = -(-context // _BLOCK) * spec.num_attention_heads * _FEW_ROWS * head
+    partials = -(-context // _BLOCK) * spec.num_attention_heads * _DECODE_ROWS * head
     slots = _slot_floats(spec, width)
     logits = 2 * wanted * (spec.vocab_size + 16)
     rotation = 2 * spec.rotary_size * len(spec.ropes) * max(context, _ROTATION_ROWS)

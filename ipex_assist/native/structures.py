@@ -1,4 +1,4 @@
-"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/model.h and operations/forward.h."""
+"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/model.h and operations/batch.h."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 from ipex_assist.models.spec import DecoderSpec, Experts
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 7  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 8  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
 NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
@@ -69,32 +69,32 @@ class Spec(ctypes.Structure):
     ]
 
 
-class Stretch(ctypes.Structure):
-    """Mirrors `Stretch` of forward.h: the rows of one sequence in a pass."""
+class Segment(ctypes.Structure):
+    """Mirrors `Segment` of batch.h: the rows of one sequence in a pass."""
 
     _fields_ = [
         ("blocks", ctypes.c_void_p),
         ("block_count", ctypes.c_int32),
         ("start", ctypes.c_int32),
         ("rows", ctypes.c_int32),
-        ("table_start", ctypes.c_int32),
-        ("table_rows", ctypes.c_int32),
+        ("rope_start", ctypes.c_int32),
+        ("rope_rows", ctypes.c_int32),
         ("cosine", ctypes.c_void_p),
         ("sine", ctypes.c_void_p),
     ]
 
 
 class Batch(ctypes.Structure):
-    """Mirrors `Batch` of forward.h."""
+    """Mirrors `Batch` of batch.h."""
 
     _fields_ = [
-        ("stretch_count", ctypes.c_int32),
+        ("segment_count", ctypes.c_int32),
         ("rows", ctypes.c_int32),
-        ("stretches", ctypes.POINTER(Stretch)),
+        ("segments", ctypes.POINTER(Segment)),
         ("tokens", ctypes.POINTER(ctypes.c_int32)),
         ("blocks", ctypes.c_void_p),
-        ("wanted", ctypes.POINTER(ctypes.c_int32)),
-        ("wanted_count", ctypes.c_int32),
+        ("logit_rows", ctypes.POINTER(ctypes.c_int32)),
+        ("logit_row_count", ctypes.c_int32),
         ("vocabulary", ctypes.c_int32),
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
@@ -102,12 +102,12 @@ class Batch(ctypes.Structure):
     ]
 
 
-class Drafts(ctypes.Structure):
-    """Mirrors `Drafts` of forward.h."""
+class GreedyDraft(ctypes.Structure):
+    """Mirrors `GreedyDraft` of batch.h."""
 
     _fields_ = [
         ("counts", ctypes.POINTER(ctypes.c_int32)),
-        ("least", ctypes.POINTER(ctypes.c_float)),
+        ("min_probability", ctypes.POINTER(ctypes.c_float)),
         ("stride", ctypes.c_int64),
         ("tokens", ctypes.POINTER(ctypes.c_int32)),
         ("probabilities", ctypes.POINTER(ctypes.c_float)),
@@ -115,8 +115,8 @@ class Drafts(ctypes.Structure):
     ]
 
 
-class Choices(ctypes.Structure):
-    """Mirrors `Choices` of forward.h."""
+class TopTokens(ctypes.Structure):
+    """Mirrors `TopTokens` of batch.h."""
 
     _fields_ = [
         ("top", ctypes.c_int32),

@@ -37,8 +37,8 @@ int32_t ia_blocks_copy(void* blocks, void* pool, int32_t from, int32_t to);
 int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int64_t number);
 int64_t ia_block_bytes(void* handle, int32_t precision);
 int32_t ia_forward(void* handle, void* pool, const ipex_assist::Batch* batch);
-int32_t ia_choose(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Choices* choices);
-int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::Drafts* drafts);
+int32_t ia_top_tokens(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::TopTokens* choices);
+int32_t ia_draft(void* handle, void* pool, const ipex_assist::Batch* batch, const ipex_assist::GreedyDraft* drafts);
 int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out, int64_t stride);
 double ia_read_bandwidth(const void* kernels, void* pool, int64_t size, int32_t repeats);
 double ia_peak(const void* kernels, void* pool, int32_t precision, int64_t steps, int32_t repeats);
@@ -142,7 +142,7 @@ struct Sequence {
           tokens(some_tokens(rows, seed)) {
         CHECK(blocks, "%s", ia_last_error());
         for (int32_t i = 0; i < rows; i++) wanted.push_back(i);
-        stretch.blocks = &block, stretch.block_count = 1, stretch.rows = rows;
+        segment.blocks = &block, segment.block_count = 1, segment.rows = rows;
         logits.resize(size_t(rows) * STRIDE);
     }
     ~Sequence() { ia_blocks_delete(blocks); }
@@ -151,14 +151,14 @@ struct Sequence {
 
     Batch batch(int32_t last) const {
         Batch batch{};
-        batch.stretch_count = 1, batch.rows = int32_t(tokens.size());
-        batch.stretches = &stretch, batch.tokens = tokens.data(), batch.blocks = static_cast<const Blocks*>(blocks);
-        batch.wanted = wanted.data() + batch.rows - last, batch.wanted_count = last;
+        batch.segment_count = 1, batch.rows = int32_t(tokens.size());
+        batch.segments = &segment, batch.tokens = tokens.data(), batch.blocks = static_cast<const Blocks*>(blocks);
+        batch.logit_rows = wanted.data() + batch.rows - last, batch.logit_row_count = last;
         batch.stride = STRIDE;
         return batch;
     }
     bool forward() {
-        Batch all = batch(stretch.rows);
+        Batch all = batch(segment.rows);
         all.logits = logits.data();
         const Loaded::Calling calling(model);
         return ia_forward(model.handle, model.pool, &all) == 0;
@@ -166,7 +166,7 @@ struct Sequence {
     bool choose() {
         const Batch all = batch(1);
         const Loaded::Calling calling(model);
-        return ia_choose(model.handle, model.pool, &all, &choices) == 0;
+        return ia_top_tokens(model.handle, model.pool, &all, &choices) == 0;
     }
     bool draft() {
         const Batch all = batch(1);
@@ -182,13 +182,13 @@ struct Sequence {
     void* blocks;
     const int32_t block = 0, count = 4;
     const float least = 0;
-    Stretch stretch{};
+    Segment segment{};
     std::vector<int32_t> tokens, wanted;
     std::vector<float> logits;
     int32_t drafted[4], chosen[4], number;
     float probabilities[4], logs[5];
-    const Drafts drafts{&count, &least, 4, drafted, probabilities, &number};
-    const Choices choices{3, chosen, logs, logs + 1, chosen + 1, logs + 2};
+    const GreedyDraft drafts{&count, &least, 4, drafted, probabilities, &number};
+    const TopTokens choices{3, chosen, logs, logs + 1, chosen + 1, logs + 2};
 };
 
 // `call` with its first allocation failing, then its second, and so on until it needs no more; each time it must say
@@ -225,7 +225,7 @@ void test_memory(const Kernels& k) {
             CHECK(!whole.logits.empty(), "%s", ia_last_error());
             starve("ia_forward", [&] { return fed.forward(); });
             starve("ia_draft", [&] { return fed.draft(); });
-            starve("ia_choose", [&] { return fed.choose(); });
+            starve("ia_top_tokens", [&] { return fed.choose(); });
             CHECK(fed.text() == whole, "other bits behind failed calls");
         }
         uint64_t sum = 0, again = 0;

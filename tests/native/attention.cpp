@@ -37,10 +37,10 @@ struct Head {
           key_depth(padded_depth(FP32, dim)),
           value_width((dim + LANES - 1) / LANES * LANES) {
         Random random(seed);
-        for (int32_t b = 0; b * KEYS < positions; b++) {
-            keys.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * key_depth * bytes())));
-            values.push_back(std::make_unique<Buffer<uint8_t>>(size_t(KEYS * value_width * bytes())));
-            scales.push_back(std::make_unique<Buffer<float>>(size_t(2 * KEYS)));
+        for (int32_t b = 0; b * BLOCK_POSITIONS < positions; b++) {
+            keys.push_back(std::make_unique<Buffer<uint8_t>>(size_t(BLOCK_POSITIONS * key_depth * bytes())));
+            values.push_back(std::make_unique<Buffer<uint8_t>>(size_t(BLOCK_POSITIONS * value_width * bytes())));
+            scales.push_back(std::make_unique<Buffer<float>>(size_t(2 * BLOCK_POSITIONS)));
         }
         Buffer<float> key(static_cast<size_t>(dim)), value(key.size());
         // Not in order, as a cache is written after a rollback.
@@ -51,9 +51,9 @@ struct Head {
     }
 
     void put(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
-        const KeyValueBlock at = block(position / KEYS);
-        k.store_key(stored, key.data(), head_dim, key_depth, position % KEYS, at);
-        k.store_value(stored, value.data(), head_dim, position % KEYS, at);
+        const KeyValueBlock at = block(position / BLOCK_POSITIONS);
+        k.store_key(stored, key.data(), head_dim, key_depth, position % BLOCK_POSITIONS, at);
+        k.store_value(stored, value.data(), head_dim, position % BLOCK_POSITIONS, at);
     }
 
     void store(int32_t position, const Buffer<float>& key, const Buffer<float>& value) {
@@ -73,20 +73,20 @@ struct Head {
     int bytes() const { return stored == FP32 ? 4 : stored == BF16 ? 2 : 1; }
     KeyValueBlock block(int32_t b) const {
         float* at = stored == INT8 ? scales[size_t(b)]->data() : nullptr;
-        return {keys[size_t(b)]->data(), values[size_t(b)]->data(), at, at ? at + KEYS : nullptr};
+        return {keys[size_t(b)]->data(), values[size_t(b)]->data(), at, at ? at + BLOCK_POSITIONS : nullptr};
     }
 
     // Like weights whose output columns are positions …
     double key(int32_t position, int32_t d) const {
-        const KeyValueBlock at = block(position / KEYS);
-        return packed(at.keys, key_depth, position % KEYS, d, true) *
-               (at.key_scales ? double(at.key_scales[position % KEYS]) : 1);
+        const KeyValueBlock at = block(position / BLOCK_POSITIONS);
+        return packed(at.keys, key_depth, position % BLOCK_POSITIONS, d, true) *
+               (at.key_scales ? double(at.key_scales[position % BLOCK_POSITIONS]) : 1);
     }
     // … and whose input columns are.
     double value(int32_t position, int32_t d) const {
-        const KeyValueBlock at = block(position / KEYS);
-        return packed(at.values, KEYS, d, position % KEYS, false) *
-               (at.value_scales ? double(at.value_scales[position % KEYS]) : 1);
+        const KeyValueBlock at = block(position / BLOCK_POSITIONS);
+        return packed(at.values, BLOCK_POSITIONS, d, position % BLOCK_POSITIONS, false) *
+               (at.value_scales ? double(at.value_scales[position % BLOCK_POSITIONS]) : 1);
     }
     double packed(const uint8_t* data, int64_t depth, int64_t column, int64_t k, bool key) const {
         const uint8_t* start = data + column / LANES * LANES * depth * bytes();
@@ -122,13 +122,14 @@ struct Tile {
           partials(queries.size()) {
         const Kernels& k = head.k;
         const int32_t row_bytes = head.precision == FP32 ? 4 : head.integers() ? 2 : k.bf16_row_bytes;
-        const size_t shared = size_t(head.key_depth) / SHARED;
+        const size_t shared = size_t(head.key_depth) / ATTENTION_GROUP;
         Buffer<uint8_t> query(queries.size() * size_t(head.key_depth) * size_t(row_bytes));
-        Buffer<uint8_t> probabilities(queries.size() * KEYS * size_t(row_bytes), 0xff);
-        Buffer<float> scores(queries.size() * KEYS, NAN);
+        Buffer<uint8_t> probabilities(queries.size() * BLOCK_POSITIONS * size_t(row_bytes), 0xff);
+        Buffer<float> scores(queries.size() * BLOCK_POSITIONS, NAN);
         Buffer<uint8_t> widened(size_t(widened_bytes(head.key_depth)), 0xff);
         Buffer<int32_t> first(queries.size()), end(queries.size()), query_offsets(queries.size() * shared);
-        Buffer<float> query_scales(queries.size() * shared), weight_scales(queries.size() * KEYS / SHARED);
+        Buffer<float> query_scales(queries.size() * shared),
+            weight_scales(queries.size() * BLOCK_POSITIONS / ATTENTION_GROUP);
         Buffer<float> slopes(queries.size()), distances(queries.size());
         for (size_t q = 0; q < queries.size(); q++) {
             uint8_t* to = query.data() + q * size_t(head.key_depth) * size_t(row_bytes);
@@ -137,10 +138,10 @@ struct Tile {
                 k.store_query(from, head.head_dim, head.key_depth, to, &query_scales[q * shared],
                               &query_offsets[q * shared]);
             else k.convert(head.precision, from, head.head_dim, head.key_depth, to);
-            first[q] = std::clamp(queries[q].first - b * KEYS, 0, KEYS);
-            end[q] = std::clamp(queries[q].end - b * KEYS, 0, KEYS);
+            first[q] = std::clamp(queries[q].first - b * BLOCK_POSITIONS, 0, BLOCK_POSITIONS);
+            end[q] = std::clamp(queries[q].end - b * BLOCK_POSITIONS, 0, BLOCK_POSITIONS);
             partials[q] = {NAN, NAN, outputs.data() + q * stride};
-            slopes[q] = queries[q].slope / scale(head), distances[q] = float(b * KEYS - queries[q].end + 1);
+            slopes[q] = queries[q].slope / scale(head), distances[q] = float(b * BLOCK_POSITIONS - queries[q].end + 1);
         }
         AttentionTile tile{};
         tile.precision = head.precision;
@@ -166,19 +167,20 @@ struct Tile {
 
     size_t stride;
     Buffer<float> outputs;
-    std::vector<Partial> partials;
+    std::vector<AttentionPartial> partials;
 };
 
 // Every block by `Tile`, merged in order: (queries, head_dim).
 std::vector<float> attend_all(const Head& head, const std::vector<Query>& queries) {
     std::vector<float> result;
     std::vector<std::unique_ptr<Tile>> tiles;
-    for (int32_t b = 0; b * KEYS < head.positions; b++) tiles.push_back(std::make_unique<Tile>(head, queries, b));
+    for (int32_t b = 0; b * BLOCK_POSITIONS < head.positions; b++)
+        tiles.push_back(std::make_unique<Tile>(head, queries, b));
     for (size_t q = 0; q < queries.size(); q++) {
-        Partial* sum = nullptr;
+        AttentionPartial* sum = nullptr;
         for (int32_t b = 0; b < int32_t(tiles.size()); b++) {
-            Partial& next = tiles[size_t(b)]->partials[q];
-            if (queries[q].first >= (b + 1) * KEYS || queries[q].end <= b * KEYS) {
+            AttentionPartial& next = tiles[size_t(b)]->partials[q];
+            if (queries[q].first >= (b + 1) * BLOCK_POSITIONS || queries[q].end <= b * BLOCK_POSITIONS) {
                 CHECK(next.sum == 0, "query %zu sees nothing of block %d, its sum is %g", q, b, double(next.sum));
             } else if (sum) {
                 head.k.merge(*sum, next, Tile::scale(head), head.head_dim);
@@ -204,7 +206,7 @@ double multiplied(const Head& head, const std::vector<float>& query, size_t d) {
 // units of the probability of each position. They are every fourth four of positions, of 128.
 std::vector<double> weight_steps(const Head& head, const Query& query, const std::vector<double>& scores, double most) {
     const auto scale = [&](int32_t i) {
-        return head.integers() ? double(head.block(i / KEYS).value_scales[i % KEYS]) : 1;
+        return head.integers() ? double(head.block(i / BLOCK_POSITIONS).value_scales[i % BLOCK_POSITIONS]) : 1;
     };
     std::map<int32_t, double> largest;
     for (int32_t i = query.first; i < query.end; i++) {
@@ -306,7 +308,7 @@ void test_adjusted_scores(const Kernels& k) {
     }
 }
 
-bool same(const Partial& a, const Partial& b, int32_t size) {
+bool same(const AttentionPartial& a, const AttentionPartial& b, int32_t size) {
     return same_bits(&a.maximum, &b.maximum, 1) && same_bits(&a.sum, &b.sum, 1) &&
            same_bits(a.output, b.output, size_t(size));
 }
@@ -323,7 +325,8 @@ void test_queries_alone(const Kernels& k) {
                 for (int32_t b = 0; b < 2; b++) {
                     const Tile together(head, queries, b);
                     for (size_t q = 0; q < queries.size(); q++) {
-                        if (queries[q].first >= (b + 1) * KEYS || queries[q].end <= b * KEYS) continue;
+                        if (queries[q].first >= (b + 1) * BLOCK_POSITIONS || queries[q].end <= b * BLOCK_POSITIONS)
+                            continue;
                         const Tile alone(head, {queries[q]}, b);
                         CHECK(same(together.partials[q], alone.partials[0], head.head_dim),
                               "query %zu of %zu, block %d", q, queries.size(), b);
@@ -425,8 +428,8 @@ void test_merge(const Kernels& k) {
     Buffer<float> left(32), right(32);
     for (const float distance : {0.0f, 3.0f, -3.0f, 50.0f, -50.0f, 1e4f, -1e4f}) {
         for (size_t d = 0; d < 32; d++) left[d] = float(d) - 9, right[d] = 20 - float(d) * 2;
-        Partial into{5.0f, 2.5f, left.data()};
-        const Partial next{5.0f + distance, 7.0f, right.data()};
+        AttentionPartial into{5.0f, 2.5f, left.data()};
+        const AttentionPartial next{5.0f + distance, 7.0f, right.data()};
         const double most = std::max(0.0f, distance) * 0.25, mine = std::exp(-most),
                      other = std::exp(distance * 0.25 - most);
         k.merge(into, next, 0.25f, 20);

@@ -142,9 +142,9 @@ struct Format {
     int32_t group;
 };
 inline bool integers(Precision precision) { return precision != FP32 && precision != BF16; }
-inline const Format FORMATS[] = {{"fp32", FP32, SPAN},   {"bf16", BF16, SPAN},   {"int8", INT8, SPAN},
-                                 {"int4 g32", INT4, 32}, {"int4 g64", INT4, 64}, {"int4 g128", INT4, 128},
-                                 {"mxfp4", MXFP4, 32}};
+inline const Format FORMATS[] = {
+    {"fp32", FP32, SCALE_COLUMNS}, {"bf16", BF16, SCALE_COLUMNS}, {"int8", INT8, SCALE_COLUMNS}, {"int4 g32", INT4, 32},
+    {"int4 g64", INT4, 64},        {"int4 g128", INT4, 128},      {"mxfp4", MXFP4, 32}};
 
 // Groups that leave a quantizer little to work with, by turns of 4 values.
 inline const float HARD[][4] = {{0, 0, 0, 0},

@@ -1,15 +1,17 @@
-// Locks, and pools and locks in a child of fork().
+// Locks, and pools, locks and leases in a child of fork().
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <thread>
 
-#include "threads/lock.h"
+#include "memory/memory.h"
+#include "threads/lease.h"
 #include "pools.h"
 
 namespace check {
@@ -47,6 +49,48 @@ void test_forks() {
     auto passed_on = std::make_unique<Pool>(3, nullptr);
     in_child("deleted without a run", [&] { passed_on.reset(); });
     rounds(pool, 20);
+}
+
+// Bytes of addresses that this process has mapped.
+size_t mapped_bytes() {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages * size_t(sysconf(_SC_PAGESIZE));
+}
+
+// A child of fork() whose parent was using a value gets a new one and frees the parent's mappings: else each
+// generation of children would keep those of all before it.
+void test_leases() {
+    constexpr size_t BYTES = size_t(64) << 20;
+    Leased<Memory> shared;
+    const Lease<Memory> held(shared);
+    held->grow(BYTES);
+    const auto generation = [&](auto&& next, int left) -> void {
+        const size_t before = mapped_bytes();
+        const Lease<Memory> own(shared);
+        CHECK(own->size() == 0 && !own->data(), "%zu bytes of the parent's are still in use", own->size());
+        CHECK(mapped_bytes() + BYTES <= before, "%zu bytes are mapped, and %zu before", mapped_bytes(), before);
+        own->grow(BYTES);
+        own->data()[BYTES - 1] = 1;
+        if (left) in_child("a child's child", [&] { next(next, left - 1); });
+    };
+    in_child("in use by the parent", [&] { generation(generation, 3); });
+    CHECK(held->size() == BYTES, "%zu bytes", held->size());
+    held->data()[BYTES - 1] = 1;
+}
+
+// What is free when the child is made stays, with its contents.
+void test_leases_that_are_free() {
+    Leased<Memory> shared;
+    {
+        const Lease<Memory> lease(shared);
+        lease->grow(1);
+        *lease->data() = 7;
+    }
+    in_child("in use by nobody", [&] {
+        const Lease<Memory> lease(shared);
+        CHECK(lease->size() == 1 && *lease->data() == 7, "%zu bytes", lease->size());
+    });
 }
 
 #endif
@@ -111,6 +155,8 @@ void test_locks_and_forks() {
     test_lock();
 #ifdef FORKS_ALONE
     test_forks();
+    test_leases();
+    test_leases_that_are_free();
 #endif
 #ifdef FORKS_AMONG_THREADS
     test_forks_within_runs();

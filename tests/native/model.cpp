@@ -71,7 +71,7 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
 
 // Drafting in one call gives the tokens of single greedy passes, across a block's end, and their probabilities.
 void check_draft(const Kernels& k, const Format& f, const Kind& kind, bool int8 = false) {
-    Fixture x(k, f, kind, f.precision == INT4 && f.group == SPAN ? 2 : 1, 1, int8);
+    Fixture x(k, f, kind, f.precision == INT4 && f.group == SCALE_COLUMNS ? 2 : 1, 1, int8);
     const Table table(x, 300);
     x.append(table, 245 - 40, some_tokens(40, 4));
     std::vector<int32_t> feed = some_tokens(3, 5), expected;
@@ -114,14 +114,14 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
                 tokens.push_back(token), positions.push_back(at[i]), rows.push_back(&tables[i]);
         }
         std::vector<float> logits(3 * ((VOCAB + LANES - 1) / LANES * LANES));
-        Pass pass = x.make_pass(tokens, positions, rows, logits.data());
-        pass.wanted = {0, 4, 6}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 3;
+        PassRequest pass = x.make_pass(tokens, positions, rows, logits.data());
+        pass.logit_rows = {0, 4, 6}, pass.batch.logit_rows = pass.logit_rows.data(), pass.batch.logit_row_count = 3;
         int32_t drafted[3 * MOST], numbers[3];
         float probabilities[3 * MOST];
-        const Drafts drafts{counts, least, MOST, drafted, probabilities, numbers};
+        const GreedyDraft drafts{counts, least, MOST, drafted, probabilities, numbers};
         // The first text's third row is at position 2; those of the others are not.
         if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
-        Forward(*x.model, x.pool, x.workspace, pass.batch, counts).draft(drafts);
+        x.draft(pass.batch, counts, drafts);
         if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
         const size_t lengths[] = {broken ? 3u : size_t(MOST), size_t(MOST - 5), unsure + 1};
         for (size_t i = 0; i < 3; i++) {
@@ -152,13 +152,14 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
         x.append(table, 0, some_tokens(240, 12));
         const std::vector<float> all = x.run(tokens, positions, tables);
         std::vector<float> logits(24 * ((VOCAB + LANES - 1) / LANES * LANES));
-        Pass pass = x.make_pass(tokens, positions, tables, logits.data());
-        pass.wanted = {0, 7, 19, 23}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 4;
+        PassRequest pass = x.make_pass(tokens, positions, tables, logits.data());
+        pass.logit_rows = {0, 7, 19, 23}, pass.batch.logit_rows = pass.logit_rows.data(),
+        pass.batch.logit_row_count = 4;
         int32_t chosen[4], top[4 * 5];
         float logs[4], sums[4], top_logs[4 * 5];
-        Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
+        x.top_tokens(pass.batch, {5, chosen, logs, sums, top, top_logs});
         for (size_t i = 0; i < 4; i++) {
-            const float* row = all.data() + size_t(pass.wanted[i]) * VOCAB;
+            const float* row = all.data() + size_t(pass.logit_rows[i]) * VOCAB;
             std::vector<int32_t> order(VOCAB);
             for (int32_t t = 0; t < VOCAB; t++) order[size_t(t)] = t;
             std::sort(order.begin(), order.end(),
@@ -176,7 +177,7 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
         }
         if (!x.model->spec.rotary_dim) continue;
         std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
-        Forward(*x.model, x.pool, x.workspace, pass.batch).choose({5, chosen, logs, sums, top, top_logs});
+        x.top_tokens(pass.batch, {5, chosen, logs, sums, top, top_logs});
         std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
         CHECK(
             chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]),
@@ -199,9 +200,10 @@ void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
     for (const std::vector<int32_t>& wanted : cases) {
         const Table table(x, 50);
         Buffer<float> logits(std::max<size_t>(wanted.size(), 1) * stride, NAN);
-        Pass pass = x.make_pass(tokens, positions, std::vector<const Table*>(40, &table), logits.data());
-        pass.wanted = wanted, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = int32_t(wanted.size());
-        Forward(*x.model, x.pool, x.workspace, pass.batch).run();
+        PassRequest pass = x.make_pass(tokens, positions, std::vector<const Table*>(40, &table), logits.data());
+        pass.logit_rows = wanted, pass.batch.logit_rows = pass.logit_rows.data(),
+        pass.batch.logit_row_count = int32_t(wanted.size());
+        x.forward(x.pool, pass.batch);
         for (size_t i = 0; i < wanted.size(); i++) {
             CHECK(same_bits(logits.data() + i * stride, all.data() + size_t(wanted[i]) * VOCAB, VOCAB),
                   "%s, %s: row %d of %zu wanted", f.name, kind.name, wanted[i], wanted.size());
@@ -268,7 +270,7 @@ void check_runs(const Kernels& k) {
     for (const auto& [threads, nodes] : {std::pair{1, 1}, {2, 2}, {3, 2}}) {
         Fixture x(k, FORMATS[0], kind, threads, nodes);
         const Table table(x, 4110);
-        for (int32_t b = 0; b < 16; b++) x.append(table, b * KEYS + b, some_tokens(20, uint32_t(b)));
+        for (int32_t b = 0; b < 16; b++) x.append(table, b * BLOCK_POSITIONS + b, some_tokens(20, uint32_t(b)));
         const std::vector<float> prompt = x.append(table, 4090, text);
         const std::vector<float> few = x.append(table, 4090, {text.begin(), text.begin() + 16});
         if (first.empty()) first = prompt;
@@ -322,9 +324,12 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
     CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name,
           long(blocks.count()));
     CHECK(blocks.attention_precision() == (stored == INT8 ? x.model->attention_precision() : stored), "%s", name);
-    const int64_t element = stored == FP32 ? 4 : stored == BF16 ? 2 : 1, scale_bytes = stored == INT8 ? KEYS * 4 : 0;
-    const int64_t key_bytes = KEYS * x.model->key_depth() * element,
-                  value_bytes = KEYS * x.model->value_width() * element;
+    const int64_t element = stored == FP32   ? 4
+                            : stored == BF16 ? 2
+                                             : 1,
+                  scale_bytes = stored == INT8 ? BLOCK_POSITIONS * 4 : 0;
+    const int64_t key_bytes = BLOCK_POSITIONS * x.model->key_depth() * element,
+                  value_bytes = BLOCK_POSITIONS * x.model->value_width() * element;
     const int64_t each = Blocks::bytes_each(*x.model, stored);
     CHECK(each == 4 * (key_bytes + value_bytes + 2 * scale_bytes), "%s: %ld bytes a block", name, long(each));
     std::set<uint8_t*> seen;
@@ -420,12 +425,13 @@ void check_checksum() {
 void test_model(const Kernels& k) {
     for (const Format& f : FORMATS) {
 #ifdef __SANITIZE_THREAD__
-        if (f.precision == BF16 || f.group != SPAN) continue;  // the races are the same, and it is slow
+        if (f.precision == BF16 || f.group != SCALE_COLUMNS) continue;  // the races are the same, and it is slow
 #endif
         for (const Kind& kind : KINDS) {
-            if (&kind >= KINDS + 3 && f.precision != FP32 && f.group == SPAN) continue;  // fewer formats show it
+            if (&kind >= KINDS + 3 && f.precision != FP32 && f.group == SCALE_COLUMNS)
+                continue;  // fewer formats show it
             // Threads that outnumber processors are slow; a few formats show what there is to see.
-            check_passes(k, f, kind, std::string(k.name) == "avx2" && f.precision != BF16 && f.group == SPAN);
+            check_passes(k, f, kind, std::string(k.name) == "avx2" && f.precision != BF16 && f.group == SCALE_COLUMNS);
             check_draft(k, f, kind);
             check_drafts(k, f, kind);
             check_choices(k, f, kind);

@@ -48,8 +48,8 @@ std::vector<float> logits_of(Fixture& x, Pool& pool) {
         std::vector<int32_t> positions;
         for (int32_t i = 0; i < rows; i++) positions.push_back(start + i);
         const std::vector<const Table*> tables(size_t(rows), &table);
-        const Pass pass = x.make_pass(some_tokens(rows, uint32_t(rows)), positions, tables, logits.data());
-        Forward(*x.model, pool, x.workspace, pass.batch).run();
+        const PassRequest pass = x.make_pass(some_tokens(rows, uint32_t(rows)), positions, tables, logits.data());
+        x.forward(pool, pass.batch);
         for (int32_t r = 0; r < rows; r++)
             all.insert(all.end(), logits.data() + r * 64, logits.data() + r * 64 + VOCAB);
         start += rows;
@@ -147,8 +147,7 @@ void check_shared_table(const Kernels& k) {
 // Which weights and copies of rows the threads of a pass read: kernels that look at what they are given.
 struct Watch {
     const Kernels* kernels = nullptr;
-    const Workspace* workspace = nullptr;
-    int nodes = 1;
+    const Activations* activations = nullptr;
     std::map<uintptr_t, int> pages;  // of weights: the node of each
     bool delta = false;              // whether all threads read what all of them made
     std::atomic<long> right{0}, wrong{0}, wrong_weights{0}, of_delta{0};
@@ -156,16 +155,24 @@ struct Watch {
 Watch watch;
 thread_local int here = 0;  // the node of this thread
 
+// Whether an address is in a buffer.
+template <class T>
+bool within(const Array<T>& array, const void* at) {
+    return array.data && at >= array.data && at < array.data + array.rows * array.columns;
+}
+
+bool within(const PreparedRows& rows, const void* at) {
+    return within(rows.values, at) || within(rows.scales, at) || within(rows.negated_sums, at) ||
+           within(rows.tiles, at);
+}
+
 void look(const void* at) {
-    const Workspace& w = *watch.workspace;
-    for (const Memory* memory :
-         {&w.row_values, &w.row_scales, &w.row_sums, &w.row_tiles, &w.down_values, &w.down_scales, &w.down_sums,
-          &w.slot_values, &w.slot_scales, &w.slot_sums, &w.delta}) {
-        const int64_t place = static_cast<const uint8_t*>(at) - memory->data();
-        if (!at || !memory->data() || place < 0 || place >= int64_t(memory->size())) continue;
-        if (memory == &w.delta && !watch.delta) continue;
-        if (memory == &w.delta) watch.of_delta++;
-        (place / copy_bytes(*memory, watch.nodes) == here ? watch.right : watch.wrong)++;
+    for (int node = 0; node < watch.activations->nodes(); node++) {
+        const NodeBuffers& b = watch.activations->on(node);
+        const bool delta = watch.delta && within(b.delta, at);
+        if (delta) watch.of_delta++;
+        if (!delta && !within(b.inputs, at) && !within(b.down_inputs, at) && !within(b.expert_inputs, at)) continue;
+        (node == here ? watch.right : watch.wrong)++;
     }
 }
 
@@ -187,10 +194,10 @@ Kernels watched(const Kernels& k) {
         look(y);
         watch.kernels->add(x, y, size);
     };
-    looking.normalise = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon,
+    looking.normalize = [](bool rms, const float* x, const float* weight, const float* bias, float epsilon,
                            int64_t size, float* out) {
         look(x);
-        watch.kernels->normalise(rms, x, weight, bias, epsilon, size, out);
+        watch.kernels->normalize(rms, x, weight, bias, epsilon, size, out);
     };
     return looking;
 }
@@ -200,14 +207,14 @@ Kernels watched(const Kernels& k) {
 void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
     const Kernels looking = watched(k);
     Fixture x(looking, f, kind, 3, 2);
-    watch.kernels = &k, watch.workspace = &x.workspace, watch.nodes = 2;
+    watch.kernels = &k, watch.activations = &x.activations;
     watch.pages = check_pages(x, 2);
     watch.right = watch.wrong = watch.wrong_weights = watch.of_delta = 0;
     x.pool.run([&](int thread) { here = x.pool.node(thread); });
     const Table table(x, 40);
     for (const int32_t rows : {20, 3}) {
         // Few rows are prepared by every thread, but those that a projection makes.
-        watch.delta = rows <= FEW && !x.model->spec.projected_embedding;
+        watch.delta = rows <= DECODE_ROWS && !x.model->spec.projected_embedding;
         x.append(table, rows == 20 ? 0 : 20, some_tokens(rows, 4));
     }
     here = 0;

@@ -326,8 +326,8 @@ double Packed::weight(int64_t column, int64_t k) const {
         case BF16: return from_bf16(bits_as<uint16_t>(block + k / 2 * 64 + lane * 4 + k % 2 * 2));
         case INT8: return (block[k / 4 * 64 + lane * 4 + k % 4] - 128) * double(scales[size_t(column)]);
         case MXFP4: {
-            const uint8_t* start = block + k / SPAN * (64 + 4 * 256);
-            const int64_t number = k % SPAN / 32, quad = k % 32 / 4;
+            const uint8_t* start = block + k / SCALE_COLUMNS * (64 + 4 * 256);
+            const int64_t number = k % SCALE_COLUMNS / 32, quad = k % 32 / 4;
             const uint8_t both = start[64 + number * 256 + quad % 4 * 64 + lane * 4 + k % 4],
                           nibble = quad < 4 ? both & 15 : both >> 4;
             const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};

@@ -193,14 +193,14 @@ void check_batches(const Kernels& k) {
         CHECK_REFUSED("position 256, and its table has 1 blocks", run({1}, {256}, {&table}));
         CHECK_REFUSED("position 256, and its table has 1 blocks", run({1, 2}, {255, 256}, {&table, &table}));
         CHECK_REFUSED("position -1", run({1}, {-1}, {&table}));
-        CHECK_REFUSED("is written by two stretches", run({1, 2, 3}, {4, 0, 5}, {&table, &second, &table}));
+        CHECK_REFUSED("is written by two segments", run({1, 2, 3}, {4, 0, 5}, {&table, &second, &table}));
         const bool tables = x.model->spec.positions || x.model->spec.rotary_dim;
         if (tables) CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
         CHECK_REFUSED("rows of a pass is 0", run({}, {}, {}));
         Table twice = second, reading = second;
         twice.ids[0] = twice.ids[1], reading.ids[1] = table.ids[0];
-        CHECK_REFUSED("is written while stretch 0 reads it", run({1}, {260}, {&twice}));
-        CHECK_REFUSED("is written while stretch 1 reads it", run({1, 2}, {0, 260}, {&second, &twice}));
+        CHECK_REFUSED("is written while segment 0 reads it", run({1}, {260}, {&twice}));
+        CHECK_REFUSED("is written while segment 1 reads it", run({1, 2}, {0, 260}, {&second, &twice}));
         for (const int32_t wrong : {-1, Fixture::BLOCKS, INT32_MAX, INT32_MIN}) {
             Table bad = second;
             bad.ids[1] = wrong;
@@ -209,43 +209,44 @@ void check_batches(const Kernels& k) {
         }
 
         Buffer<float> logits(64);
-        const auto pass = [&](void (*change)(Batch&, Stretch&), int32_t further = 0) {
-            Pass made = x.make_pass({1}, {0}, {&table}, logits.data());
-            change(made.batch, made.stretches[0]);
-            Forward(*x.model, x.pool, x.workspace, made.batch, further ? &further : nullptr);
+        const auto pass = [&](void (*change)(Batch&, Segment&), int32_t further = 0) {
+            PassRequest made = x.make_pass({1}, {0}, {&table}, logits.data());
+            change(made.batch, made.segments[0]);
+            ipex_assist::Pass(*x.program, x.pool, x.activations, made.batch, further ? &further : nullptr);
         };
-        pass([](Batch&, Stretch&) {}, 256);
-        CHECK_REFUSED("position 256", pass([](Batch&, Stretch&) {}, 257));
-        CHECK_REFUSED("tokens drafted behind a stretch is -1", pass([](Batch&, Stretch&) {}, -1));
-        CHECK_REFUSED("wanted is 2", pass([](Batch& b, Stretch&) { b.wanted_count = 2; }));
-        CHECK_REFUSED("wanted is -1", pass([](Batch& b, Stretch&) { b.wanted_count = -1; }));
-        CHECK_REFUSED("drafting takes the last row", pass([](Batch& b, Stretch&) { b.wanted_count = 0; }, 1));
+        pass([](Batch&, Segment&) {}, 256);
+        CHECK_REFUSED("position 256", pass([](Batch&, Segment&) {}, 257));
+        CHECK_REFUSED("tokens drafted after a segment is -1", pass([](Batch&, Segment&) {}, -1));
+        CHECK_REFUSED("rows with logits is 2", pass([](Batch& b, Segment&) { b.logit_row_count = 2; }));
+        CHECK_REFUSED("rows with logits is -1", pass([](Batch& b, Segment&) { b.logit_row_count = -1; }));
+        CHECK_REFUSED("drafting takes the last row", pass([](Batch& b, Segment&) { b.logit_row_count = 0; }, 1));
         for (const int32_t row : {-1, 1}) {
             static int32_t wanted;
             wanted = row;
-            CHECK_REFUSED("wanted is " + std::to_string(row), pass([](Batch& b, Stretch&) { b.wanted = &wanted; }));
+            CHECK_REFUSED("rows with logits is " + std::to_string(row),
+                          pass([](Batch& b, Segment&) { b.logit_rows = &wanted; }));
         }
-        CHECK_REFUSED("2 rows of a pass, and 1 of its stretches", pass([](Batch& b, Stretch&) { b.rows = 2; }));
-        CHECK_REFUSED("rows of a stretch is 0", pass([](Batch&, Stretch& s) { s.rows = 0; }));
-        CHECK_REFUSED("rows of a stretch is 2", pass([](Batch&, Stretch& s) { s.rows = 2; }));
-        CHECK_REFUSED("stretches of a pass is 0", pass([](Batch& b, Stretch&) { b.stretch_count = 0; }));
-        CHECK_REFUSED("at position 2147483647", pass([](Batch&, Stretch& s) { s.start = INT32_MAX; }));
-        CHECK_REFUSED("its table has 0 blocks", pass([](Batch&, Stretch& s) { s.blocks = nullptr; }));
-        CHECK_REFUSED("its table has -3 blocks", pass([](Batch&, Stretch& s) { s.block_count = -3; }));
-        CHECK_REFUSED("needs tokens, stretches and blocks", pass([](Batch& b, Stretch&) { b.blocks = nullptr; }));
+        CHECK_REFUSED("2 rows of a pass, and 1 of its segments", pass([](Batch& b, Segment&) { b.rows = 2; }));
+        CHECK_REFUSED("rows of a segment is 0", pass([](Batch&, Segment& s) { s.rows = 0; }));
+        CHECK_REFUSED("rows of a segment is 2", pass([](Batch&, Segment& s) { s.rows = 2; }));
+        CHECK_REFUSED("segments of a pass is 0", pass([](Batch& b, Segment&) { b.segment_count = 0; }));
+        CHECK_REFUSED("at position 2147483647", pass([](Batch&, Segment& s) { s.start = INT32_MAX; }));
+        CHECK_REFUSED("its table has 0 blocks", pass([](Batch&, Segment& s) { s.blocks = nullptr; }));
+        CHECK_REFUSED("its table has -3 blocks", pass([](Batch&, Segment& s) { s.block_count = -3; }));
+        CHECK_REFUSED("needs tokens, segments and blocks", pass([](Batch& b, Segment&) { b.blocks = nullptr; }));
         static const Blocks* foreign;
         foreign = other.blocks.get();
-        CHECK_REFUSED("of another model", pass([](Batch& b, Stretch&) { b.blocks = foreign; }));
+        CHECK_REFUSED("of another model", pass([](Batch& b, Segment&) { b.blocks = foreign; }));
         CHECK_REFUSED("logits of 63 columns for a vocabulary that takes 64",
-                      pass([](Batch& b, Stretch&) { b.stride = 63; }));
-        CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Stretch&) { b.logits = nullptr; }));
-        CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Stretch&) { b.threads = -1; }));
-        CHECK_REFUSED("wanted is 51", pass([](Batch& b, Stretch&) { b.vocabulary = 51; }));
-        pass([](Batch& b, Stretch&) { b.vocabulary = 16, b.stride = 16; });
+                      pass([](Batch& b, Segment&) { b.stride = 63; }));
+        CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Segment&) { b.logits = nullptr; }));
+        CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Segment&) { b.threads = -1; }));
+        CHECK_REFUSED("rows with logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
+        pass([](Batch& b, Segment&) { b.vocabulary = 16, b.stride = 16; });
         if (x.model->spec.rotary_dim)
-            CHECK_REFUSED("need their tables", pass([](Batch&, Stretch& s) { s.sine = nullptr; }));
+            CHECK_REFUSED("need their tables", pass([](Batch&, Segment& s) { s.sine = nullptr; }));
         if (x.model->spec.rotary_dim)
-            CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Stretch& s) { s.table_start = 3, s.table_rows = 5; }));
+            CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Segment& s) { s.rope_start = 3, s.rope_rows = 5; }));
         CHECK_REFUSED("a pool of 0 blocks", Blocks(*x.model, 0, BF16));
         CHECK_REFUSED("a pool of 2147483648", Blocks(*x.model, int64_t(1) << 31, BF16));
         const Fixture wide(k, FORMATS[0], kind, 1), narrow(k, FORMATS[1], kind, 1);
@@ -262,11 +263,11 @@ void check_batches(const Kernels& k) {
         const std::vector<int32_t> windows(size_t(spec.layers), 0);
         Model empty(spec, windows.data(), &k);
         CHECK_REFUSED("keys of int8 for a model without weights", Blocks(empty, 1, INT8));
-        const Pass made = x.make_pass({1}, {0}, {&table}, logits.data());
+        const PassRequest made = x.make_pass({1}, {0}, {&table}, logits.data());
         const Batch& batch = made.batch;
-        CHECK_REFUSED("no weights yet", Forward(empty, x.pool, x.workspace, batch));
+        CHECK_REFUSED("no weights yet", ipex_assist::Pass(Program(empty), x.pool, x.activations, batch));
         empty.allocate(x.pool);
-        CHECK_REFUSED("weights are not packed yet", Forward(empty, x.pool, x.workspace, batch));
+        CHECK_REFUSED("weights are not packed yet", ipex_assist::Pass(Program(empty), x.pool, x.activations, batch));
     }
 }
 

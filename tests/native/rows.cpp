@@ -19,13 +19,13 @@ std::vector<float> normal_row(Random& random, int64_t size) {
 void check_integers(const Quantized& q, const float* x, int64_t rows, int64_t width, const char* name) {
     const int64_t depth = q.rows.depth;
     for (int64_t r = 0; r < rows; r++) {
-        for (int64_t span = 0; span < depth; span += SPAN) {
+        for (int64_t span = 0; span < depth; span += SCALE_COLUMNS) {
             float most = 0;
-            for (int64_t i = span; i < std::min(span + SPAN, width); i++)
+            for (int64_t i = span; i < std::min(span + SCALE_COLUMNS, width); i++)
                 most = std::max(most, std::abs(x[r * width + i]));
-            const double scale = q.scales[size_t((r * depth + span) / SPAN)];
+            const double scale = q.scales[size_t((r * depth + span) / SCALE_COLUMNS)];
             CHECK(std::abs(scale - double(most) / 127) <= 1e-6 * scale, "%s scale %g of %g", name, scale, double(most));
-            for (int64_t i = span; i < span + SPAN; i++) {
+            for (int64_t i = span; i < span + SCALE_COLUMNS; i++) {
                 const double expected = i < width ? x[r * width + i] : 0;
                 CHECK(std::abs(q.value(r, i) - expected) <= 0.50001 * scale, "%s: %g became %g", name, expected,
                       q.value(r, i));
@@ -65,9 +65,9 @@ void test_quantize(const Kernels& k) {
             Quantized parts(k, linear, x.data(), 5, width);
             std::fill(parts.values.data(), parts.values.data() + 5 * linear.depth * parts.bytes_each, uint8_t(0x7e));
             for (int64_t r = 0; r < 5; r++) {
-                for (int64_t i = (linear.depth - 1) / SPAN * SPAN; i >= 0; i -= SPAN) {
-                    k.quantize(f.precision, f.group, x.data() + r * width, width, i, std::min(i + SPAN, linear.depth),
-                               r, parts.rows);
+                for (int64_t i = (linear.depth - 1) / SCALE_COLUMNS * SCALE_COLUMNS; i >= 0; i -= SCALE_COLUMNS) {
+                    k.quantize(f.precision, f.group, x.data() + r * width, width, i,
+                               std::min(i + SCALE_COLUMNS, linear.depth), r, parts.rows);
                 }
             }
             CHECK(!std::memcmp(q.values.data(), parts.values.data(), size_t(5 * linear.depth * q.bytes_each)),
@@ -82,16 +82,16 @@ void test_spans_that_are_no_numbers(const Kernels& k) {
     for (const Format& f : FORMATS) {
         if (f.precision == FP32 || f.precision == BF16) continue;
         for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
-            for (int64_t at = 0; at < 2 * SPAN; at++) {
-                std::vector<float> x = normal_row(random, 2 * SPAN);
+            for (int64_t at = 0; at < 2 * SCALE_COLUMNS; at++) {
+                std::vector<float> x = normal_row(random, 2 * SCALE_COLUMNS);
                 x[size_t(at)] = bad;
                 Linear linear{};
-                linear.precision = f.precision, linear.group = f.group, linear.depth = 2 * SPAN;
-                const Quantized q(k, linear, x.data(), 1, 2 * SPAN);
-                CHECK(!std::isfinite(q.scales[size_t(at / SPAN)]), "%s: %g at %ld gives a scale of %g", f.name,
-                      double(bad), long(at), double(q.scales[size_t(at / SPAN)]));
-                CHECK(std::isfinite(q.scales[size_t(1 - at / SPAN)]), "%s: %g at %ld is in the other span", f.name,
-                      double(bad), long(at));
+                linear.precision = f.precision, linear.group = f.group, linear.depth = 2 * SCALE_COLUMNS;
+                const Quantized q(k, linear, x.data(), 1, 2 * SCALE_COLUMNS);
+                CHECK(!std::isfinite(q.scales[size_t(at / SCALE_COLUMNS)]), "%s: %g at %ld gives a scale of %g", f.name,
+                      double(bad), long(at), double(q.scales[size_t(at / SCALE_COLUMNS)]));
+                CHECK(std::isfinite(q.scales[size_t(1 - at / SCALE_COLUMNS)]), "%s: %g at %ld is in the other span",
+                      f.name, double(bad), long(at));
             }
         }
     }
@@ -103,7 +103,7 @@ void test_norms_that_overflow(const Kernels& k) {
         for (const float bad : {1e25f, INFINITY, NAN}) {
             Buffer<float> x(40, 1.0f), out(40);
             x[9] = bad;
-            k.normalise(rms, x.data(), nullptr, nullptr, 1e-5f, 40, out.data());
+            k.normalize(rms, x.data(), nullptr, nullptr, 1e-5f, 40, out.data());
             CHECK(std::any_of(out.data(), out.data() + 40, [](float v) { return std::isnan(v); }), "%g became numbers",
                   double(bad));
         }
@@ -118,7 +118,7 @@ void test_outliers(const Kernels& k) {
     std::vector<float> x = normal_row(random, width), weights = normal_row(random, width * columns);
     for (const int64_t channel : {130, 131, 1500, 2222, 3000, 4000}) x[size_t(channel)] *= 60.0f;
     Linear linear{};
-    linear.precision = INT8, linear.group = SPAN, linear.depth = width;
+    linear.precision = INT8, linear.group = SCALE_COLUMNS, linear.depth = width;
     const Quantized q(k, linear, x.data(), 1, width);
     double most = 0, spans = 0, whole = 0, spans_out = 0, whole_out = 0, outputs = 0;
     for (const float value : x) most = std::max(most, std::abs(double(value)));
@@ -162,7 +162,7 @@ void test_normalise(const Kernels& k) {
             for (int64_t i = 0; i < size; i++) squares += std::pow(double(x[size_t(i)]) - mean, 2) / double(size);
             for (int64_t i = 0; i < size; i++) terms = std::max(terms, std::abs(double(x[size_t(i)])));
             const double factor = 1 / std::sqrt(squares + 1e-5);
-            k.normalise(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size,
+            k.normalize(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size,
                         out.data());
             for (size_t i = 0; i < x.size(); i++) {
                 const double expected = (x[i] - mean) * factor * (weighted ? weight[i] : 1) + (biased ? bias[i] : 0);
@@ -170,7 +170,7 @@ void test_normalise(const Kernels& k) {
                 CHECK(std::abs(out[i] - expected) <= bound, "%s of %ld: %g != %g", rms ? "rms" : "layer", long(size),
                       double(out[i]), expected);
             }
-            k.normalise(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size,
+            k.normalize(rms, x.data(), weighted ? weight.data() : nullptr, biased ? bias.data() : nullptr, 1e-5f, size,
                         x.data());
             CHECK(same_bits(x.data(), out.data(), x.size()), "in place, %ld", long(size));
         }
@@ -280,7 +280,7 @@ void test_rotate(const Kernels& k) {
             x[i] = random.normal();
         }
         const std::vector<float> before(x.data(), x.data() + x.size());
-        k.rotate(x.data(), size, cosine.data(), sine.data());
+        k.apply_rotary(x.data(), size, cosine.data(), sine.data());
         for (size_t i = 0; i < x.size(); i++) {
             const double other = before[(i + x.size() / 2) % x.size()];
             const double expected = double(before[i]) * double(cosine[i]) + other * double(sine[i]);
@@ -315,7 +315,7 @@ void test_maximum(const Kernels& k) {
             if (round == 4) std::fill(x.data(), x.data() + size, -7.0f);
             if (round % 3 == 0) x[size_t(random.below(int(size)))] = -INFINITY;
             if (size == 1) x[0] = -3;
-            const Maximum got = k.maximum(x.data(), size);
+            const ArgMax got = k.argmax(x.data(), size);
             const int64_t expected = std::max_element(x.data(), x.data() + size) - x.data();
             double sum = 0;
             for (size_t i = 0; i < x.size(); i++) sum += std::exp(double(x[i]) - double(x[size_t(expected)]));
@@ -326,7 +326,7 @@ void test_maximum(const Kernels& k) {
     }
     Buffer<float> x(40, 1.0f);
     x[7] = NAN, x[20] = 2;
-    const Maximum got = k.maximum(x.data(), 40);
+    const ArgMax got = k.argmax(x.data(), 40);
     CHECK(got.index == 20 && std::isnan(got.sum), "beside NaN: %d, sum %g", got.index, double(got.sum));
 }
 
@@ -339,7 +339,7 @@ Quantized::Quantized(const Kernels& k, const Linear& linear, const float* x, int
                  : precision == BF16 ? k.bf16_row_bytes
                                      : 1),
       values(size_t((count + 31) / 32 * 32 * linear.depth * bytes_each), 0xff),
-      scales(size_t(count * std::max<int64_t>(1, linear.depth / SPAN)), NAN),
+      scales(size_t(count * std::max<int64_t>(1, linear.depth / SCALE_COLUMNS)), NAN),
       sums(size_t(count * std::max<int64_t>(1, linear.depth / group)), 1 << 20),
       rows{values.data(), scales.data(), sums.data(), linear.depth} {
     Buffer<float> row(static_cast<size_t>(width));
@@ -354,7 +354,7 @@ double Quantized::value(int64_t row, int64_t column) const {
     const uint8_t* from = values.data() + at * bytes_each;
     if (bytes_each == 4) return bits_as<float>(from);
     if (bytes_each == 2) return from_bf16(bits_as<uint16_t>(from));
-    return int8_t(*from) * double(scales[size_t(row * (rows.depth / SPAN) + column / SPAN)]);
+    return int8_t(*from) * double(scales[size_t(row * (rows.depth / SCALE_COLUMNS) + column / SCALE_COLUMNS)]);
 }
 
 namespace {
@@ -373,12 +373,12 @@ std::vector<float> results_for_rows(const Kernels& k) {
             x[i] = random.normal() * 3, weight[i] = random.normal(), bias[i] = random.normal();
         for (const bool rms : {true, false}) {
             for (const bool plain : {true, false}) {
-                k.normalise(rms, x.data(), plain ? nullptr : weight.data(), plain ? nullptr : bias.data(), 1e-5f, size,
+                k.normalize(rms, x.data(), plain ? nullptr : weight.data(), plain ? nullptr : bias.data(), 1e-5f, size,
                             out.data());
                 keep(out);
             }
         }
-        const Maximum found = k.maximum(x.data(), size);
+        const ArgMax found = k.argmax(x.data(), size);
         results.insert(results.end(), {found.value, float(found.index), found.sum});
         Linear linear{};
         linear.precision = INT4, linear.group = 32, linear.depth = padded_depth(INT4, size);
@@ -396,7 +396,7 @@ std::vector<float> results_for_rows(const Kernels& k) {
         }
         k.activate(CLAMPED_SWIGLU, true, x.data(), int64_t(padded / LANES / 2), out.data());
         keep(out);
-        k.rotate(x.data(), int32_t(size), weight.data(), bias.data());
+        k.apply_rotary(x.data(), int32_t(size), weight.data(), bias.data());
         keep(x);
         k.soft_cap(x.data(), size, 0.3f, 5.0f);
         keep(x);

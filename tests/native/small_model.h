@@ -5,7 +5,7 @@
 #include <string>
 
 #include "check.h"
-#include "operations/forward.h"
+#include "operations/pass.h"
 
 namespace check {
 namespace {
@@ -127,9 +127,9 @@ struct Table {
 };
 
 // A pass and what its batch points to.
-struct Pass {
-    std::vector<Stretch> stretches;
-    std::vector<int32_t> tokens, wanted;
+struct PassRequest {
+    std::vector<Segment> segments;
+    std::vector<int32_t> tokens, logit_rows;
     Batch batch{};
 };
 
@@ -168,6 +168,7 @@ struct Fixture {
         const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
         model = std::make_unique<Model>(spec, windows.data(), &k, tables.data(), kind.sloped ? slopes.data() : nullptr);
         model->allocate(pool);
+        program = std::make_unique<Program>(*model);
         Random random(1);
         for (const Shape& shape : shapes(spec)) {
             for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
@@ -195,13 +196,26 @@ struct Fixture {
         }
     }
 
+    void forward(Pool& by, const Batch& batch) {
+        ipex_assist::Pass pass(*program, by, activations, batch);
+        ipex_assist::forward(pass);
+    }
+    void top_tokens(const Batch& batch, const TopTokens& found) {
+        ipex_assist::Pass pass(*program, pool, activations, batch);
+        ipex_assist::top_tokens(pass, found);
+    }
+    void draft(const Batch& batch, const int32_t* counts, const GreedyDraft& request) {
+        ipex_assist::Pass pass(*program, pool, activations, batch, counts);
+        ipex_assist::draft(pass, request);
+    }
+
     // Logits (rows, VOCAB) of `tokens`, each row in the sequence given for it; rows of one sequence are side by side.
     std::vector<float> run(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
                            const std::vector<const Table*>& tables) {
         const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
         Buffer<float> logits(tokens.size() * stride, NAN);
-        const Pass pass = make_pass(tokens, positions, tables, logits.data());
-        Forward(*model, this->pool, workspace, pass.batch).run();
+        const PassRequest pass = make_pass(tokens, positions, tables, logits.data());
+        forward(this->pool, pass.batch);
         std::vector<float> result;
         for (size_t r = 0; r < tokens.size(); r++) {
             result.insert(result.end(), logits.data() + r * stride, logits.data() + r * stride + VOCAB);
@@ -209,29 +223,31 @@ struct Fixture {
         return result;
     }
 
-    Stretch make_stretch(const Table& table, int32_t start, int32_t rows) const {
-        Stretch s{};
+    Segment make_segment(const Table& table, int32_t start, int32_t rows) const {
+        Segment s{};
         s.blocks = table.ids.data(), s.block_count = int32_t(table.ids.size());
         s.start = start, s.rows = rows;
         s.cosine = model->spec.rotary_dim ? cosine.data() : nullptr;
         s.sine = model->spec.rotary_dim ? sine.data() : nullptr;
-        s.table_rows = model->spec.rotary_dim ? POSITIONS : 0;
+        s.rope_rows = model->spec.rotary_dim ? POSITIONS : 0;
         return s;
     }
 
-    Pass make_pass(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
-                   const std::vector<const Table*>& tables, float* logits) const {
-        Pass pass;
+    PassRequest make_pass(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                          const std::vector<const Table*>& tables, float* logits) const {
+        PassRequest pass;
         pass.tokens = tokens;
         for (size_t r = 0; r < tokens.size(); r++) {
             if (r == 0 || tables[r] != tables[r - 1])
-                pass.stretches.push_back(make_stretch(*tables[r], positions[r], 0));
-            pass.stretches.back().rows++;
-            pass.wanted.push_back(int32_t(r));
+                pass.segments.push_back(make_segment(*tables[r], positions[r], 0));
+            pass.segments.back().rows++;
+            pass.logit_rows.push_back(int32_t(r));
         }
         Batch& batch = pass.batch;
-        batch.rows = batch.wanted_count = int32_t(tokens.size()), batch.stretch_count = int32_t(pass.stretches.size());
-        batch.stretches = pass.stretches.data(), batch.tokens = pass.tokens.data(), batch.wanted = pass.wanted.data();
+        batch.rows = batch.logit_row_count = int32_t(tokens.size()),
+        batch.segment_count = int32_t(pass.segments.size());
+        batch.segments = pass.segments.data(), batch.tokens = pass.tokens.data(),
+        batch.logit_rows = pass.logit_rows.data();
         batch.blocks = blocks.get();
         batch.threads = threads;
         batch.logits = logits, batch.stride = (VOCAB + LANES - 1) / LANES * LANES;
@@ -248,24 +264,25 @@ struct Fixture {
     std::vector<int32_t> draft(const Table& table, int32_t start, const std::vector<int32_t>& tokens, int32_t count,
                                int32_t vocabulary, std::vector<float>* likely = nullptr) {
         std::vector<float> logits((VOCAB + LANES - 1) / LANES * LANES);
-        Pass pass = make_pass(tokens, std::vector<int32_t>(tokens.size(), start),
-                              std::vector<const Table*>(tokens.size(), &table), logits.data());
-        pass.wanted = {int32_t(tokens.size()) - 1}, pass.batch.wanted = pass.wanted.data(), pass.batch.wanted_count = 1;
+        PassRequest pass = make_pass(tokens, std::vector<int32_t>(tokens.size(), start),
+                                     std::vector<const Table*>(tokens.size(), &table), logits.data());
+        pass.logit_rows = {int32_t(tokens.size()) - 1}, pass.batch.logit_rows = pass.logit_rows.data(),
+        pass.batch.logit_row_count = 1;
         pass.batch.vocabulary = vocabulary;
         Buffer<int32_t> drafted(static_cast<size_t>(count));
         Buffer<float> probabilities(static_cast<size_t>(count));
         const float least = 0;
         int32_t number = 0;
-        Forward(*model, pool, workspace, pass.batch, &count)
-            .draft({&count, &least, count, drafted.data(), probabilities.data(), &number});
+        draft(pass.batch, &count, {&count, &least, count, drafted.data(), probabilities.data(), &number});
         if (likely) likely->assign(probabilities.data(), probabilities.data() + number);
         return {drafted.data(), drafted.data() + number};
     }
 
     Pool pool;
     int32_t threads = 0;  // of its passes; 0: all
-    Workspace workspace;
+    Activations activations;
     std::unique_ptr<Model> model;
+    std::unique_ptr<Program> program;
     std::unique_ptr<Blocks> blocks;
     int32_t taken = 0;  // of them
     std::vector<float> table;
@@ -274,7 +291,8 @@ struct Fixture {
 };
 
 inline Table::Table(Fixture& x, int64_t positions) {
-    for (int64_t i = 0; i < (positions + KEYS - 1) / KEYS; i++) ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
+    for (int64_t i = 0; i < (positions + BLOCK_POSITIONS - 1) / BLOCK_POSITIONS; i++)
+        ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
 }
 
 std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {

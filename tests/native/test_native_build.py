@@ -87,12 +87,12 @@ def test_another_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_the_compiler_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the file and has the compiler's last lines; nothing half built stays behind."""
     fails = 'for i in $(seq 30); do echo "error: line $i" >&2; done; exit 1'
-    body = f'case "$source" in *operations/forward.cpp) {fails}; esac; touch "$out"'
+    body = f'case "$source" in *operations/attention.cpp) {fails}; esac; touch "$out"'
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, body)))
     with pytest.raises(build.BuildError) as caught:
         build.build(tmp_path / "out" / "core.so")
     message = str(caught.value)
-    assert f"failed on {build.HERE}/operations/forward.cpp:" in message
+    assert f"failed on {build.HERE}/operations/attention.cpp:" in message
     assert message.endswith("error: line 29\nerror: line 30")
     assert "error: line 18" not in message
     assert list((tmp_path / "out").iterdir()) == []
@@ -227,8 +227,8 @@ C_TYPES = {
     "char*": ctypes.c_char_p,
     "Spec*": ctypes.POINTER(library.Spec),
     "Batch*": ctypes.POINTER(library.Batch),
-    "Drafts*": ctypes.POINTER(library.Drafts),
-    "Choices*": ctypes.POINTER(library.Choices),
+    "GreedyDraft*": ctypes.POINTER(library.GreedyDraft),
+    "TopTokens*": ctypes.POINTER(library.TopTokens),
 }
 
 
@@ -260,10 +260,10 @@ def test_python_calls_what_is_declared() -> None:
     ("header", "structure"),
     [
         ("packing/model.h", library.Spec),
-        ("operations/forward.h", structures.Stretch),
-        ("operations/forward.h", library.Batch),
-        ("operations/forward.h", library.Drafts),
-        ("operations/forward.h", library.Choices),
+        ("operations/batch.h", structures.Segment),
+        ("operations/batch.h", library.Batch),
+        ("operations/batch.h", library.GreedyDraft),
+        ("operations/batch.h", library.TopTokens),
     ],
 )
 def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:

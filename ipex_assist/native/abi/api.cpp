@@ -12,8 +12,9 @@
 
 #include "abi/checks.h"
 #include "kernels/cpu.h"
-#include "operations/forward.h"
-#include "operations/linears.h"
+#include "operations/pass.h"
+#include "operations/single_linear.h"
+#include "threads/lease.h"
 
 using namespace ipex_assist;
 
@@ -25,34 +26,33 @@ void remember(const char* message) { std::snprintf(last_error, sizeof last_error
 
 // What passes of one model share beside its weights.
 struct Buffers {
-    Workspace workspace;
-    Memory logits;  // of choosing and drafting
+    Activations activations;
+    LinearBuffers linears;
+    Memory logits;  // where the caller asks for tokens only
     Timing timing;
     int64_t experts_read = 0;  // by the last call
 };
 
 struct Handle {
     Model model;
-    Lock turn;  // of who uses the buffers
-    Buffers buffers;
+    Program program{model};
+    Leased<Buffers> buffers{};
 };
 
-// The calling thread's turn to use a model's buffers.
-class Turn {
+// A model and its buffers, which one thread at a time uses.
+class BufferLease {
 public:
-    explicit Turn(void* handle) : handle_(*static_cast<Handle*>(handle)) {
-        // A thread that a fork left behind may have been changing them: they are lost, and new.
-        if (!handle_.turn.lock()) new (&handle_.buffers) Buffers;
-    }
-    ~Turn() { handle_.turn.unlock(); }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    explicit BufferLease(void* handle)
+        : handle_(*static_cast<const Handle*>(handle)),
+          lease_(static_cast<Handle*>(handle)->buffers) {}
 
     const Model& model() const { return handle_.model; }
-    Buffers& buffers() const { return handle_.buffers; }
+    const Program& program() const { return handle_.program; }
+    Buffers& buffers() const { return *lease_; }
 
 private:
-    Handle& handle_;
+    const Handle& handle_;
+    const Lease<Buffers> lease_;
 };
 
 // Runs f; where it throws, keeps the message and returns `failed`.
@@ -97,15 +97,15 @@ double best_speed(int32_t repeats, F&& f) {
 }
 
 // The batch with logits in memory of our own.
-Batch with_logits(const Turn& turn, Batch batch) {
-    const int64_t rows = std::clamp(batch.wanted_count, 0, 1 << 24);
-    batch.stride = turn.model().head.blocks * LANES;
-    turn.buffers().logits.grow(size_t(rows * batch.stride) * 4);
-    batch.logits = turn.buffers().logits.as<float>();
+Batch with_logits(const BufferLease& lease, Batch batch) {
+    const int64_t rows = std::clamp(batch.logit_row_count, 0, 1 << 24);
+    batch.stride = lease.model().head.blocks * LANES;
+    lease.buffers().logits.grow(size_t(rows * batch.stride) * 4);
+    batch.logits = lease.buffers().logits.as<float>();
     return batch;
 }
 
-void count(Buffers& buffers, const Forward& done) {
+void count(Buffers& buffers, const Pass& done) {
     buffers.timing.linear += done.timing.linear;
     buffers.timing.attention += done.timing.attention;
     buffers.timing.total += done.timing.total;
@@ -121,7 +121,7 @@ void count(Buffers& buffers, const Forward& done) {
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(Spec));
     sizes[1] = int32_t(sizeof(Batch));
-    return 7;
+    return 8;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -184,7 +184,7 @@ IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
 IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows, const int32_t* tables,
                                    const float* slopes) {
     return guarded<void*>(nullptr, [&] {
-        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels), tables, slopes), {}, {}};
+        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels), tables, slopes)};
     });
 }
 
@@ -283,51 +283,53 @@ IPEX_ASSIST_API int32_t ia_blocks_discard(void* blocks, const int32_t* ids, int6
 
 IPEX_ASSIST_API int32_t ia_forward(void* handle, void* pool, const Batch* batch) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, *batch);
-        forward.run();
-        count(turn.buffers(), forward);
+        const BufferLease lease(handle);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, *batch);
+        forward(pass);
+        count(lease.buffers(), pass);
         return 0;
     });
 }
 
-// What is likeliest behind the wanted rows: see Choices. The batch's logits are not used.
-IPEX_ASSIST_API int32_t ia_choose(void* handle, void* pool, const Batch* batch, const Choices* choices) {
+// The most likely tokens after the rows with logits: see TopTokens. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_top_tokens(void* handle, void* pool, const Batch* batch, const TopTokens* found) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        const Batch own = with_logits(turn, *batch);
-        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : turn.model().spec.vocab_size;
-        if (choices->top < 0 || choices->top > columns) refuse("the likeliest %d of %d tokens", choices->top, columns);
-        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own);
-        forward.choose(*choices);
-        count(turn.buffers(), forward);
+        const BufferLease lease(handle);
+        const Batch own = with_logits(lease, *batch);
+        const int32_t columns = own.vocabulary > 0 ? own.vocabulary : lease.model().spec.vocab_size;
+        if (found->top < 0 || found->top > columns) refuse("the most likely %d of %d tokens", found->top, columns);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own);
+        top_tokens(pass, *found);
+        count(lease.buffers(), pass);
         return 0;
     });
 }
 
-// Greedy tokens behind each stretch: see Drafts. The batch's logits are not used.
-IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const Drafts* drafts) {
+// Greedy tokens after each segment: see GreedyDraft. The batch's logits are not used.
+IPEX_ASSIST_API int32_t ia_draft(void* handle, void* pool, const Batch* batch, const GreedyDraft* request) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        const Batch own = with_logits(turn, *batch);
-        Forward forward(turn.model(), *static_cast<Pool*>(pool), turn.buffers().workspace, own, drafts->counts);
-        for (int32_t i = 0; i < own.stretch_count; i++) {
-            if (drafts->counts[i] > drafts->stride)
-                refuse("%d drafted tokens where there is room for %lld", drafts->counts[i], (long long)drafts->stride);
+        const BufferLease lease(handle);
+        const Batch own = with_logits(lease, *batch);
+        Pass pass(lease.program(), *static_cast<Pool*>(pool), lease.buffers().activations, own, request->counts);
+        for (int32_t i = 0; i < own.segment_count; i++) {
+            if (request->counts[i] > request->stride) {
+                refuse("%d drafted tokens where there is room for %lld", request->counts[i],
+                       (long long)request->stride);
+            }
         }
-        forward.draft(*drafts);
-        count(turn.buffers(), forward);
+        draft(pass, *request);
+        count(lease.buffers(), pass);
         return 0;
     });
 }
 
-// One of the linears of every layer (qkv, output, up, down by number): see linears.h.
+// One of the linears of every layer (qkv, output, up, down by number): see operations/single_linear.h.
 IPEX_ASSIST_API int32_t ia_linears(void* handle, void* pool, int32_t which, const float* x, int64_t rows, float* out,
                                    int64_t stride) {
     return guarded(-1, [&] {
-        const Turn turn(handle);
-        Workspace& workspace = turn.buffers().workspace;
-        return run_linears(turn.model(), *static_cast<Pool*>(pool), workspace, Which(which), x, rows, out, stride), 0;
+        const BufferLease lease(handle);
+        LinearBuffers& buffers = lease.buffers().linears;
+        return run_linears(lease.model(), *static_cast<Pool*>(pool), buffers, Which(which), x, rows, out, stride), 0;
     });
 }
 
@@ -368,14 +370,14 @@ IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t p
 // How many experts the passes of the last call read, those of all layers together, each once a pass; shared ones do not
 // count.
 IPEX_ASSIST_API int64_t ia_experts_read(void* handle) {
-    const Turn turn(handle);
-    return turn.buffers().experts_read;
+    const BufferLease lease(handle);
+    return lease.buffers().experts_read;
 }
 
 // Cycles of linears, of attention, and of all passes since the last call.
 IPEX_ASSIST_API void ia_timing(void* handle, uint64_t* cycles) {
-    const Turn turn(handle);
-    Timing& timing = turn.buffers().timing;
+    const BufferLease lease(handle);
+    Timing& timing = lease.buffers().timing;
     cycles[0] = timing.linear;
     cycles[1] = timing.attention;
     cycles[2] = timing.total;

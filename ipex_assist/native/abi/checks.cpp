@@ -110,18 +110,18 @@ namespace {
 void check_sizes(const Model& model, const Batch& b) {
     const int32_t vocabulary = model.spec.vocab_size;
     check_range("rows of a pass", b.rows, 1, LARGEST);
-    check_range("stretches of a pass", b.stretch_count, 1, b.rows);
-    check_range("rows whose logits are wanted", b.wanted_count, 0, b.rows);
-    check_range("the vocabulary that is wanted", b.vocabulary, 0, vocabulary);
+    check_range("segments of a pass", b.segment_count, 1, b.rows);
+    check_range("rows with logits", b.logit_row_count, 0, b.rows);
+    check_range("the vocabulary of logits", b.vocabulary, 0, vocabulary);
     check_range("threads of a pass", b.threads, 0, LARGEST);
-    if (!b.tokens || !b.stretches || !b.blocks || (b.wanted_count && !b.wanted))
-        refuse("a pass needs tokens, stretches and blocks");
+    if (!b.tokens || !b.segments || !b.blocks || (b.logit_row_count && !b.logit_rows))
+        refuse("a pass needs tokens, segments and blocks");
     if (!b.blocks->fits(model)) refuse("a pass with the blocks of another model");
-    for (int32_t i = 0; i < b.wanted_count; i++) {
-        check_range("a row whose logits are wanted", b.wanted[i], i ? int64_t(b.wanted[i - 1]) + 1 : 0,
+    for (int32_t i = 0; i < b.logit_row_count; i++) {
+        check_range("a row with logits", b.logit_rows[i], i ? int64_t(b.logit_rows[i - 1]) + 1 : 0,
                     int64_t(b.rows) - 1);
     }
-    if (b.wanted_count == 0) return;
+    if (b.logit_row_count == 0) return;
     const int64_t columns = round_up(b.vocabulary > 0 ? b.vocabulary : vocabulary, LANES);
     if (!b.logits || b.stride < columns) {
         refuse("logits of %lld columns for a vocabulary that takes %lld",
@@ -129,54 +129,55 @@ void check_sizes(const Model& model, const Batch& b) {
     }
 }
 
-// The positions of a stretch up to `last`, of what is drafted behind it, are in its table, the position tables and the
+// The positions of a segment up to `last`, of what is drafted after it, are in its table, the position tables and the
 // pool.
-void check_stretch(const Model& model, const Batch& b, int32_t index, int64_t last) {
+void check_segment(const Model& model, const Batch& b, int32_t index, int64_t last) {
     const Spec& s = model.spec;
-    const Stretch& stretch = b.stretches[index];
-    if (stretch.start < 0 || last >= INT32_MAX)
-        refuse("stretch %d is at position %lld", index,
-               static_cast<long long>(stretch.start < 0 ? stretch.start : last));
-    if (!stretch.blocks || last / KEYS >= stretch.block_count) {
-        refuse("stretch %d goes up to position %lld, and its table has %d blocks of %d", index,
-               static_cast<long long>(last), stretch.blocks ? stretch.block_count : 0, KEYS);
+    const Segment& segment = b.segments[index];
+    if (segment.start < 0 || last >= INT32_MAX)
+        refuse("segment %d is at position %lld", index,
+               static_cast<long long>(segment.start < 0 ? segment.start : last));
+    if (!segment.blocks || last / BLOCK_POSITIONS >= segment.block_count) {
+        refuse("segment %d goes up to position %lld, and its table has %d blocks of %d", index,
+               static_cast<long long>(last), segment.blocks ? segment.block_count : 0, BLOCK_POSITIONS);
     }
-    for (int64_t i = 0; i <= last / KEYS; i++) {
-        if (stretch.blocks[i] < 0 || stretch.blocks[i] >= b.blocks->count()) {
-            refuse("stretch %d has block %d of a pool of %lld", index, stretch.blocks[i],
+    for (int64_t i = 0; i <= last / BLOCK_POSITIONS; i++) {
+        if (segment.blocks[i] < 0 || segment.blocks[i] >= b.blocks->count()) {
+            refuse("segment %d has block %d of a pool of %lld", index, segment.blocks[i],
                    static_cast<long long>(b.blocks->count()));
         }
     }
     if (s.positions) {
         if (last + s.position_offset >= s.positions) {
-            refuse("stretch %d is at position %lld, and the model has %d", index, static_cast<long long>(last),
+            refuse("segment %d is at position %lld, and the model has %d", index, static_cast<long long>(last),
                    s.positions - s.position_offset);
         }
         return;
     }
     if (!s.rotary_dim) return;
-    if (!(stretch.cosine && stretch.sine)) refuse("rotary positions need their tables");
-    if (stretch.start < stretch.table_start || last - stretch.table_start >= stretch.table_rows) {
-        refuse("stretch %d is at positions %d to %lld, and its rotation table holds %d from %d on", index,
-               stretch.start, static_cast<long long>(last), stretch.table_rows, stretch.table_start);
+    if (!(segment.cosine && segment.sine)) refuse("rotary positions need their tables");
+    if (segment.start < segment.rope_start || last - segment.rope_start >= segment.rope_rows) {
+        refuse("segment %d is at positions %d to %lld, and its cos/sin table holds %d from %d on", index, segment.start,
+               static_cast<long long>(last), segment.rope_rows, segment.rope_start);
     }
 }
 
-// What a stretch writes, nobody else may read or write in this pass, nor may it be in its own table twice.
+// What a segment writes, nobody else may read or write in this pass, nor may it be in its own table twice.
 void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
     std::vector<int32_t> written;
-    for (int32_t i = 0; i < b.stretch_count; i++) {
-        const Stretch& s = b.stretches[i];
-        for (int64_t at = s.start / KEYS; at <= lasts[size_t(i)] / KEYS; at++) written.push_back(s.blocks[at]);
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const Segment& s = b.segments[i];
+        for (int64_t at = s.start / BLOCK_POSITIONS; at <= lasts[size_t(i)] / BLOCK_POSITIONS; at++)
+            written.push_back(s.blocks[at]);
     }
     std::sort(written.begin(), written.end());
     const auto twice = std::adjacent_find(written.begin(), written.end());
-    if (twice != written.end()) refuse("block %d is written by two stretches", *twice);
-    for (int32_t i = 0; i < b.stretch_count; i++) {
-        const Stretch& s = b.stretches[i];
-        for (int64_t at = 0; at < s.start / KEYS; at++) {
+    if (twice != written.end()) refuse("block %d is written by two segments", *twice);
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        const Segment& s = b.segments[i];
+        for (int64_t at = 0; at < s.start / BLOCK_POSITIONS; at++) {
             if (std::binary_search(written.begin(), written.end(), s.blocks[at])) {
-                refuse("block %d is written while stretch %d reads it", s.blocks[at], i);
+                refuse("block %d is written while segment %d reads it", s.blocks[at], i);
             }
         }
     }
@@ -192,17 +193,17 @@ const Batch& checked(const Model& model, const Batch& b, const int32_t* counts) 
     check_sizes(model, b);
     int64_t rows = 0;
     std::vector<int64_t> lasts;
-    for (int32_t i = 0; i < b.stretch_count; i++) {
-        check_range("rows of a stretch", b.stretches[i].rows, 1, b.rows);
-        if (counts) check_range("tokens drafted behind a stretch", counts[i], 1, LARGEST);
-        rows += b.stretches[i].rows;
+    for (int32_t i = 0; i < b.segment_count; i++) {
+        check_range("rows of a segment", b.segments[i].rows, 1, b.rows);
+        if (counts) check_range("tokens drafted after a segment", counts[i], 1, LARGEST);
+        rows += b.segments[i].rows;
         // The last drafted token is not fed.
-        lasts.push_back(int64_t(b.stretches[i].start) + b.stretches[i].rows - 1 + (counts ? counts[i] - 1 : 0));
-        check_stretch(model, b, i, lasts.back());
-        if (counts && (b.wanted_count != b.stretch_count || b.wanted[i] != rows - 1))
-            refuse("drafting takes the last row of each stretch");
+        lasts.push_back(int64_t(b.segments[i].start) + b.segments[i].rows - 1 + (counts ? counts[i] - 1 : 0));
+        check_segment(model, b, i, lasts.back());
+        if (counts && (b.logit_row_count != b.segment_count || b.logit_rows[i] != rows - 1))
+            refuse("drafting takes the last row of each segment");
     }
-    if (rows != b.rows) refuse("%d rows of a pass, and %lld of its stretches", b.rows, static_cast<long long>(rows));
+    if (rows != b.rows) refuse("%d rows of a pass, and %lld of its segments", b.rows, static_cast<long long>(rows));
     for (int32_t r = 0; r < b.rows; r++) {
         if (b.tokens[r] < 0 || b.tokens[r] >= model.spec.vocab_size) {
             refuse("token id %d of a vocabulary of %d", b.tokens[r], model.spec.vocab_size);

@@ -1,13 +1,14 @@
 // What callers can get wrong, refused with std::invalid_argument before any memory is touched.
 #pragma once
-#include "operations/forward.h"
+#include "operations/batch.h"
+#include "packing/model.h"
 
 namespace ipex_assist {
 
 // The spec, if a model can have it with these windows, rotation tables and slopes: see Model.
 const Spec& checked(const Spec& spec, const int32_t* windows, const int32_t* tables, const float* slopes);
 
-// The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted behind each stretch, if
+// The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted after each segment, if
 // given.
 const Batch& checked(const Model& model, const Batch& batch, const int32_t* counts);
 

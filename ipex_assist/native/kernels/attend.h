@@ -94,9 +94,9 @@ void store_key(Precision precision, const float* key, int32_t head_dim, int64_t 
 void store_value(Precision precision, const float* value, int32_t head_dim, int32_t position,
                  const KeyValueBlock& block) {
     if (precision == INT8) {
-        block.value_scales[position] = store_int8(value, head_dim, block.values, KEYS, position, false);
+        block.value_scales[position] = store_int8(value, head_dim, block.values, BLOCK_POSITIONS, position, false);
     } else {
-        store_packed(precision, value, head_dim, block.values, KEYS, position, false);
+        store_packed(precision, value, head_dim, block.values, BLOCK_POSITIONS, position, false);
     }
 }
 
@@ -127,7 +127,7 @@ inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys,
 inline void adjust_scores(const AttentionTile& t, int64_t limit) {
     const __m512 steps = _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     for (int32_t q = 0; q < t.queries; q++) {
-        float* scores = t.scores + q * KEYS;
+        float* scores = t.scores + q * BLOCK_POSITIONS;
         if (t.cap > 0) soft_cap(scores, limit, t.scale / t.cap, t.cap / t.scale);
         if (!t.slopes) continue;
         const __m512 slope = _mm512_set1_ps(t.slopes[q]), step = _mm512_set1_ps(LANES);
@@ -148,14 +148,14 @@ inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
 inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
     __m512 most = _mm512_set1_ps(-INFINITY);
     for (int64_t i = 0; i < limit; i += LANES) {
-        most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(t.scores + q * KEYS + i));
+        most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i));
     }
     return _mm512_reduce_max_ps(most);
 }
 
 // Probabilities of the 16 positions from `i` on, but for the sum of all; zeros where the query sees none.
 inline __m512 probability(const AttentionTile& t, int32_t q, int64_t i, float maximum) {
-    const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(t.scores + q * KEYS + i), _mm512_set1_ps(maximum));
+    const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i), _mm512_set1_ps(maximum));
     return _mm512_maskz_mov_ps(visible(t, q, i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
 }
 
@@ -165,21 +165,22 @@ inline __m512 weighed(const AttentionTile& t, int32_t q, int64_t i, __m512 p, co
 
 // Scores to probabilities over positions first <= i < end of a block, times the scales of its values where it has them;
 // zero elsewhere below `limit`.
-inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales, Partial& partial) {
+inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                    AttentionPartial& partial) {
     partial.maximum = largest_score(t, q, limit);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < limit; i += LANES) {
         __m512 p = probability(t, q, i, partial.maximum);
         sum = _mm512_add_ps(sum, p);
         if (value_scales) p = weighed(t, q, i, p, value_scales);
-        store_row(t.precision, p, t.probabilities, q * KEYS + i);
+        store_row(t.precision, p, t.probabilities, q * BLOCK_POSITIONS + i);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
 
 // The same with weights as digits.
 inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
-                           Partial& partial) {
+                           AttentionPartial& partial) {
     partial.maximum = largest_score(t, q, limit);
     __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
     for (int64_t i = 0; i < limit; i += HALF) {
@@ -191,8 +192,8 @@ inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, con
             weights[v] = weighed(t, q, i + v * LANES, p, value_scales);
             sizes = _mm512_max_epu32(sizes, size_bits(weights[v]));
         }
-        float* scales = t.weight_scales + (q * KEYS + i) / SHARED;
-        store_weights(weights, sizes, vectors, t.probabilities + q * KEYS * 2, i, scales);
+        float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
+        store_weights(weights, sizes, vectors, t.probabilities + q * BLOCK_POSITIONS * 2, i, scales);
     }
     partial.sum = _mm512_reduce_add_ps(sum);
 }
@@ -204,15 +205,16 @@ inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, con
 template <class D>
 void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t limit, float* output) {
     constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
-    const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * KEYS;
+    const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
     for (int64_t d = 0; d < t.head_dim; d += LANES) {
-        alignas(64) uint8_t seen[KEYS * LANES * bytes];
-        std::memcpy(seen, block.values + d * KEYS * bytes, size_t(limit * LANES * bytes));
+        alignas(64) uint8_t seen[BLOCK_POSITIONS * LANES * bytes];
+        std::memcpy(seen, block.values + d * BLOCK_POSITIONS * bytes, size_t(limit * LANES * bytes));
         for (int64_t i = 0; i < limit; i++) {
             if (i >= t.first[q] && i < t.end[q]) continue;
-            for (int64_t j = 0; j < LANES; j++) std::memset(seen + packed_index(D::STEP, KEYS, j, i) * bytes, 0, bytes);
+            for (int64_t j = 0; j < LANES; j++)
+                std::memset(seen + packed_index(D::STEP, BLOCK_POSITIONS, j, i) * bytes, 0, bytes);
         }
-        float_rows<D>(1, weights, KEYS, seen, limit / D::STEP, nullptr, 0, output + d, 0);
+        float_rows<D>(1, weights, BLOCK_POSITIONS, seen, limit / D::STEP, nullptr, 0, output + d, 0);
     }
 }
 
@@ -229,26 +231,29 @@ void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t i
     for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
         const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
         const auto* query = reinterpret_cast<const typename D::Row*>(t.query) + q * t.key_depth;
-        float* scores = t.scores + q * KEYS + i;
-        float_rows<D>(part, query, t.key_depth, keys, t.key_depth / D::STEP, nullptr, 0, scores, KEYS);
+        float* scores = t.scores + q * BLOCK_POSITIONS + i;
+        float_rows<D>(part, query, t.key_depth, keys, t.key_depth / D::STEP, nullptr, 0, scores, BLOCK_POSITIONS);
         for (int64_t m = 0; block.key_scales && m < part; m++) {
             const __m512 score =
-                _mm512_mul_ps(_mm512_loadu_ps(scores + m * KEYS), _mm512_loadu_ps(block.key_scales + i));
-            _mm512_storeu_ps(scores + m * KEYS, score);
+                _mm512_mul_ps(_mm512_loadu_ps(scores + m * BLOCK_POSITIONS), _mm512_loadu_ps(block.key_scales + i));
+            _mm512_storeu_ps(scores + m * BLOCK_POSITIONS, score);
         }
     }
 }
 
 // 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
 template <class D>
-void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d, int64_t limit, Partial* partials) {
-    const uint8_t* values = columns_of<D>(block.values, block.value_scales, false, d, KEYS, limit, t.widened);
+void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d, int64_t limit,
+                   AttentionPartial* partials) {
+    const uint8_t* values =
+        columns_of<D>(block.values, block.value_scales, false, d, BLOCK_POSITIONS, limit, t.widened);
     for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
         const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
-        const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * KEYS;
+        const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
         // Partials of one tile lie at equal distances.
         const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-        float_rows<D>(part, weights, KEYS, values, limit / D::STEP, nullptr, 0, partials[q].output + d, stride);
+        float_rows<D>(part, weights, BLOCK_POSITIONS, values, limit / D::STEP, nullptr, 0, partials[q].output + d,
+                      stride);
     }
 }
 
@@ -264,7 +269,7 @@ inline int64_t limit_of(const AttentionTile& t) {
 // chain may end as -0 or +0, which the total, never -0, does not show. What zero times NaN gives is mended at the end.
 // (Of int8 it is the scales that may be NaN, which the softmax has left out: integers times zero are zero.)
 template <class D>
-void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
+void attend_block(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
     const int64_t limit = limit_of(t);
     for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, i);
     if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
@@ -273,7 +278,7 @@ void attend_block(const AttentionTile& t, const KeyValueBlock& block, Partial* p
             softmax(t, q, limit, block.value_scales, partials[q]);
         } else {
             partials[q].sum = 0;
-            convert(t.precision, t.scores, 0, limit, t.probabilities + q * KEYS * sizeof(typename D::Row));
+            convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
         }
     }
     for (int64_t d = 0; d < t.head_dim; d += LANES) weigh_columns<D>(t, block, d, limit, partials);
@@ -292,22 +297,23 @@ struct OnVectors {
             for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
 #define CALL(M)                                                                                               \
     key_tile<M>(t, q, keys, Ahead{next + q / TILE_ROWS * each * t.key_depth * 2, each}, block.key_scales + i, \
-                t.scores + q * KEYS + i)
+                t.scores + q * BLOCK_POSITIONS + i)
                 IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
 #undef CALL
             }
         }
     }
-    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used, const Partial* partials) {
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used,
+                      const AttentionPartial* partials) {
         const int64_t each = lines_ahead(t);
         for (int64_t d = 0; d < t.head_dim; d += LANES) {
-            const uint8_t *values = block.values + d * KEYS, *next = values + LANES * KEYS;
+            const uint8_t *values = block.values + d * BLOCK_POSITIONS, *next = values + LANES * BLOCK_POSITIONS;
             for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
                 const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
                 const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
-#define CALL(M)                                                                                                    \
-    value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * KEYS * 2, each}, partials[q].output + d, \
-                  stride)
+#define CALL(M)                                                                                       \
+    value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * BLOCK_POSITIONS * 2, each}, \
+                  partials[q].output + d, stride)
                 IPEX_ASSIST_BY_ROWS(part, CALL)
 #undef CALL
             }
@@ -322,9 +328,9 @@ struct OnVectors {
 // The same of int8, in integers, where attention is not to have all bits of fp32. What a query does not see it
 // multiplies by zero, and integers times zero are zero; NaN in a row of keys or values is in its scale.
 template <class Products>
-void attend_integers(const AttentionTile& t, const KeyValueBlock& block, Partial* partials) {
+void attend_integers(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
     const int64_t limit = limit_of(t), used = (limit + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
-    for (int64_t i = 0; i < KEYS; i += LANES) {
+    for (int64_t i = 0; i < BLOCK_POSITIONS; i += LANES) {
         _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i), _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char*>(block.value_scales + i), _MM_HINT_T0);
     }
@@ -335,14 +341,15 @@ void attend_integers(const AttentionTile& t, const KeyValueBlock& block, Partial
             softmax_digits(t, q, limit, block.value_scales, partials[q]);
         } else {
             partials[q].sum = 0;
-            std::memset(t.probabilities + q * KEYS * 2, 0, size_t(KEYS * 2));
-            std::fill_n(t.weight_scales + q * (KEYS / SHARED), KEYS / SHARED, 0.0f);
+            std::memset(t.probabilities + q * BLOCK_POSITIONS * 2, 0, size_t(BLOCK_POSITIONS * 2));
+            std::fill_n(t.weight_scales + q * (BLOCK_POSITIONS / ATTENTION_GROUP), BLOCK_POSITIONS / ATTENTION_GROUP,
+                        0.0f);
         }
     }
     Products::weigh(t, block, used, partials);
 }
 
-void attend(const AttentionTile& tile, const KeyValueBlock& block, Partial* partials) {
+void attend(const AttentionTile& tile, const KeyValueBlock& block, AttentionPartial* partials) {
     if (tile.precision == FP32) return attend_block<Fp32>(tile, block, partials);
     if (!block.key_scales) return attend_block<Bf16>(tile, block, partials);
 #ifdef IPEX_ASSIST_HAS_AMX
@@ -351,7 +358,7 @@ void attend(const AttentionTile& tile, const KeyValueBlock& block, Partial* part
     attend_integers<OnVectors>(tile, block, partials);
 }
 
-void merge(Partial& into, const Partial& next, float scale, int32_t head_dim) {
+void merge(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim) {
     const float most = into.maximum > next.maximum ? into.maximum : next.maximum;
     float factors[LANES] = {(into.maximum - most) * scale, (next.maximum - most) * scale};
     _mm512_storeu_ps(factors, exponential(_mm512_loadu_ps(factors)));

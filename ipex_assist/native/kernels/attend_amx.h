@@ -14,8 +14,8 @@ namespace ipex_assist {
 namespace {
 
 constexpr int32_t TILED_QUERIES = 4;
-constexpr int64_t SUMS = TILE * LANES;           // of a group: 16 rows and 16 columns
-constexpr int64_t GROUP_BYTES = SHARED * LANES;  // of columns
+constexpr int64_t SUMS = TILE * LANES;                    // of a group: 16 rows and 16 columns
+constexpr int64_t GROUP_BYTES = ATTENTION_GROUP * LANES;  // of columns
 
 // Digits of queries and keys, or of weights and values, where the products over each 32 of `depth` share a scale.
 struct AmxDigits {
@@ -36,7 +36,7 @@ HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* co
                        int32_t* sums) {
     for (int64_t g = 0; g < groups; g++) {
         TILE_ZERO(0);
-        TILE_LOAD(1, rows + g * SHARED, row_bytes);
+        TILE_LOAD(1, rows + g * ATTENTION_GROUP, row_bytes);
         if (OF_KEYS) {
             TILE_LOAD(2, columns + g * GROUP_BYTES, 64);
             TILE_DOT_SIGNED_UNSIGNED(0, 1, 2);
@@ -52,7 +52,7 @@ HOT_LOOP void amx_sums(const uint8_t* rows, int64_t row_bytes, const uint8_t* co
 // What M rows from `q` on make of their sums: scores of 16 keys from `column` on, or as many columns of values.
 template <int M, bool OF_KEYS>
 HOT_LOOP void amx_totals(const AmxDigits& x, int64_t q, const int32_t* sums, int64_t groups, int64_t column) {
-    const int64_t each = x.depth / SHARED;
+    const int64_t each = x.depth / ATTENTION_GROUP;
     const float* scales = x.scales + q * each;
     const int32_t* offsets = x.offsets + q * each;
     __m512 total[M];
@@ -112,13 +112,15 @@ inline void amx_quarters(uint8_t* digits, int64_t used) {
 struct OnTiles {
     static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t limit) {
         const AmxDigits x{t.key_depth, t.query,          t.query_scales, t.query_offsets,
-                          block.keys,  block.key_scales, t.scores,       KEYS};
-        amx_products<true>(x, t.queries, limit, t.key_depth / SHARED, reinterpret_cast<int32_t*>(t.widened));
+                          block.keys,  block.key_scales, t.scores,       BLOCK_POSITIONS};
+        amx_products<true>(x, t.queries, limit, t.key_depth / ATTENTION_GROUP, reinterpret_cast<int32_t*>(t.widened));
     }
-    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used, const Partial* partials) {
-        const AmxDigits x{KEYS,         t.probabilities, t.weight_scales,    nullptr,
-                          block.values, nullptr,         partials[0].output, partials[1].output - partials[0].output};
-        for (int32_t q = 0; q < t.queries; q++) amx_quarters(t.probabilities + q * KEYS * 2, used);
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used,
+                      const AttentionPartial* partials) {
+        const AmxDigits x{
+            BLOCK_POSITIONS, t.probabilities, t.weight_scales,    nullptr,
+            block.values,    nullptr,         partials[0].output, partials[1].output - partials[0].output};
+        for (int32_t q = 0; q < t.queries; q++) amx_quarters(t.probabilities + q * BLOCK_POSITIONS * 2, used);
         amx_products<false>(x, t.queries, t.head_dim, (used + HALF - 1) / HALF * 4,
                             reinterpret_cast<int32_t*>(t.widened));
     }

@@ -13,8 +13,8 @@
 namespace ipex_assist {
 namespace {
 
-constexpr float SMALLEST = 1e-33f;    // less is zero: its reciprocal would overflow
-constexpr int64_t HALF = 4 * SHARED;  // positions of 8 vectors, whose quarters share scales
+constexpr float SMALLEST = 1e-33f;             // less is zero: its reciprocal would overflow
+constexpr int64_t HALF = 4 * ATTENTION_GROUP;  // positions of 8 vectors, whose quarters share scales
 
 // 16 numbers as bytes, or in 16 bits, of every four the first and the third before the others.
 inline void store_digits(__m512i x, uint8_t* to, int64_t index) {
@@ -41,7 +41,7 @@ inline __m512 largest_of_four(__m512i sizes) {
 // A query, in 32 elements by the largest of them; the scale is NaN where one is no number. Keys are stored + 128, which
 // adds 128 times the sum of the query: `offsets` take it away.
 void store_query(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* to, float* scales, int32_t* offsets) {
-    for (int64_t d = 0; d < key_depth; d += SHARED) {
+    for (int64_t d = 0; d < key_depth; d += ATTENTION_GROUP) {
         __m512 v[2];
         __m512i largest = _mm512_setzero_si512(), sum = largest;
         for (int i = 0; i < 2; i++) {
@@ -58,8 +58,8 @@ void store_query(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* t
             sum = _mm512_sub_epi32(sum, q);
             store_digits(q, to, d + i * LANES);
         }
-        scales[d / SHARED] = number ? most / 127.0f : NAN;
-        offsets[d / SHARED] = _mm512_reduce_add_epi32(sum) * 128;
+        scales[d / ATTENTION_GROUP] = number ? most / 127.0f : NAN;
+        offsets[d / ATTENTION_GROUP] = _mm512_reduce_add_epi32(sum) * 128;
     }
 }
 
@@ -104,14 +104,14 @@ struct Ahead {
 template <int M>
 HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, Ahead ahead, const float* key_scales,
                        float* scores) {
-    const int64_t groups = t.key_depth / SHARED;
+    const int64_t groups = t.key_depth / ATTENTION_GROUP;
     RowPointers<uint8_t, M> rows(t.query + q * t.key_depth * 2, t.key_depth * 2);
     const float* scales = t.query_scales + q * groups;
     const int32_t* offsets = t.query_offsets + q * groups;
     __m512 total[M];
     FOR_EACH(m, M, total[m] = _mm512_setzero_ps());
     for (const uint8_t* end = keys + t.key_depth * LANES; keys < end;
-         keys += SHARED * LANES, rows.move(SHARED * DIGIT)) {
+         keys += ATTENTION_GROUP * LANES, rows.move(ATTENTION_GROUP * DIGIT)) {
         __m512i sums[M];
         ahead.go_on();
         FOR_EACH(m, M, sums[m] = _mm512_set1_epi32(offsets[m * groups]));
@@ -121,7 +121,7 @@ HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, A
         scales++, offsets++;
     }
     const __m512 scale = _mm512_loadu_ps(key_scales);
-    FOR_EACH(m, M, _mm512_storeu_ps(scores + m * KEYS, _mm512_mul_ps(total[m], scale)));
+    FOR_EACH(m, M, _mm512_storeu_ps(scores + m * BLOCK_POSITIONS, _mm512_mul_ps(total[m], scale)));
 }
 
 // 16 columns of values, weighted for M queries from `q` on. Of 128 positions those share scales that are in the same
@@ -129,13 +129,14 @@ HOT_LOOP void key_tile(const AttentionTile& t, int64_t q, const uint8_t* keys, A
 template <int M>
 HOT_LOOP void value_tile(const AttentionTile& t, int64_t q, const uint8_t* values, int64_t limit, Ahead ahead,
                          float* out, int64_t stride) {
-    constexpr int64_t SCALES = KEYS / SHARED;
+    constexpr int64_t SCALES = BLOCK_POSITIONS / ATTENTION_GROUP;
     __m512 total[M];
     FOR_EACH(m, M, total[m] = _mm512_setzero_ps());
     for (int64_t i = 0; i < limit; i += HALF) {
         const int64_t pairs = (limit - i < HALF ? limit - i : HALF) / 32;  // of vectors
         for (int64_t j = 0; j < 4; j++) {
-            RowPointers<uint8_t, M> rows(t.probabilities + (q * KEYS * 2 + (i + j * 4) * DIGIT), KEYS * 2);
+            RowPointers<uint8_t, M> rows(t.probabilities + (q * BLOCK_POSITIONS * 2 + (i + j * 4) * DIGIT),
+                                         BLOCK_POSITIONS * 2);
             const uint8_t* line = values + (i / 4 + j) * 64;
             __m512i sums[M];
             ahead.go_on();
@@ -143,7 +144,7 @@ HOT_LOOP void value_tile(const AttentionTile& t, int64_t q, const uint8_t* value
             for (const uint8_t* end = line + pairs * 8 * 64; line < end; line += 8 * 64, rows.move(32 * DIGIT)) {
                 FOR_EACH(v, 2, add_digits<M, false>(line + v * 4 * 64, rows, v * LANES, sums));
             }
-            const float* scales = t.weight_scales + q * SCALES + i / SHARED + j;
+            const float* scales = t.weight_scales + q * SCALES + i / ATTENTION_GROUP + j;
             FOR_EACH(
                 m, M,
                 total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), _mm512_set1_ps(scales[m * SCALES]), total[m]));

@@ -29,13 +29,15 @@ enum Precision : int32_t { FP32, BF16, INT8, INT4, MXFP4 };
 enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // the last only where there is a gate
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
-constexpr int LANES = 16;  // output columns of a block
-constexpr int SPAN = 128;  // input columns that share the scale of a row in int8
-constexpr int KEYS = 256;  // positions of a block of the KV cache
-constexpr int RUN = 8;     // blocks of a sequence, from every eighth on, that are merged before runs are
-constexpr int FEW = 16;    // rows of a pass whose attention threads share by blocks, not by rows; changes no bits
-constexpr int SHARED =
-    32;  // elements of a query, or weights of values, that share a scale beside keys and values of int8
+constexpr int LANES = 16;             // output columns of a block
+constexpr int SCALE_COLUMNS = 128;    // input columns that share one scale of an int8 row
+constexpr int BLOCK_POSITIONS = 256;  // positions of a block of the KV cache
+constexpr int ATTENTION_GROUP = 32;   // elements of a query, or softmax weights, that share a scale where keys are int8
+// Blocks of a KV split. Splits start at multiples of 8 blocks of a sequence; the blocks of a split are merged first,
+// and then the splits.
+constexpr int SPLIT_BLOCKS = 8;
+// A pass of up to 16 rows takes the decode path: threads share its attention by blocks, not by rows. Changes no bits.
+constexpr int DECODE_ROWS = 16;
 constexpr int ZERO_BITS = 31;
 
 // Blocks of a linear on one memory node, from `first` on: block b lies at weights + b · block_bytes.
@@ -64,13 +66,13 @@ inline int64_t block_bytes(Precision precision, int64_t group, int64_t depth) {
         case FP32: return depth * LANES * 4;
         case BF16: return depth * LANES * 2;
         case INT8: return depth * LANES;
-        case MXFP4: return depth * LANES / 2 + depth / SPAN * LANES * 4;
+        case MXFP4: return depth * LANES / 2 + depth / SCALE_COLUMNS * LANES * 4;
         default: return depth * LANES / 2 + depth / group * LANES * 4;
     }
 }
 
 inline int64_t padded_depth(Precision precision, int64_t width) {
-    return round_up(width, precision == FP32 || precision == BF16 ? 32 : SPAN);
+    return round_up(width, precision == FP32 || precision == BF16 ? 32 : SCALE_COLUMNS);
 }
 
 // Inputs of a linear, in the form its precision multiplies: values (rows, depth), and for integers a scale for every
@@ -89,9 +91,9 @@ struct Rows {
 // like weights whose input columns are positions. int8 has a scale a position; keys are stored + 128, values are
 // signed.
 struct KeyValueBlock {
-    uint8_t* keys;        // KEYS / 16 blocks of depth `key_depth`
-    uint8_t* values;      // value_blocks blocks of depth KEYS
-    float* key_scales;    // int8: (KEYS), null in other precisions
+    uint8_t* keys;        // BLOCK_POSITIONS / 16 blocks of depth `key_depth`
+    uint8_t* values;      // value_blocks blocks of depth BLOCK_POSITIONS
+    float* key_scales;    // int8: (BLOCK_POSITIONS), null in other precisions
     float* value_scales;  // likewise
 };
 
@@ -107,9 +109,10 @@ struct AttentionTile {
     const int32_t* query_offsets;  // … likewise
     const int32_t* first;          // per query: the first position of the block it sees …
     const int32_t* end;            // … and the one after the last; first >= end where it sees none
-    float* scores;                 // (queries, KEYS)
-    uint8_t* probabilities;  // (queries, KEYS), as Rows.values; of int8 blocks in BF16 weights of values, 2 bytes each
-    float* weight_scales;    // (queries, KEYS / 32), of these
+    float* scores;                 // (queries, BLOCK_POSITIONS)
+    uint8_t* probabilities;  // (queries, BLOCK_POSITIONS), as Rows.values; of int8 blocks in BF16 weights of values, 2
+                             // bytes each
+    float* weight_scales;    // (queries, BLOCK_POSITIONS / 32), of these
     uint8_t*
         widened;  // widened_bytes(key_depth); where int8 is widened to fp32, 16 columns at a time, or for sums of tiles
     float cap;    // scores x become cap · tanh(x / cap); 0: they stay
@@ -117,17 +120,19 @@ struct AttentionTile {
     const float* distances;  // per query: from its own position to the first of the block
 };
 
-inline int64_t widened_bytes(int64_t key_depth) { return (key_depth > KEYS ? key_depth : KEYS) * LANES * 4; }
+inline int64_t widened_bytes(int64_t key_depth) {
+    return (key_depth > BLOCK_POSITIONS ? key_depth : BLOCK_POSITIONS) * LANES * 4;
+}
 
 // Softmax-weighted values of one block: sum of exp(scale · (score - maximum)), and the values weighted with these.
 // `output` has room for head_dim rounded up to 16.
-struct Partial {
+struct AttentionPartial {
     float maximum;
     float sum;
     float* output;
 };
 
-struct Maximum {
+struct ArgMax {
     float value;
     int32_t index;
     float sum;  // of exp(x - value)
@@ -140,17 +145,17 @@ struct Kernels {
 
     // out[r * stride + (b - first) * 16 …] for blocks first <= b < last.
     void (*linear)(const Linear&, const Rows&, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
-    // Columns first … last of row `row`, from x (width); beyond width they are zero. Both are multiples of SPAN or the
-    // end.
+    // Columns first … last of row `row`, from x (width); beyond width they are zero. Both are multiples of
+    // SCALE_COLUMNS or the end.
     void (*quantize)(Precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row,
                      const Rows&);
-    void (*normalise)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
+    void (*normalize)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
                       float* out);
     void (*add)(float* x, const float* y, int64_t size);
     // Gated: in holds blocks of gate and up by turns. out gets blocks · 16 columns.
     void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
     // The first rotary_dim values of a head.
-    void (*rotate)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
+    void (*apply_rotary)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
     // x = outer · tanh(inner · x), to about 3e-7 · outer.
     void (*soft_cap)(float* x, int64_t size, float inner, float outer);
     // Values (size) in the row form of a precision without scales.
@@ -163,9 +168,9 @@ struct Kernels {
     void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
                       const KeyValueBlock&);
     void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, const KeyValueBlock&);
-    void (*attend)(const AttentionTile&, const KeyValueBlock&, Partial* partials);
-    void (*merge)(Partial& into, const Partial& next, float scale, int32_t head_dim);
-    Maximum (*maximum)(const float* x, int64_t size);
+    void (*attend)(const AttentionTile&, const KeyValueBlock&, AttentionPartial* partials);
+    void (*merge)(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim);
+    ArgMax (*argmax)(const float* x, int64_t size);
     // Packs 16 output columns (fewer at the end of a matrix: `columns`) of `width` inputs, `stride` elements apart.
     // False where NaN or infinity was among them: what is packed then means nothing.
     bool (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns,

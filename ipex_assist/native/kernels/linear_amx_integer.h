@@ -20,7 +20,7 @@ struct AmxRows {
 // The groups of int8: weights lie as the tiles take them, and are stored + 128, which adds 128 times the sum of the
 // row.
 struct Int8Groups {
-    static constexpr int COLUMNS = SPAN, BYTES = SPAN * LANES, UNPACKED = 64, AHEAD = 2048;
+    static constexpr int COLUMNS = SCALE_COLUMNS, BYTES = SCALE_COLUMNS * LANES, UNPACKED = 64, AHEAD = 2048;
     static constexpr bool SIGNED = false;
     static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
     static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
@@ -190,14 +190,14 @@ inline uint8_t* own_memory(size_t bytes) {
 template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
 inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
                               int64_t stride) {
-    const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SPAN;
+    const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SCALE_COLUMNS;
     float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
     int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
     // What is behind the last row is computed too: with a scale of 0, as any that lies there may make numbers so small
     // that each of them costs a hundred cycles.
     for (int64_t m = 0; m < M; m++) {
         for (int64_t g = 0; g < groups; g++) {
-            scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SPAN] : 0;
+            scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SCALE_COLUMNS] : 0;
             starts[g * M + m] = m < count ? F::start(in.negated_sums[m * groups + g]) : 0;
         }
     }

@@ -103,7 +103,7 @@ inline void store_sums(int32_t (&sums)[4][TILE * LANES]) {
 // What the sums of the groups of a span, of 16 rows and a block, add to their totals.
 template <class F>
 inline void add_sums(const uint8_t* weights, const int32_t* sums, const float* row_scales, float* totals) {
-    constexpr int GROUPS = SPAN / F::COLUMNS;
+    constexpr int GROUPS = SCALE_COLUMNS / F::COLUMNS;
     __m512 scales[GROUPS];
     FOR_EACH(g, GROUPS, scales[g] = group_scale(F(), weights + g * F::BYTES));
     FOR_EACH(m, TILE, {
@@ -121,7 +121,7 @@ inline void add_sums(const uint8_t* weights, const int32_t* sums, const float* r
 // signed bytes yet.
 template <class F, int HALVES, bool NEW>
 HOT_LOOP void amx_square(const SquareRows& in, const SquareWeights& w, Totals* totals) {
-    constexpr int GROUPS = SPAN / F::COLUMNS;
+    constexpr int GROUPS = SCALE_COLUMNS / F::COLUMNS;
     constexpr int64_t BYTES = F::COLUMNS * LANES;
     alignas(64) int32_t sums[2][GROUPS][4][TILE * LANES];
     const auto prepare = [&](int64_t span, int i) __attribute__((always_inline)) {
@@ -140,7 +140,8 @@ HOT_LOOP void amx_square(const SquareRows& in, const SquareWeights& w, Totals* t
     };
     if (NEW) FOR_EACH(i, 2 * GROUPS, prepare(0, i));
     for (int64_t span = 0; span < in.spans; span++) {
-        const uint8_t *rows = in.tiles + span * SPAN * TILE, *weights = w.tiles + (span & w.mask) * 2 * GROUPS * BYTES;
+        const uint8_t *rows = in.tiles + span * SCALE_COLUMNS * TILE,
+                      *weights = w.tiles + (span & w.mask) * 2 * GROUPS * BYTES;
         const auto between = [&](auto quarter) __attribute__((always_inline)) {
             if (GROUPS > 1) return;
             if (NEW && quarter < 2 * GROUPS && span + 1 < in.spans) prepare(span + 1, quarter);
@@ -175,7 +176,8 @@ public:
           columns_(whole_ ? w.depth : PANEL_COLUMNS),
           blocks_(whole_ ? 2 : PANEL_BLOCKS) {
         const int64_t padded = (count + SQUARE_ROWS - 1) / SQUARE_ROWS * SQUARE_ROWS;
-        const int64_t weights = blocks_ * LANES * (ring_ ? 2 * SPAN : columns_), scales = padded * w.depth / SPAN * 4;
+        const int64_t weights = blocks_ * LANES * (ring_ ? 2 * SCALE_COLUMNS : columns_),
+                      scales = padded * w.depth / SCALE_COLUMNS * 4;
         const int64_t totals = (whole_ ? SQUARE_ROWS : padded) * blocks_ * LANES * 4;
         weights_ = own_memory(size_t(weights + scales + totals + (in.tiles ? 0 : padded * w.depth)));
         scales_ = reinterpret_cast<float*>(weights_ + weights);
@@ -206,7 +208,7 @@ public:
 private:
     // The scales of up to 32 rows beside each other. What is behind the last row is multiplied too, and not used.
     void gather_scales(const Rows& in, int64_t r, int64_t count) {
-        const int64_t spans = w_.depth / SPAN, width = count > TILE ? SQUARE_ROWS : TILE;
+        const int64_t spans = w_.depth / SCALE_COLUMNS, width = count > TILE ? SQUARE_ROWS : TILE;
         for (int64_t m = 0; m < width; m++) {
             const float* from = in.scales + (r + m) * spans;
             for (int64_t s = 0; s < spans; s++) scales_[r * spans + s * width + m] = m < count ? from[s] : 0;
@@ -217,7 +219,8 @@ private:
     void squares(const Part& part, int64_t b, int64_t end) {
         const int64_t bytes = w_.depth / F::COLUMNS * F::BYTES;
         const SquareRows rows{tiles_ + part.r * w_.depth + part.k * TILE, TILE * w_.depth,
-                              scales_ + part.r * w_.depth / SPAN + part.k / SPAN * HALVES * TILE, part.columns / SPAN};
+                              scales_ + part.r * w_.depth / SCALE_COLUMNS + part.k / SCALE_COLUMNS * HALVES * TILE,
+                              part.columns / SCALE_COLUMNS};
         for (int64_t n = b; n < end; n += 2) {
             const uint8_t* left = w_.weights + n * bytes + part.k / F::COLUMNS * F::BYTES;
             const int64_t blocks = n + 1 < end ? 2 : 1;

@@ -19,24 +19,24 @@ struct Nibbles {
     }
 };
 
-constexpr int64_t RUN = 8;  // lines of 64 bytes of weights, whose sums fit in 16 bits where there is no VNNI
+constexpr int64_t INT16_LINES = 8;  // lines of 64 bytes of weights whose sums fit into 16 bits, where there is no VNNI
 
-// Adds the products of M rows with RUN lines of int8 weights to the sums.
+// Adds the products of M rows with INT16_LINES lines of int8 weights to the sums.
 //
 // Without VNNI: the halves of the unsigned bytes times signed bytes, in pairs. A pair is at most 2 · 15 · 128 = 3840,
-// and RUN of them 30720: below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
+// and INT16_LINES of them 30720: below 32767, where vpmaddubsw and 16 bits would end. So the sums are exact.
 template <int M>
 inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
                                                      __m512i (&acc)[M]) {
 #ifdef IPEX_ASSIST_VNNI
-    FOR_EACH(s, RUN, {
+    FOR_EACH(s, INT16_LINES, {
         _mm_prefetch(reinterpret_cast<const char*>(lines + s * 64 + PREFETCH), _MM_HINT_T0);
         const __m512i weights = _mm512_loadu_si512(lines + s * 64);
         FOR_EACH(m, M, acc[m] = dot_bytes(acc[m], weights, rows.at[m] + s * 4));
     });
 #else
     __m512i low[M], high[M];
-    FOR_EACH(s, RUN, {
+    FOR_EACH(s, INT16_LINES, {
         const Nibbles<false> line(lines + s * 64);
         FOR_EACH(m, M, {
             const __m512i row = broadcast4(rows.at[m] + s * 4);
@@ -57,7 +57,7 @@ inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const
 template <int M>
 HOT_LOOP void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
                         int64_t stride) {
-    const int64_t spans = w.depth / SPAN;
+    const int64_t spans = w.depth / SCALE_COLUMNS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
     RowStrides<float, M> scales(in.scales + row * spans, spans);
     RowStrides<int32_t, M> sums(in.negated_sums + row * spans, spans);
@@ -67,7 +67,8 @@ HOT_LOOP void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint
         __m512i acc[M];
         // Weights are stored + 128, which adds 128 times the sum of the row.
         FOR_EACH(m, M, acc[m] = _mm512_slli_epi32(_mm512_set1_epi32(*sums.at(m)), 7));
-        for (const uint8_t* end = block + SPAN * LANES; block < end; block += RUN * 64, rows.move(RUN * 4)) {
+        for (const uint8_t* end = block + SCALE_COLUMNS * LANES; block < end;
+             block += INT16_LINES * 64, rows.move(INT16_LINES * 4)) {
             add_bytes(block, rows, acc);
         }
         FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), _mm512_set1_ps(*scales.at(m)), total[m]));
@@ -130,8 +131,8 @@ struct NibbleSums {
 template <int M, int GROUP>
 HOT_LOOP void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
                         int64_t stride) {
-    constexpr int GROUPS = SPAN / GROUP, BYTES = (GROUP / 8 + 1) * 64;
-    const int64_t spans = w.depth / SPAN, groups = spans * GROUPS;
+    constexpr int GROUPS = SCALE_COLUMNS / GROUP, BYTES = (GROUP / 8 + 1) * 64;
+    const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * GROUPS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
     RowStrides<float, M> scales(in.scales + row * spans, spans);
     RowStrides<int32_t, M> sums(in.negated_sums + row * groups, groups);
@@ -154,7 +155,7 @@ HOT_LOOP void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint
                 total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc.end(m)), factor, total[m]);
             });
         });
-        rows.move(SPAN), scales.move(1), sums.move(GROUPS);
+        rows.move(SCALE_COLUMNS), scales.move(1), sums.move(GROUPS);
     }
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }

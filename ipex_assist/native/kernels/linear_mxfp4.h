@@ -8,9 +8,9 @@
 namespace ipex_assist {
 namespace {
 
-constexpr int MX_GROUP = 32, MX_GROUPS = SPAN / MX_GROUP;  // input columns that share a scale; such in a span
-constexpr int MX_BYTES = (SPAN / 8 + 1) * 64;              // of a span of a block
-constexpr int MX_ZERO = 12;                                // added to all, so that they are unsigned
+constexpr int MX_GROUP = 32, MX_GROUPS = SCALE_COLUMNS / MX_GROUP;  // input columns that share a scale; such in a span
+constexpr int MX_BYTES = (SCALE_COLUMNS / 8 + 1) * 64;              // of a span of a block
+constexpr int MX_ZERO = 12;                                         // added to all, so that they are unsigned
 alignas(64) constexpr uint8_t MX_VALUES[64] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
                                                12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
@@ -79,7 +79,7 @@ struct MxSums {
 template <int M>
 HOT_LOOP void mxfp4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
                          int64_t stride) {
-    const int64_t spans = w.depth / SPAN, groups = spans * MX_GROUPS;
+    const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * MX_GROUPS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
     RowStrides<float, M> scales(in.scales + row * spans, spans);
     RowStrides<int32_t, M> sums(in.negated_sums + row * groups, groups);
@@ -102,7 +102,7 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const Rows& in, int64_t row, const uin
                 total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc.sums[m]), factor, total[m]);
             });
         });
-        rows.move(SPAN), scales.move(1), sums.move(MX_GROUPS);
+        rows.move(SCALE_COLUMNS), scales.move(1), sums.move(MX_GROUPS);
     }
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }

@@ -54,9 +54,9 @@ int64_t multiply_bytes(int64_t steps) {
 #else
 int64_t multiply_bytes(int64_t steps) {
     constexpr int M = 4;
-    int8_t values[M * RUN * 4] = {};
-    uint8_t lines[RUN * 64] = {};
-    const RowPointers<int8_t, M> rows(values, RUN * 4);
+    int8_t values[M * INT16_LINES * 4] = {};
+    uint8_t lines[INT16_LINES * 64] = {};
+    const RowPointers<int8_t, M> rows(values, INT16_LINES * 4);
     __m512i sums[M];
     FOR_EACH(m, M, sums[m] = _mm512_setzero_si512());
     for (int64_t s = 0; s < steps; s++) {
@@ -65,7 +65,7 @@ int64_t multiply_bytes(int64_t steps) {
         FOR_EACH(m, M, KEEP_VECTOR(sums[m]));
     }
     want(sums);
-    return steps * M * RUN * LANES * 4;
+    return steps * M * INT16_LINES * LANES * 4;
 }
 #endif
 

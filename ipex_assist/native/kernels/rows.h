@@ -105,7 +105,7 @@ void add(float* x, const float* y, int64_t size) {
     }
 }
 
-void normalise(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
+void normalize(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
                float* out) {
     float mean = 0;
     if (!rms) {
@@ -154,7 +154,7 @@ void convert(Precision precision, const float* x, int64_t size, int64_t padded, 
 // One span of 128 columns to int8: scale = largest / 127. With NaN or infinity in the span the scale is NaN, and so is
 // every output that the span has a part in.
 inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* values, float* scale, int32_t* sums) {
-    constexpr int VECTORS = SPAN / LANES;
+    constexpr int VECTORS = SCALE_COLUMNS / LANES;
     __m512 v[VECTORS];
     __m512i largest = _mm512_setzero_si512();
     for (int i = 0; i < VECTORS; i++) {
@@ -163,8 +163,8 @@ inline void quantize_span(const float* x, int64_t width, int32_t group, int8_t* 
     }
     const uint32_t bits = _mm512_reduce_max_epu32(largest);
     if (bits >= 0x7f800000u) {
-        std::memset(values, 0, SPAN);
-        std::memset(sums, 0, size_t(SPAN / group) * sizeof *sums);
+        std::memset(values, 0, SCALE_COLUMNS);
+        std::memset(sums, 0, size_t(SCALE_COLUMNS / group) * sizeof *sums);
         *scale = NAN;
         return;
     }
@@ -198,10 +198,10 @@ void quantize(Precision precision, int32_t group, const float* x, int64_t width,
         convert(precision, x + first, width - first, last - first, out.values + (row * out.depth + first) * bytes);
         return;
     }
-    const int64_t spans = out.depth / SPAN, groups = out.depth / group;
-    for (int64_t k = first; k < last; k += SPAN) {
+    const int64_t spans = out.depth / SCALE_COLUMNS, groups = out.depth / group;
+    for (int64_t k = first; k < last; k += SCALE_COLUMNS) {
         quantize_span(x + k, width - k, group, reinterpret_cast<int8_t*>(out.values) + row * out.depth + k,
-                      out.scales + row * spans + k / SPAN, out.negated_sums + row * groups + k / group);
+                      out.scales + row * spans + k / SCALE_COLUMNS, out.negated_sums + row * groups + k / group);
     }
     if (out.tiles) copy_to_tiles(out.values + row * out.depth, row, out.depth, first, last, out.tiles);
 }
@@ -222,7 +222,7 @@ uint64_t read(const uint8_t* data, int64_t size, int64_t ahead) {
 
 // Turn the halves of a head's first rotary_dim values against each other. The tables hold as many, the sine with
 // rotate_half's sign.
-void rotate(float* x, int32_t rotary_dim, const float* cosine, const float* sine) {
+void apply_rotary(float* x, int32_t rotary_dim, const float* cosine, const float* sine) {
     const int32_t half = rotary_dim / 2;
     for (int32_t d = 0; d < half; d++) {
         const float left = x[d], right = x[d + half];
@@ -242,7 +242,7 @@ void soft_cap(float* x, int64_t size, float inner, float outer) {
     }
 }
 
-Maximum maximum(const float* x, int64_t size) {
+ArgMax argmax(const float* x, int64_t size) {
     __m512 best = _mm512_set1_ps(-INFINITY);
     __m512i where = _mm512_setzero_si512(),
             index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -253,7 +253,7 @@ Maximum maximum(const float* x, int64_t size) {
         where = _mm512_mask_mov_epi32(where, more, index);
         index = _mm512_add_epi32(index, _mm512_set1_epi32(LANES));
     }
-    Maximum result;
+    ArgMax result;
     result.value = _mm512_reduce_max_ps(best);
     const __mmask16 equal = _mm512_cmp_ps_mask(best, _mm512_set1_ps(result.value), _CMP_EQ_OQ);
     result.index = equal ? _mm512_mask_reduce_min_epi32(equal, where) : 0;

@@ -17,7 +17,7 @@ constexpr int64_t PAGE = 4096;
 
 int64_t element(Precision precision) { return precision == FP32 ? 4 : precision == BF16 ? 2 : 1; }
 
-int64_t scales(Precision precision) { return precision == INT8 ? 2 * KEYS * 4 : 0; }
+int64_t scales(Precision precision) { return precision == INT8 ? 2 * BLOCK_POSITIONS * 4 : 0; }
 
 Precision checked_precision(const Model& model, Precision precision) {
     if (precision == BF16 || precision == INT8 || precision == model.attention_precision()) return precision;
@@ -44,23 +44,23 @@ Blocks::Blocks(const Model& model, int64_t count, Precision precision)
       layers_(model.spec.layers),
       kv_heads_(model.spec.kv_heads),
       head_dim_(model.spec.head_dim),
-      key_bytes_(KEYS * model.key_depth() * element(precision)),
-      value_bytes_(KEYS * model.value_width() * element(precision)),
+      key_bytes_(BLOCK_POSITIONS * model.key_depth() * element(precision)),
+      value_bytes_(BLOCK_POSITIONS * model.value_width() * element(precision)),
       scale_bytes_(scales(precision)),
       key_factors_(precision == INT8 ? ipex_assist::key_factors(model) : std::vector<float>()),
       data_(checked_bytes(count_, bytes())) {}
 
 int64_t Blocks::bytes_each(const Model& model, Precision precision) {
     const int64_t part =
-        KEYS * (model.key_depth() + model.value_width()) * element(checked_precision(model, precision));
+        BLOCK_POSITIONS * (model.key_depth() + model.value_width()) * element(checked_precision(model, precision));
     return int64_t(model.spec.layers) * model.spec.kv_heads * (part + scales(precision));
 }
 
 bool Blocks::fits(const Model& model) const {
     if (precision_ == INT8) return model_ == &model;  // by whose weights keys are divided
     return layers_ == model.spec.layers && kv_heads_ == model.spec.kv_heads &&
-           key_bytes_ == KEYS * model.key_depth() * element(precision_) &&
-           value_bytes_ == KEYS * model.value_width() * element(precision_) &&
+           key_bytes_ == BLOCK_POSITIONS * model.key_depth() * element(precision_) &&
+           value_bytes_ == BLOCK_POSITIONS * model.value_width() * element(precision_) &&
            (precision_ == BF16 || attention_precision_ == model.attention_precision());
 }
 

@@ -22,7 +22,7 @@ public:
         uint8_t* values = keys + key_bytes_;
         if (precision_ != INT8) return {keys, values, nullptr, nullptr};
         float* scales = reinterpret_cast<float*>(values + value_bytes_);
-        return {keys, values, scales, scales + KEYS};
+        return {keys, values, scales, scales + BLOCK_POSITIONS};
     }
     // What keys are divided by, and queries multiplied with: (head_dim) powers of two, or null for 1.
     const float* key_factors(int32_t layer, int32_t kv_head) const {

@@ -64,7 +64,7 @@ std::vector<float> key_factors(const Model& model) {
         probe(model, layer, in, keys.data(), stride);
         for (int32_t r = 0; spec.qk_norm == ALL_HEADS && r < ROWS; r++) {
             float* row = keys.data() + r * stride;
-            model.kernels->normalise(true, row, model.layers[layer].k_norm, nullptr, spec.norm_eps,
+            model.kernels->normalize(true, row, model.layers[layer].k_norm, nullptr, spec.norm_eps,
                                      int64_t(spec.kv_heads) * dim, row);
         }
         for (int32_t h = 0; h < spec.kv_heads; h++) {
@@ -73,7 +73,7 @@ std::vector<float> key_factors(const Model& model) {
                 float* key = keys.data() + r * stride + int64_t(h) * dim;
                 const float* norm = model.head_norm(model.layers[layer].k_norm, h);
                 if (norm)
-                    model.kernels->normalise(spec.qk_norm != EACH_HEAD, key, norm, nullptr, spec.norm_eps, dim, key);
+                    model.kernels->normalize(spec.qk_norm != EACH_HEAD, key, norm, nullptr, spec.norm_eps, dim, key);
                 for (int32_t d = 0; d < dim; d++) squares[size_t(d)] += double(key[d]) * key[d] / ROWS;
             }
             for (int32_t d = 0; d < dim; d++) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -48,7 +49,7 @@ public:
         piece.data_ = nullptr, piece.bytes_ = 0;
     }
     ~Memory() {
-        if (data_) munmap(data_, bytes_);
+        if (bytes_) munmap(data_, bytes_);
     }
     Memory(Memory&& other) noexcept { swap(other); }
     Memory& operator=(Memory&& other) noexcept {
@@ -68,9 +69,17 @@ public:
     }
 
 private:
+    // In this order, because a child of fork() may find it half done and free what it finds: all of the bytes that it
+    // then believes in are mapped. x86 shows stores in the order in which they are made.
     void swap(Memory& other) {
-        std::swap(data_, other.data_);
-        std::swap(bytes_, other.bytes_);
+        uint8_t* const data = data_;
+        const size_t bytes = bytes_;
+        bytes_ = 0;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        data_ = other.data_;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        bytes_ = other.bytes_;
+        other.data_ = data, other.bytes_ = bytes;
     }
     uint8_t* data_ = nullptr;
     size_t bytes_ = 0;

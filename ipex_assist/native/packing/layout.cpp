@@ -96,7 +96,7 @@ Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Prec
     Linear linear{};
     linear.unit = unit;
     linear.precision = precision;
-    linear.group = precision == INT4 ? spec.group : precision == MXFP4 ? 32 : SPAN;
+    linear.group = precision == INT4 ? spec.group : precision == MXFP4 ? 32 : SCALE_COLUMNS;
     linear.depth = padded_depth(precision, width);
     linear.blocks = columns_padded / LANES;
     if (bias) linear.bias = make_vector(columns_padded);

@@ -235,7 +235,7 @@ inline void pack_int4_group(const float* x, int64_t size, uint8_t* to) {
 template <class F>
 inline bool for_groups(int32_t group, SourceType type, const uint8_t* source, int64_t stride, int64_t columns,
                        int64_t width, int64_t depth, const F& to) {
-    alignas(64) float values[LANES * SPAN], turned[LANES * SPAN];
+    alignas(64) float values[LANES * SCALE_COLUMNS], turned[LANES * SCALE_COLUMNS];
     const int64_t element = type == SOURCE_F32 ? 4 : 2;
     bool numbers = true;
     for (int64_t g = 0; g < depth; g += group) {

@@ -45,8 +45,8 @@ inline bool pack_mxfp4(SourceType type, const uint8_t* source, int64_t stride, i
                        int64_t depth, uint8_t* block) {
     __m512i head = _mm512_setzero_si512();
     return for_groups(MX_GROUP, type, source, stride, columns, width, depth, [&](int64_t g, const float* x) {
-        const int64_t number = g % SPAN / MX_GROUP;
-        uint8_t* span = block + g / SPAN * MX_BYTES;
+        const int64_t number = g % SCALE_COLUMNS / MX_GROUP;
+        uint8_t* span = block + g / SCALE_COLUMNS * MX_BYTES;
         const __m512i exponent = pack_mxfp4_group(x, span + 64 + number * 256);
         // The byte of each group comes in from above.
         head = _mm512_or_si512(_mm512_srli_epi32(head, 8), _mm512_slli_epi32(exponent, 24));

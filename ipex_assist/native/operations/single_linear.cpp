@@ -1,5 +1,5 @@
-// One linear of every layer by itself, outside a forward pass: for benchmarks and tests.
-#include "operations/linears.h"
+// One linear of every layer by itself, outside a pass: for benchmarks and tests.
+#include "operations/single_linear.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace ipex_assist {
 
-void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which which, const float* x, int64_t rows,
+void run_linears(const Model& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x, int64_t rows,
                  float* out, int64_t stride) {
     if (!model.has_memory()) refuse("the model has no weights yet");
     if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
@@ -23,13 +23,13 @@ void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which whi
     if (stride < columns)
         refuse("%lld columns for the results of a linear of %lld", (long long)stride, (long long)columns);
     const int64_t depth = choose(model.layers[0]).depth, padded = round_up(rows, 32);
-    workspace.row_values.grow(size_t(padded * depth * 4));
-    workspace.row_scales.grow(size_t(padded * depth / 32 * 4));
-    workspace.row_sums.grow(size_t(padded * depth / 32 * 4));
-    Rows in{workspace.row_values.data(), workspace.row_scales.as<float>(), workspace.row_sums.as<int32_t>(), depth};
-    if (model.kernels->tiled && rows > FEW) {
-        workspace.row_tiles.grow(size_t(padded * depth));
-        in.tiles = workspace.row_tiles.data();
+    buffers.values.grow(size_t(padded * depth * 4));
+    buffers.scales.grow(size_t(padded * depth / 32 * 4));
+    buffers.sums.grow(size_t(padded * depth / 32 * 4));
+    Rows in{buffers.values.data(), buffers.scales.as<float>(), buffers.sums.as<int32_t>(), depth};
+    if (model.kernels->tiled && rows > DECODE_ROWS) {
+        buffers.tiles.grow(size_t(padded * depth));
+        in.tiles = buffers.tiles.data();
     }
     pool.run([&](int thread) {
         std::vector<float> buffer(static_cast<size_t>(depth));

@@ -1,14 +1,19 @@
-// One linear of every layer by itself, outside a forward pass: for benchmarks and tests.
+// One linear of every layer by itself, outside a pass: for benchmarks and tests.
 #pragma once
-#include "operations/forward.h"
+#include "packing/model.h"
 
 namespace ipex_assist {
+
+// Rows in a linear's form; they grow with the most rows.
+struct LinearBuffers {
+    Memory values, scales, sums, tiles;
+};
 
 enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
 
 // out (rows, stride) = linear(x (rows, width)) of each layer in turn, so that weights come from memory and not from a
 // cache; the last layer's result stays. Rows are put into the linear's form each time.
-void run_linears(const Model& model, Pool& pool, Workspace& workspace, Which which, const float* x, int64_t rows,
+void run_linears(const Model& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x, int64_t rows,
                  float* out, int64_t stride);
 
 }  // namespace ipex_assist

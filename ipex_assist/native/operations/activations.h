@@ -1,0 +1,112 @@
+// The buffers of a pass: named, with shapes, placed by one list (activations.cpp), so that what is reserved and where
+// everything lies cannot disagree. They lie in three kinds of memory:
+//
+// - shared: what threads exchange, or have their own rows or columns of;
+// - of a node: what all threads read. There is one copy for each memory node: who computes a part of it writes that
+// part
+//   for every node, and who reads it reads its own node's, so that it crosses from one socket to another once and not
+//   once for each core. What few threads read (queries, keys and values, activated columns) is there once.
+// - of a thread: its own temporary rows.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "operations/batch.h"
+#include "operations/pass_plan.h"
+#include "threads/pool.h"
+
+namespace ipex_assist {
+
+// A buffer (rows, columns), without gaps.
+template <class T>
+struct Array {
+    T* data = nullptr;
+    int64_t rows = 0, columns = 0;
+    T* row(int64_t i) const { return data + i * columns; }
+};
+
+// The rows of a linear's inputs in the form that it multiplies, before they are given a depth (kernels.h: Rows).
+struct PreparedRows {
+    Array<uint8_t> values, tiles;  // no tiles: null
+    Array<float> scales;
+    Array<int32_t> negated_sums;
+    Rows with_depth(int64_t depth) const { return {values.data, scales.data, negated_sums.data, depth, tiles.data}; }
+};
+
+struct SharedBuffers {
+    Array<float> x;               // (rows, hidden): the residual stream
+    Array<float> qkv;             // (rows, queries, keys and values)
+    Array<float> attended;        // (rows, heads · head_dim)
+    Array<float> active;          // (rows or slots, the layer's intermediate_size): activated gate and up
+    Array<float> partials;        // split KV's, see attention.h
+    Array<float> router_logits;   // (rows, experts)
+    Array<float> expert_outputs;  // (slots, hidden)
+    Array<ArgMax> maxima;         // (rows with logits, chunks of the vocabulary)
+};
+
+struct NodeBuffers {
+    Array<float> delta;          // (rows, hidden): what is added to the residual stream next
+    PreparedRows inputs;         // of the next linear
+    PreparedRows down_inputs;    // of a down linear where they are made while those of up are read, and of experts'
+    PreparedRows expert_inputs;  // of the experts' up linears, a row for each slot
+};
+
+struct ThreadBuffers {
+    Array<float> row;      // (hidden)
+    Array<float> ordered;  // a row in the order of a linear's input columns, where there is one
+    Array<float> up;       // (rows, columns of gate and up that are activated while they are in the cache)
+    Array<float> x;        // (DECODE_ROWS, hidden): the residual stream where each thread prepares all rows
+    PreparedRows inputs;   // and what the next linear gets of it
+    // Of attention, with a row for each query of a tile; see AttentionTile.
+    Array<float> head, scores, results, running, totals, slopes, distances, query_scales, weight_scales;
+    Array<int32_t> query_offsets, first, end;
+    Array<uint8_t> query, probabilities, widened;
+    Array<AttentionPartial> partials, runs, sums;
+};
+
+// The sizes that the list takes: of a pass, and of the widest layer of the model.
+struct ActivationSizes {
+    int64_t rows, logit_rows, vocabulary_chunks, threads, nodes;
+    int64_t width, qkv, attended;                 // columns of a row
+    int64_t depth;                                // input columns of any linear that all rows enter
+    int64_t active;                               // floats of activated gate and up
+    int64_t partials;                             // floats
+    int64_t down_values, down_columns;            // bytes of all rows of `down_inputs`, and their input columns
+    int64_t router_columns, slots, slot_columns;  // of experts; input columns of all slots
+    int64_t ordered;                              // columns, 0 where no linear has an order of input columns
+    int64_t own_value;                            // bytes of a value that each thread prepares itself
+    int64_t queries, key_depth, value_width;      // of a query tile
+    int64_t tiles;                                // whether rows are kept as tiles, too
+};
+
+// Valid at every moment of being changed, as a child of fork() must be able to free it.
+class Activations {
+public:
+    // Places all buffers; what was in them is lost. Memory grows with the largest pass.
+    void place(const ActivationSizes& sizes, Pool& pool);
+
+    const ThreadBuffers& own(int thread) const { return threads_.as<ThreadBuffers>()[thread]; }
+    const NodeBuffers& on(int node) const { return nodes_.as<NodeBuffers>()[node]; }
+    int nodes() const { return int(sizes_.nodes); }  // whose threads take part in the pass
+    // Bytes that buffers of these sizes take, in all kinds of memory, on a pool with `nodes` memory nodes.
+    static int64_t bytes(const ActivationSizes& sizes, int nodes);
+    // f(name, begin, end) for each buffer that is placed, for tests.
+    void each(const std::function<void(const char*, const void*, const void*)>& f) const;
+
+    SharedBuffers shared;
+
+private:
+    ActivationSizes sizes_{};
+    int pool_nodes_ = 0;
+    Memory shared_memory_, node_memory_, thread_memory_;
+    Memory nodes_, threads_;  // NodeBuffers and ThreadBuffers: no containers, see Leased
+};
+
+constexpr int64_t UP_BLOCKS = 16;    // of gate and up, which are activated while they are still in the cache
+constexpr int64_t PADDED_ROWS = 32;  // linears may read rows up to a multiple of this
+constexpr int64_t VOCABULARY_CHUNK =
+    2048;  // columns of logits whose maximum and sum of exponentials are found together
+
+}  // namespace ipex_assist

@@ -1,0 +1,52 @@
+// What the files of attention share.
+#pragma once
+#include "operations/operations.h"
+
+namespace ipex_assist {
+
+// A layer of a pass as one of its threads sees it.
+struct AttentionView {
+    AttentionView(Pass& pass, const LayerStep& step, int thread);
+
+    // The weights of a norm (q_norm or k_norm of the layer) for one head, null where heads have no norm of their own.
+    const float* head_norm(const float* norms, int32_t head) const;
+    KeyValueBlock block(const RowRange& rows, int32_t kv_head, int64_t block) const;
+    const Segment& segment(const RowRange& rows) const { return plan.segments[size_t(rows.segment)]; }
+    // Whether this thread owns a KV head's part of a segment's block; where there is one memory node, all of them do.
+    bool owns(size_t segment, int64_t block, int32_t kv_head) const;
+    // A row of queries, keys and values.
+    const float* qkv(int64_t row) const { return pass.activations.shared.qkv.row(row); }
+    float* attended(int64_t row, int32_t head) const;
+    // The partial that a block belongs to, (group, partial_width), for the queries of a row; a partial is a head's
+    // values, then its maximum and its sum.
+    float* partial(int64_t block, int32_t kv_head, int64_t row) const;
+    int64_t partial_width() const { return spec.value_width() + LANES; }
+
+    Pass& pass;
+    const Kernels& k;
+    const PassPlan& plan;
+    const AttentionPlan& splits;
+    const Layer& layer;
+    const AttentionSpec& spec;
+    const Blocks& blocks;
+    const ThreadBuffers& own;
+    int32_t index;  // of the layer
+    int thread;
+};
+
+// kv_append.cpp: rotates and stores the keys and values of a range of rows for one KV head.
+void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head);
+
+// split_kv.cpp
+// Merges, or begins with what is merged first, which then lies at `to`.
+void merge_partial(const AttentionView& v, AttentionPartial& sum, const AttentionPartial& next, float* to);
+void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum);
+void keep_partial(const AttentionPartial& partial, float* row, int64_t width);
+// The attended values of a head ÷ its sum.
+void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head);
+// Merges the partials of the heads of a unit (AttentionShape), and prepares them for the output linear.
+void merge_unit(const AttentionView& v, int64_t row, int64_t unit);
+// This thread has done `blocks` of the blocks that a segment sees of a KV head: who does the last ones merges.
+void finish_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t blocks);
+
+}  // namespace ipex_assist

@@ -1,0 +1,59 @@
+// Greedy drafting: passes that go on with the arg-max of each segment.
+#include <x86intrin.h>
+
+#include <cmath>
+#include <utility>
+
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+// Notes the token that each segment's logits say, and makes the plan of the next pass, of the segments that go on;
+// false where none does. order: the number of each of the plan's segments in the request.
+bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& order) {
+    std::vector<Segment> segments;
+    std::vector<int32_t> next_order, tokens, logit_rows;
+    for (size_t i = 0; i < order.size(); i++) {
+        const int32_t which = order[i];
+        const ArgMax best = arg_max(pass, int64_t(i));
+        const bool finite = is_finite(best);
+        const float probability = finite ? 1.0f / best.sum : NAN;
+        int32_t& drafted = d.drafted[which];
+        d.tokens[which * d.stride + drafted] = finite ? best.index : -1;
+        d.probabilities[which * d.stride + drafted] = probability;
+        drafted++;
+        if (drafted == d.counts[which] || !(probability >= d.min_probability[which])) continue;
+        Segment next = pass.plan.segments[i];
+        next.start += next.rows, next.rows = 1;
+        logit_rows.push_back(int32_t(segments.size()));
+        segments.push_back(next), next_order.push_back(which), tokens.push_back(best.index);
+    }
+    if (segments.empty()) return false;
+    const PassThreads threads{pass.plan.threads, pass.plan.several_nodes};
+    pass.plan = PassPlan(pass.program.shape, threads, std::move(segments), std::move(tokens), std::move(logit_rows));
+    order = std::move(next_order);
+    return true;
+}
+
+}  // namespace
+
+void draft(Pass& pass, const GreedyDraft& request) {
+    const uint64_t started = __rdtsc();
+    std::vector<int32_t> order;
+    for (int32_t i = 0; i < int32_t(pass.plan.segments.size()); i++) order.push_back(i), request.drafted[i] = 0;
+    bool goes_on = true;  // written by thread 0, between two barriers
+    pass.pool.run(
+        [&](int thread) {
+            while (goes_on) {
+                run_layers(pass, thread);
+                find_maxima(pass, thread);
+                if (thread == 0) goes_on = continue_draft(pass, request, order);
+                pass.wait(thread);
+            }
+        },
+        pass.plan.threads);
+    pass.timing.total += __rdtsc() - started;
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,42 @@
+// The embedding of a pass's tokens, which begins the residual stream.
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+// A narrower or wider embedding (OPT-350m), projected to the hidden size.
+void project(Pass& pass, int thread, int64_t first, int64_t end, const Array<float>& x) {
+    const Model& model = pass.model;
+    for (int64_t r = first; r < end; r++) {
+        float* row = pass.delta(thread).row(r);
+        model.embed(pass.plan.tokens[size_t(r)], row);
+        prepare_row(pass, thread, row, model.spec.embedding_size, 0, model.project_in.depth, r, model.project_in,
+                    &NodeBuffers::inputs);
+    }
+    pass.wait(thread);
+    linear(pass, thread, pass.inputs(thread, model.project_in.depth), model.project_in, pass.plan.rows(), x.data,
+           x.columns);
+}
+
+}  // namespace
+
+void embed(Pass& pass, int thread) {
+    const Model& model = pass.model;
+    const PassPlan& plan = pass.plan;
+    const bool all = plan.each_thread_prepares;
+    const int64_t first = all ? 0 : share(plan.rows(), thread, plan.threads);
+    const int64_t end = all ? plan.rows() : share(plan.rows(), thread + 1, plan.threads);
+    const Array<float>& x = all ? pass.activations.own(thread).x : pass.activations.shared.x;
+    if (model.spec.projected_embedding) project(pass, thread, first, end, x);
+    for (int64_t r = first; r < end; r++) {
+        float* row = x.row(r);
+        if (!model.spec.projected_embedding) model.embed(plan.tokens[size_t(r)], row);
+        const float factor = model.spec.embedding_multiplier;
+        for (int64_t i = 0; factor != 1 && i < model.spec.hidden_size; i++) row[i] *= factor;
+        const float* position = model.position_row(plan.positions[size_t(r)]);
+        if (position) pass.kernels.add(row, position, model.spec.hidden_size);
+        if (model.spec.embedding_norm) normalize(pass, model.embedding_norm, row, row);
+    }
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,48 @@
+// Appending the keys and values of a pass's rows to their sequences' blocks.
+#include <x86intrin.h>
+
+#include <cstring>
+
+#include "operations/attention.h"
+
+namespace ipex_assist {
+
+void append_rows(const AttentionView& v, const RowRange& range, int32_t kv_head) {
+    const AttentionSpec& a = v.spec;
+    const Precision precision = v.blocks.precision();
+    const KeyValueBlock block = v.block(range, kv_head, v.plan.last_block(range.first));
+    const float* factors = v.blocks.key_factors(v.index, kv_head);
+    float* head = v.own.head.data;
+    for (int32_t r = range.first; r < range.end; r++) {
+        const int32_t position = v.plan.positions[size_t(r)], within = position % BLOCK_POSITIONS;
+        const float *key = v.qkv(r) + a.key_column() + int64_t(kv_head) * a.head_dim,
+                    *value = v.qkv(r) + a.value_column() + int64_t(kv_head) * a.head_dim;
+        std::memcpy(head, key, size_t(a.head_dim) * 4);
+        rotate_head(v.pass, v.layer, v.head_norm(v.layer.k_norm, kv_head), v.segment(range), position, head);
+        for (int32_t d = 0; factors && d < a.head_dim; d++) head[d] /= factors[d];
+        v.k.store_key(precision, head, a.head_dim, a.key_depth(), within, block);
+        v.k.store_value(precision, value, a.head_dim, within, block);
+    }
+}
+
+// Of the prefill path; on the decode path attention appends, as it is who reads a block that also writes it.
+void append_keys_values(Pass& pass, const LayerStep& step, int thread) {
+    if (pass.plan.decode) return;
+    const uint64_t started = __rdtsc();
+    const AttentionView v(pass, step, thread);
+    const int64_t units = int64_t(v.plan.append_ranges.size()) * v.spec.kv_heads;
+    const bool owned = v.plan.several_nodes;
+    const int64_t first = owned ? 0 : share(units, thread, v.plan.threads);
+    const int64_t end = owned ? units : share(units, thread + 1, v.plan.threads);
+    for (int64_t u = first; u < end; u++) {
+        const RowRange& range = v.plan.append_ranges[size_t(u / v.spec.kv_heads)];
+        const int32_t kv_head = int32_t(u % v.spec.kv_heads);
+        if (v.owns(size_t(range.segment), v.plan.last_block(range.first), kv_head)) append_rows(v, range, kv_head);
+    }
+    if (!pass.rows_kept(step)) return;
+    if (thread == 0) pass.next_tile.store(0);
+    pass.wait(thread);
+    if (thread == 0) pass.timing.attention += __rdtsc() - started;
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,51 @@
+// Linears of a pass: every thread computes its own blocks of output columns.
+#include <x86intrin.h>
+
+#include <algorithm>
+
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int64_t PREFETCHED = 4096;  // bytes of the next weights
+
+}  // namespace
+
+void prefetch(const Pass& pass, int thread, const Linear& next) {
+    const auto [first, last] = slice(pass, next, thread);
+    if (!pass.plan.decode || first == last) return;
+    const int64_t each = block_bytes(next.precision, next.group, next.depth);
+    const uint8_t* start = weights_of(next, first);
+    for (int64_t i = 0; i < std::min(PREFETCHED, (last - first) * each); i += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T1);
+    }
+}
+
+void linear(Pass& pass, int thread, Rows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
+            const Linear* next) {
+    const uint64_t started = __rdtsc();
+    const auto [first, last] = slice(pass, linear, thread);
+    pass.model.multiply(linear, inputs, rows, first, last, out + first * LANES, stride);
+    if (out == pass.delta(thread).data) share_delta(pass, thread, 0, rows, first * LANES, last * LANES);
+    if (next) prefetch(pass, thread, *next);
+    pass.wait(thread);
+    if (thread == 0) pass.timing.linear += __rdtsc() - started;
+}
+
+void qkv_linear(Pass& pass, const LayerStep& step, int thread) {
+    const Layer& layer = pass.layer(step);
+    linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan.rows(),
+           pass.activations.shared.qkv.data, pass.activations.shared.qkv.columns, &layer.output);
+}
+
+void output_linear(Pass& pass, const LayerStep& step, int thread) {
+    const Layer& layer = pass.layer(step);
+    const Array<float>& delta = pass.delta(thread);
+    // Attention prepares its rows once for each node.
+    const Rows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
+    linear(pass, thread, rows, layer.output, pass.rows_kept(step), delta.data, delta.columns,
+           layer.mlp.experts ? &layer.router : &layer.up);
+}
+
+}  // namespace ipex_assist

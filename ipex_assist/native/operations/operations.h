@@ -1,0 +1,78 @@
+// The operations of a pass. Those of the type Operation are in layers' lists (program.cpp); the others they share.
+#pragma once
+#include "operations/pass.h"
+
+namespace ipex_assist {
+
+// embedding.cpp
+void embed(Pass& pass, int thread);
+
+// residual_norm.cpp
+// Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
+// names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
+void residual_norm(Pass& pass, int thread, const Join& join, const std::vector<int32_t>* kept, const Linear& next);
+void prepare_attention(Pass& pass, const LayerStep& step, int thread);
+void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
+void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
+
+// row_preparation.cpp
+// Columns first … last of a row (width) in the form that `next` multiplies, as row `row` of `to`.
+void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
+                 int64_t row, const Linear& next, Rows to);
+// Likewise for every node.
+void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
+                 int64_t row, const Linear& next, PreparedRows NodeBuffers::* to);
+// This thread's share of `rows` rows, which are those that `kept` names or lie side by side.
+void prepare_rows(const Pass& pass, int thread, const float* from, int64_t stride, int64_t width, int64_t rows,
+                  const std::vector<int32_t>* kept, const Linear& next);
+// Columns [first, end) of rows of delta that this thread has computed, to the other nodes.
+void share_delta(const Pass& pass, int thread, int64_t row, int64_t end_row, int64_t first, int64_t end);
+
+// linear.cpp
+// out (rows, stride) = linear(inputs (rows, …)); ends with a barrier. next: whose inputs these outputs become, if
+// known.
+void linear(Pass& pass, int thread, Rows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
+            const Linear* next = nullptr);
+// The first lines of what this thread reads next, before it waits for the others. Only in passes that wait for memory.
+void prefetch(const Pass& pass, int thread, const Linear& next);
+void qkv_linear(Pass& pass, const LayerStep& step, int thread);
+void output_linear(Pass& pass, const LayerStep& step, int thread);
+
+// rotary.cpp
+void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread);  // all heads together
+// Norm and rotary embedding of one head (head_dim) of queries or keys.
+void rotate_head(const Pass& pass, const Layer& layer, const float* norm, const Segment& segment, int32_t position,
+                 float* head);
+
+// kv_append.cpp, attention.cpp
+void append_keys_values(Pass& pass, const LayerStep& step, int thread);
+void attention(Pass& pass, const LayerStep& step, int thread);
+
+// mlp.cpp
+void mlp(Pass& pass, const LayerStep& step, int thread);
+// Blocks first <= b < last of gate and up, activated, to their columns of `out`.
+void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const Rows& in, int64_t rows,
+                     int64_t first, int64_t last, float* out, int64_t stride);
+
+// experts.cpp
+void route(Pass& pass, const LayerStep& step, int thread);
+void fill_slots(Pass& pass, const LayerStep& step, int thread);
+void up_experts(Pass& pass, const LayerStep& step, int thread);
+void prepare_slots(Pass& pass, const LayerStep& step, int thread);
+void down_experts(Pass& pass, const LayerStep& step, int thread);
+void add_experts(Pass& pass, const LayerStep& step, int thread);
+// The largest buffers of the experts of a pass.
+void size_experts(const Layer& layer, int64_t rows, ActivationSizes& sizes);
+void reserve_routes(const Layer& layer, int64_t rows, Routes& routes);
+
+// head.cpp
+void head(Pass& pass, int thread);
+
+// arg_max.cpp
+void find_maxima(Pass& pass, int thread);
+// Of a row with logits, with the sum of exponentials over all of it; not finite where one of its logits is not.
+ArgMax arg_max(const Pass& pass, int64_t row);
+bool is_finite(const ArgMax& m);
+int64_t vocabulary_columns(const Pass& pass);
+
+}  // namespace ipex_assist

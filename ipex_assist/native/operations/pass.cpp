@@ -1,0 +1,155 @@
+#include "operations/pass.h"
+
+#include <x86intrin.h>
+
+#include <algorithm>
+
+#include "abi/checks.h"
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+// Of a row's value in the form of a precision.
+int64_t value_bytes(Precision precision, const Kernels& kernels) {
+    return precision == FP32 ? 4 : precision == BF16 ? kernels.bf16_row_bytes : 1;
+}
+
+PassThreads pass_threads(const Pool& pool, const Batch& batch) {
+    return {batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads(), pool.several_nodes()};
+}
+
+PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
+    return {program.shape,
+            pass_threads(pool, b),
+            {b.segments, b.segments + b.segment_count},
+            {b.tokens, b.tokens + b.rows},
+            {b.logit_rows, b.logit_rows + b.logit_row_count}};
+}
+
+Linear wanted_head(const Model& model, int32_t vocabulary) {
+    Linear head = model.head;
+    if (vocabulary > 0) head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
+    return head;
+}
+
+// Floats of split-KV partials. In a draft, each block may come to be a split.
+int64_t partial_floats(const Pass& pass, const int32_t* counts) {
+    const PassPlan& plan = pass.plan;
+    const int64_t rows = plan.decode ? plan.rows()
+                         : counts    ? std::min<int64_t>(DECODE_ROWS, int64_t(plan.segments.size()))
+                                     : 0;
+    int64_t floats = 0;
+    for (const AttentionPlan& each : plan.attention) {
+        int64_t partials = 0;
+        for (size_t i = 0; i < plan.segments.size(); i++) {
+            const int64_t last = int64_t(plan.segments[i].start) + plan.segments[i].rows - 1;
+            partials = std::max(partials, counts ? (last + counts[i]) / BLOCK_POSITIONS + 1 : each.partials(i));
+        }
+        const int64_t width = round_up(each.shape.head_dim, LANES) + LANES;
+        floats = std::max(floats, partials * each.shape.heads * rows * width);
+    }
+    return floats;
+}
+
+// What the widest attention and MLP of the model need.
+void size_layers(const Pass& pass, ActivationSizes& s) {
+    const Spec& spec = pass.model.spec;
+    for (const Layer& layer : pass.model.layers) {
+        const AttentionSpec& a = layer.attention;
+        s.qkv = std::max(s.qkv, a.qkv_width());
+        s.attended = std::max(s.attended, round_up(a.query_width(), LANES));
+        s.key_depth = std::max(s.key_depth, a.key_depth());
+        s.value_width = std::max(s.value_width, a.value_width());
+        s.queries = std::max<int64_t>(
+            s.queries,
+            pass.plan.attention_of(int32_t(&layer - pass.model.layers.data())).shape.tile_rows() * a.group());
+    }
+    s.depth = std::max(s.width, s.attended);
+    if (spec.ordered) s.ordered = s.depth;
+    s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(spec.outer_precision, pass.kernels));
+    for (const int32_t index : pass.program.mlp_kinds) {
+        const Layer& layer = pass.model.layers[size_t(index)];
+        if (layer.mlp.experts) {
+            size_experts(layer, s.rows, s);
+            if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);
+            s.own_value = value_bytes(FP32, pass.kernels);  // the router's
+        } else {
+            const int64_t inner = round_up(layer.mlp.intermediate_size, LANES);
+            const int64_t columns = PADDED_ROWS * round_up(layer.down.depth, SCALE_COLUMNS);
+            s.active = std::max(s.active, s.rows * inner);
+            s.depth = std::max(s.depth, inner);
+            s.down_values = std::max(s.down_values, columns * value_bytes(layer.down.precision, pass.kernels));
+            s.down_columns = std::max(s.down_columns, columns);
+        }
+        if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.intermediate_size);
+    }
+    s.depth = round_up(s.depth, SCALE_COLUMNS), s.ordered = round_up(s.ordered, SCALE_COLUMNS);
+}
+
+ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
+    const Spec& spec = pass.model.spec;
+    ActivationSizes s{};
+    s.rows = pass.plan.rows(), s.logit_rows = int64_t(pass.plan.logit_rows.size());
+    s.vocabulary_chunks = (vocabulary_columns(pass) + VOCABULARY_CHUNK - 1) / VOCABULARY_CHUNK;
+    s.threads = pass.plan.threads, s.nodes = pass.pool.node(pass.plan.threads - 1) + 1;
+    s.width = round_up(std::max(spec.hidden_size, spec.embedding_size), LANES);
+    s.tiles = pass.kernels.tiled && !pass.plan.decode;
+    size_layers(pass, s);
+    s.partials = partial_floats(pass, counts);
+    return s;
+}
+
+// Of spans of activated columns, and of units of attended ones.
+size_t counters_of(const Pass& pass) {
+    int64_t spans = 1, units = 0;
+    for (const int32_t index : pass.program.mlp_kinds) {
+        const int64_t inner = round_up(pass.model.layers[size_t(index)].mlp.intermediate_size, LANES);
+        spans = std::max(spans, (inner + SCALE_COLUMNS - 1) / SCALE_COLUMNS);
+    }
+    for (const AttentionShape& shape : pass.program.shape.attention) units = std::max(units, shape.units);
+    const int64_t segments = std::min<int64_t>(DECODE_ROWS, pass.batch.segment_count);
+    return size_t(std::max(spans, segments * units));
+}
+
+}  // namespace
+
+Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, const Batch& batch_, const int32_t* counts)
+    : program(program_),
+      model(program_.model),
+      kernels(*model.kernels),
+      pool(pool_),
+      activations(activations_),
+      batch(checked(model, batch_, counts)),
+      plan(plan_of(program, pool, batch)),
+      head(wanted_head(model, batch.vocabulary)),
+      counters(counters_of(*this)) {
+    activations.place(sizes_of(*this, counts), pool);
+    for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan.rows(), routes);
+}
+
+bool Pass::completes(size_t counter, int64_t done, int64_t total) {
+    if (done == total) return true;
+    auto& sum = counters[counter].done;
+    if (sum.fetch_add(done, std::memory_order_acq_rel) + done < total) return false;
+    sum.store(0, std::memory_order_relaxed);  // for the next phase, a barrier later
+    return true;
+}
+
+void run_layers(Pass& pass, int thread) {
+    embed(pass, thread);
+    for (const LayerStep& step : pass.program.layers) {
+        for (const Operation run : step.fill) run(pass, step, thread);
+        if (!pass.rows_kept(step)) return;
+        for (const Operation run : step.proceed) run(pass, step, thread);
+    }
+    if (!pass.plan.logit_rows.empty()) head(pass, thread);
+}
+
+void forward(Pass& pass) {
+    const uint64_t started = __rdtsc();
+    pass.pool.run([&](int thread) { run_layers(pass, thread); }, pass.plan.threads);
+    pass.timing.total += __rdtsc() - started;
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,117 @@
+// A pass of rows through a model: what its operations share, and the list of them that each layer has.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "operations/activations.h"
+#include "operations/batch.h"
+#include "operations/pass_plan.h"
+#include "packing/model.h"
+#include "threads/pool.h"
+
+namespace ipex_assist {
+
+struct Pass;
+struct LayerStep;
+
+// One step of a layer, run by every thread of a pass. When it returns, either all threads have done their part (it ends
+// with a barrier), or what it gives to the next operation is the thread's own.
+using Operation = void (*)(Pass& pass, const LayerStep& step, int thread);
+
+// A layer as a pass runs it.
+struct LayerStep {
+    int32_t index;
+    bool last;
+    // Until keys and values of all rows are there; then what the rows that go on need.
+    std::vector<Operation> fill, proceed;
+};
+
+// The operations of a model, made when it is made. It outlives no model.
+struct Program {
+    explicit Program(const Model& model);
+
+    const Model& model;
+    PassShape shape;
+    std::vector<LayerStep> layers;
+    std::vector<int32_t> mlp_kinds;  // a layer of each kind of MLP, for sizes
+};
+
+// Which experts the rows of a layer pass through; a slot is one row of one expert, see experts.cpp.
+struct Routes {
+    int64_t each = 0;             // experts of a row, the shared one included
+    std::vector<int32_t> chosen;  // (rows, each), ascending
+    std::vector<float> weights;   // (rows, each)
+    std::vector<int32_t> slots;   // (rows, each)
+    std::vector<int32_t> first;   // each expert's first slot, and how many there are
+    std::vector<int32_t> rows;    // of each slot
+    int32_t count(int32_t expert) const { return first[size_t(expert) + 1] - first[size_t(expert)]; }
+};
+
+struct alignas(64) Counter {
+    std::atomic<int64_t> done{0};
+};
+
+struct Pass {
+    // `counts`: tokens that will be drafted after each segment, or null. Throws std::invalid_argument for a batch that
+    // does not fit the model or its blocks, before anything is touched.
+    Pass(const Program& program, Pool& pool, Activations& activations, const Batch& batch,
+         const int32_t* counts = nullptr);
+
+    void wait(int thread) { pool.wait(thread); }
+    int node(int thread) const { return pool.node(thread); }
+    const Layer& layer(const LayerStep& step) const { return model.layers[size_t(step.index)]; }
+    // What reads the result of a layer, or of the last one: the head, or the projection before it.
+    const Linear& reader(const LayerStep& step) const {
+        return step.last ? after_layers() : model.layers[size_t(step.index) + 1].qkv;
+    }
+    const Linear& after_layers() const { return model.spec.projected_embedding ? model.project_out : head; }
+    // The rows that go on in this layer after its attention.
+    int64_t rows_kept(const LayerStep& step) const {
+        const std::vector<int32_t>* kept = plan.rows_kept(step.last);
+        return kept ? int64_t(kept->size()) : plan.rows();
+    }
+    // Where threads read rows that each of them made a part of, their own node's; else there is one.
+    const Array<float>& delta(int thread) const {
+        return activations.on(plan.each_thread_prepares ? node(thread) : 0).delta;
+    }
+    // The inputs of the next linear, as this thread reads them.
+    Rows inputs(int thread, int64_t depth) const {
+        const PreparedRows& rows =
+            plan.each_thread_prepares ? activations.own(thread).inputs : activations.on(node(thread)).inputs;
+        return rows.with_depth(depth);
+    }
+    // Adds to what is done of something; whether that is all of it, and this thread the one to go on.
+    bool completes(size_t counter, int64_t done, int64_t total);
+
+    const Program& program;
+    const Model& model;
+    const Kernels& kernels;
+    Pool& pool;
+    Activations& activations;
+    const Batch batch;
+    PassPlan plan;                      // between the passes of a draft thread 0 replaces it
+    const Linear head;                  // of the vocabulary that is asked for: its threads share these columns evenly
+    std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
+    std::atomic<int64_t> next_tile{0};  // of prefill attention
+    Routes routes;
+    Timing timing;
+    int64_t experts_read = 0;  // of all layers, each once a pass
+};
+
+// The blocks of a linear that a thread of the pass computes: [first, second).
+inline std::pair<int64_t, int64_t> slice(const Pass& pass, const Linear& linear, int thread) {
+    return pass.model.slice(linear, thread, pass.plan.threads);
+}
+
+void run_layers(Pass& pass, int thread);  // and the head; by every thread of the pass
+// The whole pass: logits of the rows with logits.
+void forward(Pass& pass);
+// The pass, and the most likely tokens by its logits (arg_max.cpp).
+void top_tokens(Pass& pass, const TopTokens& found);
+// Feeds the batch, then each segment's arg-max among the first `vocabulary` tokens, and so on, until a segment has its
+// count of them or one whose probability is below its minimum; that one is its last. The others go on. The last row of
+// each segment must have logits, and no other (drafting.cpp).
+void draft(Pass& pass, const GreedyDraft& request);
+
+}  // namespace ipex_assist

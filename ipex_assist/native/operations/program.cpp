@@ -1,0 +1,65 @@
+// The table of mixers and MLPs, and the lists of operations that models get from it.
+#include <algorithm>
+
+#include "operations/operations.h"
+
+namespace ipex_assist {
+namespace {
+
+// Of the attended values: whole heads and whole scales, or whole rows where the output linear takes their columns in an
+// order of its own.
+void set_units(AttentionShape& shape, const Linear& output) {
+    const int64_t dim = shape.head_dim;
+    const bool aligned = (SCALE_COLUMNS % dim == 0 || dim % SCALE_COLUMNS == 0) && !output.order;
+    shape.unit_columns = aligned ? std::max<int64_t>(SCALE_COLUMNS, dim) : output.depth;
+    shape.units = (output.depth + shape.unit_columns - 1) / shape.unit_columns;
+}
+
+AttentionShape attention_shape(const Layer& layer) {
+    const AttentionSpec& a = layer.attention;
+    AttentionShape shape{a.heads, a.kv_heads, a.head_dim, a.window, 0, 0};
+    set_units(shape, layer.output);
+    return shape;
+}
+
+void list_attention(const Layer& layer, LayerStep& step) {
+    step.fill = {prepare_attention, qkv_linear};
+    if (layer.attention.qk_norm == ALL_HEADS) step.fill.push_back(normalize_queries_and_keys);
+    step.fill.push_back(append_keys_values);
+    step.proceed = {attention, output_linear};
+}
+
+void list_mlp(const Layer& layer, LayerStep& step) {
+    step.proceed.push_back(prepare_mlp);
+    if (!layer.mlp.experts) return step.proceed.push_back(mlp);
+    for (const Operation each : {route, fill_slots, up_experts, prepare_slots, down_experts, add_experts}) {
+        step.proceed.push_back(each);
+    }
+}
+
+bool same_kind(const MlpSpec& a, const MlpSpec& b) {
+    return a.intermediate_size == b.intermediate_size && a.experts == b.experts && a.shared_size == b.shared_size &&
+           a.experts_per_token == b.experts_per_token && a.precision == b.precision;
+}
+
+}  // namespace
+
+Program::Program(const Model& model_) : model(model_) {
+    shape.hidden_size = model.spec.hidden_size;
+    shape.projected_embedding = model.spec.projected_embedding != 0;
+    for (size_t i = 0; i < model.layers.size(); i++) {
+        const Layer& layer = model.layers[i];
+        LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
+        list_attention(layer, step);
+        list_mlp(layer, step);
+        layers.push_back(step);
+        const AttentionShape each = attention_shape(layer);
+        const auto known = std::find(shape.attention.begin(), shape.attention.end(), each);
+        shape.attention_of_layer.push_back(int32_t(known - shape.attention.begin()));
+        if (known == shape.attention.end()) shape.attention.push_back(each);
+        const auto alike = [&](int32_t other) { return same_kind(model.layers[size_t(other)].mlp, layer.mlp); };
+        if (std::none_of(mlp_kinds.begin(), mlp_kinds.end(), alike)) mlp_kinds.push_back(int32_t(i));
+    }
+}
+
+}  // namespace ipex_assist

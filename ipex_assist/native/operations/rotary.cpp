@@ -1,0 +1,31 @@
+// Norms of queries and keys, and rotary position embedding (Su et al. 2021, arXiv:2104.09864).
+#include "operations/operations.h"
+
+namespace ipex_assist {
+
+void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread) {
+    const Layer& layer = pass.layer(step);
+    const AttentionSpec& a = layer.attention;
+    const float epsilon = pass.model.spec.norm_eps;
+    const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
+    for (int64_t r = share(rows, thread, pass.plan.threads); r < end; r++) {
+        float *query = pass.activations.shared.qkv.row(r), *key = query + a.key_column();
+        pass.kernels.normalize(true, query, layer.q_norm, nullptr, epsilon, a.query_width(), query);
+        pass.kernels.normalize(true, key, layer.k_norm, nullptr, epsilon, a.kv_width(), key);
+    }
+    pass.wait(thread);
+}
+
+void rotate_head(const Pass& pass, const Layer& layer, const float* norm, const Segment& s, int32_t position,
+                 float* head) {
+    const AttentionSpec& a = layer.attention;
+    if (norm) {
+        const bool rms = a.qk_norm != EACH_HEAD;
+        pass.kernels.normalize(rms, head, norm, nullptr, pass.model.spec.norm_eps, a.head_dim, head);
+    }
+    if (!a.rotary_dim) return;
+    const int64_t at = int64_t(position - s.rope_start) * pass.model.rotation_width() + a.rope_column;
+    pass.kernels.apply_rotary(head, a.rotary_dim, s.cosine + at, s.sine + at);
+}
+
+}  // namespace ipex_assist

@@ -1,0 +1,79 @@
+// Merging what threads found for different blocks of keys and values (pass_plan.h has the picture).
+#include <algorithm>
+#include <cstring>
+
+#include "operations/attention.h"
+
+namespace ipex_assist {
+namespace {
+
+AttentionPartial partial_at(float* row, int64_t width) { return {row[width - LANES], row[width - LANES + 1], row}; }
+
+void merge_head(const AttentionView& v, int64_t row, int32_t head) {
+    const int32_t kv_head = head / v.spec.group();
+    const int64_t end = v.plan.last_block(int32_t(row)) + 1;
+    const auto at = [&](int64_t block) {
+        return partial_at(v.partial(block, kv_head, row) + head % v.spec.group() * v.partial_width(),
+                          v.partial_width());
+    };
+    AttentionPartial sum{};
+    for (int64_t b = v.plan.first_block(int32_t(row), v.spec.window), run_end; b < end; b = run_end) {
+        run_end = std::min(end, split_end(b, SPLIT_BLOCKS));
+        AttentionPartial run = at(b);
+        while ((b = split_end(b, v.splits.split_blocks)) < run_end) merge_partial(v, run, at(b), nullptr);
+        merge_partial(v, sum, run, run.output);
+    }
+    add_sink(v, head, sum);
+    finish_head(v, sum, row, head);
+}
+
+}  // namespace
+
+void merge_partial(const AttentionView& v, AttentionPartial& sum, const AttentionPartial& next, float* to) {
+    if (sum.output) return v.k.merge(sum, next, v.spec.scale, v.spec.head_dim);
+    sum = {next.maximum, next.sum, to};
+    if (next.output != to) std::memcpy(to, next.output, size_t(v.spec.value_width()) * 4);
+}
+
+void keep_partial(const AttentionPartial& partial, float* row, int64_t width) {
+    row[width - LANES] = partial.maximum;
+    row[width - LANES + 1] = partial.sum;
+}
+
+// The sink of a head, after all blocks: one more score, whose value is zero (Xiao et al. 2023, arXiv:2309.17453).
+void add_sink(const AttentionView& v, int32_t head, AttentionPartial& sum) {
+    const float* sinks = v.layer.sinks;
+    if (!sinks) return;
+    float* zeros = v.own.head.data;
+    std::fill_n(zeros, v.spec.value_width(), 0.0f);
+    v.k.merge(sum, {sinks[head] / v.spec.scale, 1, zeros}, v.spec.scale, v.spec.head_dim);
+}
+
+void finish_head(const AttentionView& v, const AttentionPartial& sum, int64_t row, int32_t head) {
+    float* out = v.attended(row, head);
+    for (int32_t d = 0; d < v.spec.head_dim; d++) out[d] = sum.output[d] / sum.sum;
+}
+
+void merge_unit(const AttentionView& v, int64_t row, int64_t unit) {
+    const Linear& next = v.layer.output;
+    const int64_t dim = v.spec.head_dim, columns = v.spec.query_width(), width = v.splits.shape.unit_columns;
+    const int64_t first = unit * width, end = std::min(first + width, next.depth);
+    for (int64_t h = first / dim; h < std::min(end, columns) / dim; h++) merge_head(v, row, int32_t(h));
+    prepare_row(v.pass, v.thread, v.attended(row, 0), columns, first, end, row, next, &NodeBuffers::inputs);
+}
+
+void finish_blocks(const AttentionView& v, int32_t kv_head, size_t segment, int64_t blocks) {
+    const AttentionShape& shape = v.splits.shape;
+    const int64_t columns = v.spec.query_width(), width = int64_t(v.spec.group()) * v.spec.head_dim;
+    for (int64_t u = kv_head * width / shape.unit_columns; blocks && u * shape.unit_columns < (kv_head + 1) * width;
+         u++) {
+        const int64_t first = u * shape.unit_columns, end = std::min(first + shape.unit_columns, columns);
+        const int64_t kv_heads = (end - 1) / width - first / width + 1;  // that share the unit
+        const size_t counter = segment * size_t(shape.units) + size_t(u);
+        if (!v.pass.completes(counter, blocks, kv_heads * v.splits.blocks[segment])) continue;
+        const int32_t row = v.plan.first_row[segment];
+        for (int32_t r = row; r < row + v.plan.segments[segment].rows; r++) merge_unit(v, r, u);
+    }
+}
+
+}  // namespace ipex_assist
