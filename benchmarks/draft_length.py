@@ -26,7 +26,7 @@ import draft_prompts
 import measure
 
 import ipex_assist
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
 from ipex_assist.speculative.draft import DraftSource, Proposal
 from ipex_assist.speculative.options import GenerationOptions

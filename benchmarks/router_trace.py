@@ -85,7 +85,7 @@ def models() -> tuple[Any, Any]:
 
 
 def train(folder: Path, seconds: float, seed: int) -> None:
-    """Train tokenizer, mixture and draft, the latter two for so many seconds together."""
+    """Train tokenizer, mixture and draft, the latter two for this many seconds together."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
 
@@ -132,7 +132,7 @@ class Chooser:
         return torch.from_numpy(-np.log(-np.log(np.clip(uniform, 1e-12, 1 - 1e-12)))).float()
 
     def next(self, windows: Any, places: list[int]) -> tuple[list[int], list[float]]:
-        """Return the token behind each window (places, CONTEXT), and its probability."""
+        """Return the token after each window (places, CONTEXT), and its probability."""
         import torch
 
         with torch.no_grad():
@@ -207,7 +207,7 @@ def one_text(row: Any, text: int, mixture: Any, draft: Chooser) -> dict[str, Any
 
 
 def seconds_of(distinct: float) -> float:
-    """Return the seconds of a pass that reads so many experts a layer; that of a plain one is 1."""
+    """Return the seconds of a pass that reads this many experts a layer; that of a plain one is 1."""
     return 1 - EXPERTS_SHARE + EXPERTS_SHARE * distinct / PER_TOKEN
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.generation.result import Identity
-from ipex_assist.generation.stream import Generation
+from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.serve.app import create_app
 from ipex_assist.serve.backend import Busy, Done, ModelFacts, NotReady, Part, Piece, ServerStatistics, TextRequest
 from ipex_assist.serve.options import ServeOptions
@@ -98,7 +98,7 @@ class FakeBackend:
     async def _parts(self, request: TextRequest, timeout: float | None) -> AsyncGenerator[Part | Done, None]:
         options = request.options
         generation = Generation(
-            self._rounds(request),
+            OwnRounds(self._rounds(request)),
             tokenizer(),
             Identity("folder/tiny", "tiny-draft", "bf16", "bf16", "native"),
             prompt_tokens=len(request.tokens),

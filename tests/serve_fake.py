@@ -65,10 +65,10 @@ def line_of(item: Part | Done) -> str:
 def main() -> int:
     """The real command, with its engines, its routes and its tokenizer replaced."""
     from ipex_assist import cli
-    from ipex_assist.batch import places
     from ipex_assist.serve.command import ServeCommand
+    from ipex_assist.workers import placement
 
-    places.worker_program = lambda: [sys.executable, str(Path(engine_fake.__file__))]
+    placement.worker_program = lambda: [sys.executable, str(Path(engine_fake.__file__))]
     ServeCommand.load_tokenizer = lambda self: object()  # type: ignore[method-assign,assignment,return-value]
     app = ModuleType("ipex_assist.serve.app")
     app.create_app = create_app  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from collections import abc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
@@ -24,7 +25,6 @@ from ipex_assist.executors.interface import (
     check_rows,
 )
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.late_torch import torch_module
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.rope import Floats, RotaryTable
@@ -110,7 +110,7 @@ class NativeModel(Model):
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory."""
         if self.rotary is not None:
             self.rotary.reach(capacity)
-        return NativeSequence(self, capacity, prompt_length, blocks)
+        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append tokens to each sequence; returns logits (sum of `last`, vocab) in the order of `rows`."""

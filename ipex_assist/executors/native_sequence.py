@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import abc
-from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BLOCK, BlockPool
-from ipex_assist.executors.interface import check_length
-
-if TYPE_CHECKING:
-    from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.interface import Model, check_length
 
 LONGEST = (1 << 31) - BLOCK  # most tokens of a sequence: the core counts positions in int32
 
@@ -23,8 +19,14 @@ class NativeSequence:
     """
 
     def __init__(
-        self, model: NativeModel, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()
+        self,
+        model: Model,
+        pool: BlockPool,
+        capacity: int,
+        prompt_length: int | None = None,
+        blocks: abc.Sequence[int] = (),
     ) -> None:
+        """pool: the model's, of whose blocks `blocks` are the first."""
         if not 1 <= capacity <= LONGEST:
             raise IpexAssistError(f"a sequence with room for {capacity} tokens: it may be 1 to {LONGEST}")
         if len(blocks) * BLOCK >= capacity + BLOCK:
@@ -35,7 +37,7 @@ class NativeSequence:
         self.rope_prompt_length = prompt_length or 0
         self.table = (ctypes.c_int32 * -(-capacity // BLOCK))()  # the core reads it; the first `count` are blocks
         self.count = 0
-        self._pool: BlockPool = model.blocks
+        self._pool = pool
         for block in blocks:
             self._pool.share(block)
             self.append(block)
@@ -68,7 +70,7 @@ class NativeSequence:
         """A new sequence of the same capacity with the first `length` tokens (all where None), sharing their blocks."""
         length = self.length if length is None else length
         check_length(self, length)
-        made = NativeSequence(self.model, self.capacity, self.prompt_length)
+        made = NativeSequence(self.model, self._pool, self.capacity, self.prompt_length)
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)

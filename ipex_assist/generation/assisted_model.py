@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ipex_assist.engine.engine import Engine
@@ -16,13 +16,13 @@ from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.stream import RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
 from ipex_assist.speculative.draft import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar, GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Schedule
 
@@ -151,7 +151,7 @@ class AssistedModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
+    ) -> tuple[RoundStream, bool]:
         if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "

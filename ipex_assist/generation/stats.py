@@ -12,7 +12,7 @@ PLAIN_ROUNDS = 4  # rounds without a draft, at least, whose mean time stands for
 
 
 @dataclass(frozen=True)
-class DraftTime:
+class DraftTimes:
     """How many tokens were drafted, and in how many seconds."""
 
     tokens: int
@@ -49,8 +49,8 @@ class Statistics:
     accepted_histogram: list[int] = field(default_factory=list)
     prompt_s: float | None = None  # the target's pass over the prompt, without sampling the first token
     choose_s: float | None = None  # sampling tokens by the target's logits, the first one included
-    first_draft: DraftTime | None = None
-    later_drafts: DraftTime | None = None
+    first_draft: DraftTimes | None = None
+    later_drafts: DraftTimes | None = None
     _plain_s: float = 0.0  # time that plain passes for the kept tokens would have taken, of rounds that measure it
     _unpriced_tokens: int = 0  # kept tokens of the other rounds
     _undrafted_s: list[float] = field(default_factory=list)  # the target's time in rounds without a draft
@@ -99,12 +99,12 @@ class Statistics:
         self.accepted_histogram[round_.accepted] += 1
 
     def _count_draft(self, round_: Round) -> None:
-        drafts = DraftTime(round_.drafted, round_.draft_s)
+        drafts = DraftTimes(round_.drafted, round_.draft_s)
         if self.first_draft is None:
             self.first_draft = drafts
         else:
-            before = self.later_drafts or DraftTime(0, 0.0)
-            self.later_drafts = DraftTime(before.tokens + drafts.tokens, before.seconds + drafts.seconds)
+            before = self.later_drafts or DraftTimes(0, 0.0)
+            self.later_drafts = DraftTimes(before.tokens + drafts.tokens, before.seconds + drafts.seconds)
 
     @property
     def tokens_per_s(self) -> float | None:

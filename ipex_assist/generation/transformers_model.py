@@ -26,6 +26,7 @@ from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.seeded_draws import draws_of
 from ipex_assist.generation.stats import Loading
+from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.generation.transformers_pair import (
     TransformersDrafting,
@@ -142,7 +143,7 @@ class TransformersModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
+    ) -> tuple[RoundStream, bool]:
         if grammar is not None:
             raise UsageError(
                 f"{self.identity.target} runs through transformers, where texts cannot be held to a grammar here: "
@@ -168,10 +169,10 @@ class TransformersModel(TextModel):
         plain = _GenerateThread(self.target, tokens, told, sampling, self._generating)
         assistant = self.assistant if options.wanted else None
         if assistant is None:
-            return plain.rounds(), False
+            return OwnRounds(plain.rounds()), False
         assisted = _GenerateThread(self.target, tokens, told | self._pair_options, sampling, self._generating)
         assisted.draft_with(assistant, self._drafting.told(options))
-        return self._assisted_rounds(assisted, plain), True
+        return OwnRounds(self._assisted_rounds(assisted, plain)), True
 
     def _assisted_rounds(self, assisted: _GenerateThread, plain: _GenerateThread) -> Iterator[Round]:
         """The rounds of `assisted`; where transformers cannot use the assistant after all, `plain` goes on without it.

@@ -7,11 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipex_assist.batch.arguments import check_instances
-from ipex_assist.batch.concurrency import MOST
-from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import check_source
-from ipex_assist.commands import arguments
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.executors.blocks import BLOCK
@@ -19,6 +16,9 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.arguments import check_instances
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
+from ipex_assist.workers.settings import WorkerSettings
 
 EPILOG = """\
 The port answers /health at once, and /ready when the models are loaded. SIGTERM or Ctrl-C: nothing new is taken, what
@@ -103,8 +103,8 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
     """What an engine process is told; memory is planned for as many texts of usual length as it takes at a time."""
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
-    texts = (tokens,) * (concurrency or MOST)
-    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, texts, grammars=True)
+    lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
+    return WorkerSettings(load, options.text_tokens, args.threads, args.verbose, concurrency, lengths, grammars=True)
 
 
 def model_name(options: ServeOptions, target: str) -> str:

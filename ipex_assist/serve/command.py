@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ipex_assist.batch.local_instances import instance_need, local_commands, local_pool
-from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands.arguments import load_options
-from ipex_assist.commands.demo_model import demo_options
-from ipex_assist.commands.messages import configure_messages
+from ipex_assist.commands.shared.arguments import load_options
+from ipex_assist.commands.shared.demo_model import demo_options
+from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.arguments import check_files, model_name, parse, worker_settings
 from ipex_assist.serve.listen import address, close, curl_line, listen
@@ -26,6 +24,8 @@ from ipex_assist.serve.messages import Messages
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.stop import Stop
 from ipex_assist.speculative.options import DraftOptions
+from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
+from ipex_assist.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -113,8 +113,8 @@ class ServeCommand:
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's, without torch."""
+        from ipex_assist.deferred_imports import leave_torch_out
         from ipex_assist.tokenization.tokenizer import load_tokenizer
-        from ipex_assist.tokenization.without_torch import leave_torch_out
 
         leave_torch_out()
         load = self.settings.load

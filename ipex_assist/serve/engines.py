@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.batch.instances import RESTART_DELAYS, Answered, Ended, Event, Measured, Ready, Said, Streamed
-from ipex_assist.batch.local import LocalPool
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.backend import (
     Busy,
@@ -29,6 +27,9 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.place import Place, Text, model_facts, part_of
 from ipex_assist.serve.routing import block_keys, choose
 from ipex_assist.speculative.options import DraftOptions
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
+from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.restarts import RESTART_DELAYS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -282,7 +283,7 @@ class Engines:
             self._is_ready(place, event)
         elif isinstance(event, Ended):
             self._ended(place, event)
-        elif isinstance(event, Said):
+        elif isinstance(event, LogLine):
             self._heard(event.instance, event.line.rstrip("\r"))
 
     def _answered(self, place: Place, event: Answered) -> None:

@@ -41,7 +41,8 @@ class ServeOptions(Options):
         "texts at a time in each engine, which share passes (default: what its memory holds, up to 16)",
         Number(1, 4096, whole=True),
         "N",
-        flags=("--max-concurrency", "--concurrency"),
+        flags=("--concurrency",),
+        aliases=("--max-concurrency",),
     )
     text_tokens: int = option(
         1024,

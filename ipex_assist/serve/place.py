@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.batch.instances import Life
 from ipex_assist.serve.backend import ModelFacts, Part, Piece, TextRequest
 from ipex_assist.serve.counts import total
 from ipex_assist.serve.delivery import Delivery
 from ipex_assist.serve.routing import KnownPrefixes, block_keys
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.restarts import RestartState
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ def part_of(chunk: Mapping[str, Any]) -> Part:
 
 
 @dataclass
-class Place(Life):
+class Place(RestartState):
     """An engine process, or the place for one.
 
     running: what it is at, by number, cancelled texts among them until it says that they have ended. past: what the

@@ -12,14 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipex_assist.batch.arguments import instance_request
-from ipex_assist.batch.concurrency import MOST, InstanceNeed
-from ipex_assist.batch.coordinator import StopSignal
-from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.local_instances import instance_need
-from ipex_assist.batch.ray_pool import PASSED_ON, join, survey, survey_node, with_absolute_paths
-from ipex_assist.batch.worker import WorkerSettings, worker_program
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.plan import without_plan
@@ -30,6 +24,13 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import in_thread
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
+from ipex_assist.workers.arguments import instance_request
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY, InstanceNeed
+from ipex_assist.workers.local_machine import instance_need
+from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.program import worker_program
+from ipex_assist.workers.ray_pool import PASSED_ON, join, survey, survey_node, with_absolute_paths
+from ipex_assist.workers.settings import WorkerSettings
 
 log = logging.getLogger("ipex_assist")
 
@@ -193,7 +194,7 @@ def deployment(serve: Any, plan: Plan, nodes: set[str], replicas: tuple[int, int
 
     cpus = min(node["Resources"]["CPU"] for node in ray.nodes() if node["NodeID"] in nodes)
     least, most = replicas
-    at_once = plan.options.max_concurrency or MOST
+    at_once = plan.options.max_concurrency or DEFAULT_CONCURRENCY
     scale: dict[str, Any] = {"num_replicas": least}
     if most > least:
         scale = {

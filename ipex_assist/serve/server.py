@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.batch.local import LocalPool
+    from ipex_assist.workers.local_pool import LocalPool
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
 LEAST_FLUSH_SECONDS = 1.0  # for what was generated and is still on its way to its reader

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ipex_assist.batch.coordinator import REPEAT_SECONDS, STOPPING
+from ipex_assist.commands.shared.stop_signal import REPEAT_SECONDS, STOPPING
 
 
 class Stop:

@@ -247,12 +247,13 @@ def test_where_blocks_run_out(tmp_path: Any) -> None:
     from ipex_assist.checkpoints.open import open_checkpoint
     from ipex_assist.executors.kv_memory import KvMemory
     from ipex_assist.executors.load import load_model
+    from ipex_assist.executors.load_request import LoadRequest
 
     tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
     large = tuple(tiny_models.model(tmp_path, "native", each) for each in ("int8", "int4"))
     memory = KvMemory(4 * sum(model.packed.block_bytes("bf16") for model in large))  # type: ignore[attr-defined]
     checkpoint = open_checkpoint(str(tmp_path))
-    small = tuple(load_model(checkpoint, each, "native", kv_memory=memory) for each in ("int8", "int4"))
+    small = tuple(load_model(LoadRequest(checkpoint, each, "native", kv_memory=memory)) for each in ("int8", "int4"))
     engine = engine_of(small, "model", EngineLimits(requests=6))  # type: ignore[arg-type]
     chance = random.Random(3)
     every = []

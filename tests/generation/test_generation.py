@@ -11,7 +11,7 @@ from drafts import ScriptedDraft
 import ipex_assist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.result import Identity
-from ipex_assist.generation.stream import Generation
+from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Constant
 
@@ -45,7 +45,16 @@ def generation(limit: int = 100, eos: frozenset[int] = frozenset(), stop: Sequen
 
     options = {"assisted": True, **options}
     return (
-        Generation(rounds(), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=limit, eos=eos, stop=stop, **options),
+        Generation(
+            OwnRounds(rounds()),
+            Letters(),
+            IDENTITY,
+            prompt_tokens=3,
+            max_new_tokens=limit,
+            eos=eos,
+            stop=stop,
+            **options,
+        ),
         taken,
     )
 
@@ -109,7 +118,7 @@ def test_pieces_tell_drafted_text_from_the_targets() -> None:
 def test_times_come_from_the_rounds() -> None:
     """Draft and verification seconds of all rounds but the prompt's, and a speed for the prompt."""
     rounds = [Round([0], target_s=9.0, prompt=True), Round([1, 2], 1, 1, 0.25, 0.5), Round([3], 1, 0, 0.25, 0.5)]
-    ours = Generation(iter(rounds), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=4, assisted=True)
+    ours = Generation(OwnRounds(iter(rounds)), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=4, assisted=True)
     for _ in ours:
         pass
     times = ours.result().times

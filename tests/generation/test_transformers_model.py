@@ -255,7 +255,7 @@ def test_a_reader_that_leaves_before_its_turn(tmp_path: Path, monkeypatch: pytes
     model = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
     assert isinstance(model, transformers_model.TransformersModel)
     monkeypatch.setattr(transformers_model.queue, "Queue", Interrupted)
-    with model._turn, pytest.raises(KeyboardInterrupt):
+    with model._generating, pytest.raises(KeyboardInterrupt):
         next(model.stream(PROMPT, max_new_tokens=4))
     monkeypatch.undo()
     assert model.generate(PROMPT, max_new_tokens=4).new_tokens == 4

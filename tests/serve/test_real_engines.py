@@ -17,15 +17,15 @@ import pytest
 from batch_runs import children
 
 import ipex_assist
-from ipex_assist.batch.local import LocalPool
-from ipex_assist.batch.places import unplaced_commands
-from ipex_assist.batch.worker import WorkerSettings
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.serve.backend import Done, Part, TextRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
+from ipex_assist.workers.local_pool import LocalPool
+from ipex_assist.workers.placement import unplaced_commands
+from ipex_assist.workers.settings import WorkerSettings
 
 OPTIONS = [
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3),
@@ -63,7 +63,7 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
         assert [piece.token for piece in pieces] == result.tokens
 
     async def main() -> None:
-        settings = WorkerSettings(load, 64, threads=1, concurrency=8, texts=(256,) * 8, neighbours=2)
+        settings = WorkerSettings(load, 64, threads=1, concurrency=8, lengths=(256,) * 8, neighbours=2)
         engines = Engines("tiny")
         engines.start(LocalPool(unplaced_commands(2), settings.as_dict()))
         engines.tokenizer = load_tokenizer(open_checkpoint(load.target or ""))

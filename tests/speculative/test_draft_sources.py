@@ -19,6 +19,7 @@ import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
@@ -272,7 +273,9 @@ def test_every_name_gives_the_targets_text(folders: Path, name: str, schedule: s
 def test_the_targets_copy_shares_its_embedding(folders: Path) -> None:
     """Of the copy's own table no page is written; its drafts are those of a copy with a table of its own."""
     model: Any = ipex_assist.load(str(folders / "target"), "self", executor="native")
-    alone: Any = load_model(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
+    alone: Any = load_model(
+        LoadRequest(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
+    )
     tokens = model.tokenizer(PROMPT)["input_ids"]
     ours, expected = (tiny_models.Text(each).forward(tokens) for each in (model.assistant, alone))
     assert torch.equal(ours, expected)

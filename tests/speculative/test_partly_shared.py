@@ -18,9 +18,9 @@ from decoding import run
 from distributions import assert_follows, probabilities
 
 import ipex_assist
-from ipex_assist import api
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
+from ipex_assist.generation import resolved
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft import DraftSource, Proposal
@@ -309,7 +309,7 @@ def test_the_familys_default_is_limited_too(
 ) -> None:
     """Its vocabulary is compared elsewhere; what was found there must arrive."""
     save_pair(tmp_path, (TOKENS, TOKENS), (TOKENS + 16, TOKENS + 16), True)
-    monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path / "assistant"))
+    monkeypatch.setattr(resolved, "default_assistant", lambda *_: str(tmp_path / "assistant"))
     model: Any = ipex_assist.load(str(tmp_path / "target"), precision="fp32", executor="torch")
     assert model.drafting.shared == SharedVocabulary(limit=TOKENS)
     plain = model.generate("the quick", max_new_tokens=30, assisted=False)

@@ -1,4 +1,4 @@
-"""Draft lengths replayed on what a real pair drafted (benchmarks/record_drafts.py): adaptive beside every fixed one."""
+"""Draft lengths replayed on what a real pair drafted (record_drafts.py): adaptive beside every fixed one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-// Linears of MXFP4 weights with int8 rows: as those of int4 (linear_integer.h), whose nibbles are looked up.
+// Linears of MXFP4 weights with int8 rows: as those of int4 (linear_int8_int4.h), whose nibbles are looked up.
 //
 // Twice a value of E2M1 is a whole number from -12 to 12, so that sums of 32 products are integers and exact, and have
 // the same bits by whichever instructions; the other half is in the scale, a power of two.
 #pragma once
-#include "kernels/linear_integer.h"
+#include "kernels/linear_int8_int4.h"
 
 namespace ipex_assist {
 namespace {

@@ -1,7 +1,7 @@
 // Packing into MXFP4, and what packs into any format.
 #pragma once
 #include "kernels/linear_mxfp4.h"
-#include "packing/pack.h"
+#include "packing/pack_block.h"
 
 namespace ipex_assist {
 namespace {
