@@ -38,7 +38,7 @@ import torch
 # All that is used of the project.
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import Choice, DraftRequest, Rows
+from ipex_assist.executors.interface import DraftInput, Rows, TokenLogprob
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.native import build, library
@@ -166,7 +166,7 @@ class Bits:
         """Add rows of logits."""
         self._digest.update(struct.pack("<qq", *found.shape) + found.float().contiguous().numpy().tobytes())
 
-    def choices(self, found: Sequence[Choice]) -> None:
+    def choices(self, found: Sequence[TokenLogprob]) -> None:
         """Add tokens with their probabilities, and the likeliest."""
         for each in found:
             self._digest.update(struct.pack("<if", each.token, each.log_probability))
@@ -256,7 +256,7 @@ def draft(model: NativeModel, bits: Bits) -> None:
     texts = [model.new_sequence(CAPACITY, 9) for _ in range(4)]
     bits.drafts([model.draft(texts[0], PROMPT[:20], 8)])
     bits.drafts([model.draft(texts[1], [5], 6, FEWER, 0.02)])
-    requests = [DraftRequest(each, PROMPT[i : 2 * i + 1], 2 + i, 0.01 * i) for i, each in enumerate(texts)]
+    requests = [DraftInput(each, PROMPT[i : 2 * i + 1], 2 + i, 0.01 * i) for i, each in enumerate(texts)]
     bits.drafts(model.draft_many(requests, FEWER))
     bits.logits(model.forward([Rows(each, [8]) for each in texts]))
 
@@ -273,7 +273,7 @@ def long_context(model: NativeModel, bits: Bits, count: int) -> None:
         sequence.truncate(count)
     other = sequence.fork(count - 200)
     bits.logits(model.forward([Rows(sequence, [3, 4], 2), Rows(other, PROMPT[:3], 3)]))
-    bits.drafts(model.draft_many([DraftRequest(sequence, [9], 5), DraftRequest(other, [9], 3)]))
+    bits.drafts(model.draft_many([DraftInput(sequence, [9], 5), DraftInput(other, [9], 3)]))
     bits.logits(model.extend(sequence, [5]))
 
 

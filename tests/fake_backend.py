@@ -16,7 +16,7 @@ import uvicorn
 from tiny_tokenizers import TOKENS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.serve.app import create_app
@@ -149,9 +149,9 @@ class FakeBackend:
             number += 1
 
 
-def choice(token: int, top: int) -> Choice:
+def choice(token: int, top: int) -> TokenLogprob:
     """A made-up log-probability, and the likeliest tokens: this one and those with the next ids."""
-    return Choice(token, -token / 100, [((token + slot) % TOKENS, -(token + slot) / 100) for slot in range(top)])
+    return TokenLogprob(token, -token / 100, [((token + slot) % TOKENS, -(token + slot) / 100) for slot in range(top)])
 
 
 @contextlib.contextmanager

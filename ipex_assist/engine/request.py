@@ -9,7 +9,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ipex_assist.executors.interface import Choice, Sequence
+from ipex_assist.executors.interface import Sequence, TokenLogprob
 from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
@@ -42,7 +42,7 @@ class Request:
     assisted: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
-    prompt_choices: list[Choice] = field(default_factory=list)
+    prompt_choices: list[TokenLogprob] = field(default_factory=list)
     number: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None

@@ -18,11 +18,11 @@ from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import (
     ANY_ROWS,
-    Choice,
     ChoosesInOneCall,
     LogitsError,
     Model,
     Rows,
+    TokenLogprob,
     experts_a_layer,
 )
 from ipex_assist.speculative.logprobs import of_rows
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 Clock = Callable[[], float]
-PassOutput: TypeAlias = "list[Choice] | torch.Tensor"  # a choice a row, or logits (rows, vocab)
+PassOutput: TypeAlias = "list[TokenLogprob] | torch.Tensor"  # a choice a row, or logits (rows, vocab)
 PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass if all of them need logits: bounds the memory of (rows, vocab)
 UNSHARED_REQUESTS = 8  # running at a time on a model whose passes hold one request each
 

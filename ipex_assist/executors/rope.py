@@ -55,7 +55,7 @@ class RotaryTable:
         return any(rule.stretches(prompt_length) for rule in self.rules)
 
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[Floats, Floats]:
-        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for rotate.py.
+        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for torch_rope.py.
 
         `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule and longrope
         every row of a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows

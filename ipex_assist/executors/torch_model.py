@@ -16,9 +16,9 @@ from ipex_assist.executors.interface import Model, Rows, Sequence, Tokens, check
 from ipex_assist.executors.kernels import Kernels, Linear, norm_heads
 from ipex_assist.executors.key_factors import key_factors
 from ipex_assist.executors.kv_cache import KVCache
-from ipex_assist.executors.rotate import TorchRotary, rotate
-from ipex_assist.executors.rows import RowPlan
-from ipex_assist.executors.turn import turn
+from ipex_assist.executors.pass_lock import pass_lock
+from ipex_assist.executors.row_plan import RowPlan
+from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import Layer, Norm, Weights
 from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, DecoderSpec
 
@@ -48,7 +48,8 @@ class TorchSequence:
     def __init__(self, model: TorchModel, capacity: int, prompt_length: int | None = None) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
         self.prompt_length = prompt_length
-        self.turned_as = prompt_length or 0  # the prompt's length by which its positions turn (rope.py, "dynamic")
+        # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
+        self.rope_prompt_length = prompt_length or 0
         self.cache = model.new_cache(model.rows_of(capacity))
 
     def truncate(self, length: int) -> None:
@@ -64,7 +65,7 @@ class TorchSequence:
         check_length(self, length)
         made = self.model.new_sequence(self.capacity, self.prompt_length)
         made.cache.copy_from(self.cache)
-        made.length, made.turned_as = length, self.turned_as
+        made.length, made.rope_prompt_length = length, self.rope_prompt_length
         return made
 
 
@@ -73,7 +74,7 @@ class TorchModel(Model):
 
     Two paths lead through the same layers. A prompt passes in chunks. A decode step of up to 16 rows is padded to a
     row count of the plan, and attends to a whole number of the plan's key blocks, so that each of its rows meets the
-    same sums whatever rows are beside it (rows.py).
+    same sums whatever rows are beside it (row_plan.py).
     """
 
     def __init__(
@@ -128,15 +129,15 @@ class TorchModel(Model):
         start, count = sequence.length, len(tokens)
         check_rows(sequence, count, last)
         if start == 0 and sequence.prompt_length is None:
-            sequence.turned_as = count
+            sequence.rope_prompt_length = count
         prompt = start == 0 and count > self.exact_rows
         steps = self._chunks(count) if prompt else self.plan.split(count)
         done = 0
         for rows, padded in steps:
             chunk = list(tokens[done : done + rows])
             wanted = min(rows, max(0, last - (count - done - rows)))
-            with turn:
-                hidden = self._pass(sequence, chunk, padded, sequence.turned_as)
+            with pass_lock:
+                hidden = self._pass(sequence, chunk, padded, sequence.rope_prompt_length)
                 # Of a decode step all rows pass through the head together: which are wanted must not change its sums.
                 logits = self.head(hidden if padded else hidden[rows - wanted : rows]) if wanted else None
             sequence.length += rows

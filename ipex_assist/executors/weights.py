@@ -1,4 +1,4 @@
-"""Checkpoint tensors to packed weights, one tensor at a time: never two copies of a model in memory."""
+"""Packs a checkpoint's tensors one at a time, so that there are never two copies of a model in memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec, Experts
 from ipex_assist.models.weights import check_numbers, check_shape, part_of, resolve
 
-Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
+Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 
 
 @dataclass
 class Layer:
-    """One layer: query, key and value are one linear, so are gate and up (in this order)."""
+    """One layer. Query, key and value are one linear, stacked in this order; so are gate and up."""
 
     qkv: Linear
     o_proj: Linear
@@ -46,7 +46,7 @@ class Weights:
     project_out: Linear | None = None
 
 
-# Which of our weights are packed as one linear, stacked in this order.
+# Weights that are packed as one linear, stacked in this order.
 _FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "up": ("gate_proj", "up_proj")}
 _FP32 = ("router", "shared_gate")
 _TABLES = ("embed_tokens", "embed_positions")
@@ -61,13 +61,13 @@ def load_weights(
 ) -> Weights:
     """Pack every weight that `sources` names.
 
-    names: those the checkpoint holds. tensors: the checkpoint's stream; those not asked for are ignored.
-    Raises IpexAssistError where a weight is missing, has another shape than the config says, or is no number.
+    names: all tensor names of the checkpoint. tensors: (name, tensor) pairs; those that are not needed are ignored.
+    Raises IpexAssistError where a weight is missing, has another shape than the config says, or is not finite.
     """
     wanted = resolve(sources, names)
     packer = _Packer(spec, kernels, sources)
     for name, tensor in tensors:
-        if name in wanted and isinstance(tensor, torch.Tensor):  # what is no tensor yet has been looked at
+        if name in wanted and isinstance(tensor, torch.Tensor):  # a Mxfp4Stack was checked when it was read
             check_numbers(name, tensor)
         for ours in wanted.get(name, ()):
             packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
@@ -77,7 +77,7 @@ def load_weights(
 
 @dataclass
 class _Packer:
-    """Collects the parts of each linear and packs it as soon as they are complete."""
+    """Collects the parts of each linear, and packs it as soon as all are there."""
 
     spec: DecoderSpec
     kernels: Kernels

@@ -9,9 +9,9 @@ from types import GeneratorType
 from typing import Protocol
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.executors.traffic import Traffic
-from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
+from ipex_assist.generation.result import Chunk, DraftResult, Identity, Result, StopReason, Times, TokenPiece
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
@@ -90,8 +90,8 @@ class Generation(Iterator[Chunk]):
         self._at_limit: StopReason = "context" if limit_is_context else "length"
         self._stop_reason: StopReason | None = None
         self._pieces: list[str] = []
-        self._logprobs: list[Choice] | None = None
-        self._prompt_logprobs: list[Choice] | None = None
+        self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[TokenLogprob] | None = None
 
     def __iter__(self) -> Generation:
         return self
@@ -129,7 +129,7 @@ class Generation(Iterator[Chunk]):
             self._stop_reason = self._reason(token)
             if self._stop_reason is not None:
                 text += self._text.finish()
-            pieces.append(Piece(text, drafted=index < round_.accepted))
+            pieces.append(TokenPiece(text, drafted=index < round_.accepted))
             if self._stop_reason is not None:
                 break
         kept = self._text.tokens[before:]

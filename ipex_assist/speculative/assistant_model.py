@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows
 from ipex_assist.speculative.batched_proposals import DraftCall, RowsCall, Steps, propose_alone
 from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.grammar import Grammar, Row, masked
@@ -94,7 +94,7 @@ class AssistantModel:
         pending = list(tokens[self._start + self._sequence.length :])
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and not self._masked
         if plain and self._in_one_call and self.grammar is None:
-            request = DraftRequest(self._sequence, pending, k, min_confidence)
+            request = DraftInput(self._sequence, pending, k, min_confidence)
             try:
                 drafted, confidence = yield DraftCall(self.model, request, self._choices)
             except LogitsError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
-from ipex_assist.executors.interface import DraftRequest, DraftsInOneCall, LogitsError, Model, Rows
+from ipex_assist.executors.interface import DraftInput, DraftsInOneCall, LogitsError, Model, Rows
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.schedule import DraftPlan
 
@@ -24,7 +24,7 @@ class DraftCall:
     """Asks a model for greedily drafted tokens with ids below `vocabulary`; answered with tokens and confidences."""
 
     model: Model
-    request: DraftRequest
+    request: DraftInput
     vocabulary: int
 
     def together(self, calls: Sequence[DraftCall]) -> list[Answer]:

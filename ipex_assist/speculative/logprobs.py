@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.speculative.sampling import Row
 
 if TYPE_CHECKING:
     import torch
 
 
-def log_probabilities(row: Row, token: int, top: int) -> Choice:
+def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
     """Log-probabilities by a row of logits, (vocab,), before biases, penalties, temperature and filters (OpenAI's API).
 
     Lists the `top` most likely tokens, lower ids first among equals, whether or not `token` is one of them; fewer if
@@ -28,10 +28,10 @@ def log_probabilities(row: Row, token: int, top: int) -> Choice:
         ids = np.flatnonzero(row >= least)
         ids = ids[np.isfinite(row[ids])]
         first = ids[np.argsort(-row[ids], kind="stable")][:top].tolist()
-    return Choice(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
+    return TokenLogprob(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
 
 
-def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[Choice] | None:
+def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
     """`log_probabilities` of the first rows of logits, (rows, vocab), one for each token; None if top is None."""
     if top is None:
         return None

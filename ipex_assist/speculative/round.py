@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class Round:
     prompt: bool = False
     plain_s: float | None = None
     choose_s: float | None = None
-    logprobs: list[Choice] | None = None
-    prompt_logprobs: list[Choice] | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None

@@ -184,7 +184,7 @@ def test_what_is_planned_for_is_given(kv: int, workspace: int) -> None:
 
 
 class Available:
-    """Stands for env.memory.Memory."""
+    """Stands for env.memory.MemoryInfo."""
 
     def __init__(self, available: int, total: int = 64 << 30) -> None:
         self.available, self.total = available, total

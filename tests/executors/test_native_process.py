@@ -18,8 +18,8 @@ from conftest import HAS_NATIVE
 from native_models import PRECISIONS, folder, loaded, relative, text, tokens
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.select_executor import resolve_executor
 from ipex_assist.native import library
 from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, peak, read_bandwidth, unavailable
 

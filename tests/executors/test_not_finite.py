@@ -119,7 +119,7 @@ def test_a_request_fails_and_the_next_one_is_right(
         bad = [*PROMPT * 2][:40]
         bad[place] = POISON
         for prompt in (bad, bad[: place + 1]):
-            with pytest.raises(LogitsError, match=f"the target computed NaN or infinity .* the {len(prompt)} tokens"):
+            with pytest.raises(LogitsError, match=f"the target computed NaN or infinity .* after {len(prompt)} tokens"):
                 run(model, prompt=prompt, sampling=sampling)
             for length, tokens in expected.items():
                 assert tokens_of(run(model, prompt=PROMPT[:length], sampling=sampling)) == tokens
@@ -178,7 +178,7 @@ def test_an_assistant_without_numbers(executor: str, precision: str, sampling: S
     model = poisoned(tmp_path, executor, precision)
     source = AssistantModel(model, sampling, tiny_models.VOCAB)
     for text in ([*PROMPT, POISON], [3, POISON, 5]):
-        with pytest.raises(LogitsError, match=f"the assistant computed NaN or infinity .* the {len(text)} tokens"):
+        with pytest.raises(LogitsError, match=f"the assistant computed NaN or infinity .* after {len(text)} tokens"):
             source.propose(text, 4)
         source.rewind(0)
         assert len(source.propose(PROMPT, 4).tokens) == 4
@@ -192,8 +192,8 @@ def test_no_perplexity_of_nan(executor: str, precision: str, tmp_path: Path) -> 
     text = [*PROMPT, *PROMPT, POISON, *PROMPT]
     # In PyTorch's attention a row of NaN is in the sums of all rows that pass with it.
     place = 41 if executor == "native" else 1
-    with pytest.raises(LogitsError, match=f"the model computed NaN or infinity .* behind the {place} tokens"):
+    with pytest.raises(LogitsError, match=f"the model computed NaN or infinity .* after {place} tokens"):
         perplexity(model, text, 96, 48)
-    with pytest.raises(LogitsError, match=f"behind the {place} tokens"):
+    with pytest.raises(LogitsError, match=f"after {place} tokens"):
         compare(model, model, text, 96, 48)
     assert perplexity(model, PROMPT, 96, 48).perplexity > 1

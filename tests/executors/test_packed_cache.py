@@ -18,7 +18,7 @@ from packed_files import files, load, logits, warnings, was_packed
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.executors import packed_cache
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -142,7 +142,7 @@ def test_copying_is_the_rule_where_memory_allows(
     expected = logits(load(source))
     (path,) = files(folder)
     monkeypatch.setenv(packed_cache.MODE_VARIABLE, mode)
-    monkeypatch.setattr(packed_cache, "read_memory", lambda: Memory(1 << 40, available))
+    monkeypatch.setattr(packed_cache, "read_memory", lambda: MemoryInfo(1 << 40, available))
     model = load(source)
     assert is_mapped(path) == mapped
     assert torch.equal(logits(model), expected)

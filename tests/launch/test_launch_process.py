@@ -19,7 +19,7 @@ from ipex_assist.env.libraries import find_libraries
 from ipex_assist.env.topology import read_topology
 from ipex_assist.launch.abilities import mempolicy_allowed
 from ipex_assist.launch.check import ProcessState, compare
-from ipex_assist.launch.plan import PLAN_VARIABLE, Plan
+from ipex_assist.launch.plan import PLAN_VARIABLE, LaunchPlan
 
 pytestmark = pytest.mark.one_stack
 
@@ -315,7 +315,7 @@ def test_a_real_cpuset_without_cpu_0(cpuset: Path) -> None:
     assert refused.returncode == 2
 
 
-PLAN = Plan((0, 1, 2, 3), 4, "bind", (0,), ("/x/libiomp5.so",), {})
+PLAN = LaunchPlan((0, 1, 2, 3), 4, "bind", (0,), ("/x/libiomp5.so",), {})
 EVERYWHERE = frozenset(PLAN.cpus)
 MAPPED = frozenset({"/x/libiomp5.so"})
 

@@ -20,7 +20,7 @@ import pytest
 from conftest import HAS_IPEX, HAS_NATIVE
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.choose import resolve_executor
+from ipex_assist.executors.select_executor import resolve_executor
 from ipex_assist.native import build, library, structures
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from batch_runs import gone, wait_for
 
-from ipex_assist.launch import Command, Placement
+from ipex_assist.launch import LaunchCommand, Placement
 from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Ready
 from ipex_assist.workers.local_pool import LocalPool
 
@@ -22,7 +22,7 @@ READY = "import json, os, sys, time; print(json.dumps({'ready': {'pid': os.getpi
 def pool_of(code: str) -> LocalPool:
     """Return a pool of one instance that runs this Python."""
     argv = (sys.executable, "-c", code)
-    return LocalPool([Command(argv, dict(os.environ), {}, {}, Placement((0,), 1), argv)], {"args": {}})
+    return LocalPool([LaunchCommand(argv, dict(os.environ), {}, {}, Placement((0,), 1), argv)], {"args": {}})
 
 
 def until(pool: LocalPool, wanted: Callable[[Sequence[Event]], object]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Which executor runs: the one that is named, or the first that works here."""
+"""Selects the executor: the one named on the command line, or the first that works on this machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = logging.getLogger("ipex_assist")
 
 
 def resolve_executor(executor: str, *precisions: str | None) -> str:
-    """The name of an executor; auto is the first that works here. UsageError where it is missing or lacks a precision.
+    """The name of the executor to use; "auto" becomes the first that works here. A precision of None is not checked.
 
-    `precisions` None are ignored.
+    Raises UsageError where the executor is not available or lacks one of the precisions.
     """
     chosen = _first_available() if executor == "auto" else executor
     if executor != "auto" and (reason := EXECUTORS[executor].unavailable()):
@@ -34,7 +34,10 @@ def resolve_executor(executor: str, *precisions: str | None) -> str:
 
 
 def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
-    """The precision of a checkpoint that is quantized already, where its executor has that; None for any other."""
+    """The precision at which an already quantized checkpoint is loaded; None for one that is not quantized.
+
+    On an executor that cannot keep the 4 bits it is bf16, with a warning.
+    """
     from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
     from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 
@@ -53,7 +56,7 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
 
 
 def compute_threads() -> int:
-    """Threads that models run on: the native core's where it is in use, else torch's."""
+    """How many threads models run on: the native core's where it is in use, else torch's."""
     from ipex_assist.deferred_imports import torch_module
     from ipex_assist.native.library import pool_threads
 
@@ -61,7 +64,7 @@ def compute_threads() -> int:
 
 
 def library_executor() -> str:
-    """The better of the executors that run on a library: what models without a spec of ours use, too."""
+    """The best executor here that runs on a library (IPEX, else torch). Models that transformers runs use it, too."""
     return next(name for name, executor in EXECUTORS.items() if name != "native" and executor.available())
 
 
@@ -70,6 +73,6 @@ def _first_available() -> str:
         reason = executor.unavailable()
         if reason is None:
             return name
-        if name == "native":  # its absence costs speed, and is nobody's choice
+        if name == "native":  # nobody chose to do without it, and it is faster: say why it is missing
             log.warning("using --executor %s: %s", library_executor(), reason)
     raise AssertionError("torch is always there")

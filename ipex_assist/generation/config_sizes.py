@@ -1,4 +1,4 @@
-"""How many tokens a model has rows for, by its config or by what transformers makes of that. Never imports torch."""
+"""Sizes that a config.json states, or transformers' defaults for it. Never imports torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def vocabulary_rows(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows of the embedding: by config.json, else by transformers' defaults for its class, else the tokens."""
+    """Rows of the embedding: by config.json, else by transformers' default for the class, else the tokenizer's size."""
     if (rows := number_in(checkpoint.config, "vocab_size")) is not None:
         return rows
     config = auto_config(checkpoint)
@@ -20,7 +20,7 @@ def vocabulary_rows(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) 
 
 
 def auto_config(checkpoint: Checkpoint) -> Any:
-    """Return transformers' config of a checkpoint, None where it makes none; loading the model says what is wrong."""
+    """transformers' config object of a checkpoint; None where it cannot make one (loading the model then says why)."""
     from transformers import AutoConfig
 
     try:
@@ -30,7 +30,7 @@ def auto_config(checkpoint: Checkpoint) -> Any:
 
 
 def number_in(config: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of these fields that is a count, of a model of several kinds of input in its text part."""
+    """The first of these fields that is a positive integer, in the config or in its `text_config` (multimodal)."""
     text = config.get("text_config")
     parts = (config, text if isinstance(text, dict) else {})
     values = (part.get(key) for part in parts for key in keys)

@@ -1,4 +1,4 @@
-"""Random numbers of a library that asks torch's global generator, drawn from a generator of one text instead."""
+"""Makes transformers sample from a generator of our own instead of torch's global one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from ipex_assist.speculative.options import SamplingOptions
 
 
-class OwnDraws(TorchFunctionMode):
-    """While it is entered, in the thread that entered it alone, what transformers draws tokens by uses `generator`.
+class SeededDraws(TorchFunctionMode):
+    """A context in which transformers samples tokens with `generator`; it holds for the thread that enters it.
 
-    That is torch.multinomial, and torch.rand_like for accepting drafted tokens. Neither takes numbers from torch's
-    global generator then, which belongs to the caller, nor does what the caller draws meanwhile change a text.
+    It redirects torch.multinomial, and torch.rand_like, which accepts drafted tokens. So generating does not advance
+    torch's global generator, which belongs to the caller, and the caller's use of that does not change the output.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -30,7 +30,7 @@ class OwnDraws(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func`, a function of torch, with our generator where it draws."""
+        """Call `func`, a torch function, with our generator where it draws random numbers."""
         told = dict(kwargs or {})
         if func is torch.multinomial or func is torch.Tensor.multinomial:
             told["generator"] = self.generator
@@ -42,7 +42,7 @@ class OwnDraws(TorchFunctionMode):
 
 
 def draws_of(sampling: SamplingOptions) -> AbstractContextManager[object]:
-    """What a text's tokens are drawn in: random numbers by its seed, and nothing where it has none or does not draw."""
+    """The context to generate in: SeededDraws by the seed; a null context without a seed, or for greedy decoding."""
     if not sampling.draws or sampling.seed is None:
         return nullcontext()
-    return OwnDraws(torch.Generator().manual_seed(sampling.seed))
+    return SeededDraws(torch.Generator().manual_seed(sampling.seed))
