@@ -229,6 +229,6 @@ class FewerThreads(Protocol):
 
 
 def experts_a_layer(model: Model) -> float | None:
-    """Distinct experts that the last pass read, the mean of all layers; None where there are none, or nobody counts."""
+    """Distinct experts that the last pass read, the mean of the layers that have any; None where nobody counts them."""
     read = model.experts_read
-    return read / model.spec.num_hidden_layers if read else None
+    return read / len(model.spec.expert_layers) if read else None

@@ -72,7 +72,7 @@ class TorchKernels:
 def norm_heads(
     kernels: Kernels, kind: HeadNorm | None, heads: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """The norm of queries or keys (rows, heads, head_dim); `kind` as DecoderSpec.qk_norm."""
+    """The norm of queries or keys (rows, heads, head_dim); `kind` as AttentionSpec.qk_norm."""
     heads = heads.contiguous()
     if kind == "head":
         return kernels.rms_norm(heads, weight, eps)

@@ -25,11 +25,11 @@ class TorchRotary:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does.
+    """Rotate the halves of each head against each other: x (rows, heads, head_dim), as Llama's rotate_half does.
 
-    Where the tables are narrower than heads, the values behind them stay.
+    Where the tables are narrower than heads, the values after them stay.
     """
-    turned = cos.shape[-1]
-    if turned < x.shape[-1]:
-        return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), -1)
-    return torch.addcmul(x * cos, torch.roll(x, turned // 2, -1), sin)
+    rotated = cos.shape[-1]
+    if rotated < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotated], cos, sin), x[..., rotated:]), -1)
+    return torch.addcmul(x * cos, torch.roll(x, rotated // 2, -1), sin)

@@ -9,7 +9,7 @@ from ipex_assist.quantization.precision import beside_experts
 
 ABI_VERSION = 8  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
-NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
+NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -137,48 +137,50 @@ def native_spec(
     of input columns of their own.
     """
     beside = beside_experts(precision)
+    layer = spec.layers[0]
+    attention, mlp = layer.attention, layer.each_mlp
     return Spec(
         precision=PRECISIONS[beside],
         group=group,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
+        intermediate_size=mlp.intermediate_size,
         layers=spec.num_hidden_layers,
-        heads=spec.num_attention_heads,
-        kv_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
         positions=spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0,
         position_offset=spec.position_offset,
         embedding_size=spec.embedding_size or spec.hidden_size,
         rms_norm=spec.norm == "rms",
         norm_weight=spec.norm_affine,
         norm_bias=spec.norms_biased,
-        norm_place=NORM_PLACES[spec.norm_place],
+        norm_place=NORM_PLACES[layer.norm_place],
         final_norm=spec.final_norm,
-        activation=ACTIVATIONS[spec.activation],
-        gated=spec.gated,
-        qkv_bias=spec.qkv_bias,
-        output_bias=spec.output_bias,
-        mlp_bias=spec.mlp_bias,
-        qk_norm=HEAD_NORMS[spec.qk_norm],
+        activation=ACTIVATIONS[mlp.activation],
+        gated=mlp.gated,
+        qkv_bias=attention.qkv_bias,
+        output_bias=attention.output_bias,
+        mlp_bias=mlp.bias,
+        qk_norm=HEAD_NORMS[attention.qk_norm],
         tied_head=spec.tied_head,
         projected_embedding=spec.projected_embedding,
         norm_eps=spec.norm_eps,
-        attention_scale=spec.scale,
+        attention_scale=attention.score_scale,
         outer_precision=PRECISIONS[outer_precision or beside],
         ordered=ordered,
-        parallel=spec.parallel,
-        shared_norm=spec.shared_norm,
+        parallel=layer.parallel,
+        shared_norm=layer.shared_norm,
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
-        attention_sinks=spec.attention_sinks,
-        rotary_dim=spec.rotary_size,
-        rotary_tables=len(spec.ropes),
+        attention_sinks=attention.sinks,
+        rotary_dim=attention.rotary_size if spec.rotary_tables else 0,
+        rotary_tables=len(spec.rotary_tables),
         embedding_multiplier=spec.embedding_multiplier,
-        residual_multiplier=spec.residual_multiplier,
-        attention_cap=spec.attention_cap or 0.0,
+        residual_multiplier=layer.residual_multiplier,
+        attention_cap=attention.cap or 0.0,
         logit_cap=spec.logit_cap or 0.0,
-        **_experts(spec.experts, precision),
+        **_experts(layer.experts, precision),
     )
 
 
@@ -201,7 +203,8 @@ def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
     *prefix, leaf, _kind = name.split(".")
     if not prefix:
         return SLOTS[leaf], 0
-    layer, experts = int(prefix[1]), spec.experts
+    layer = int(prefix[1])
+    experts = spec.layers[layer].experts
     if len(prefix) == 2 or experts is None:
         return SLOTS[leaf], layer
     number = experts.count if prefix[2] == "shared" else int(prefix[3])
