@@ -6,9 +6,9 @@ import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
-from ipex_assist.native.structures import PRECISIONS, native_spec
+from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
 from ipex_assist.quantization.precision import kv_precision_of
 
 PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
@@ -47,24 +47,12 @@ def new_model(
     spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
 ) -> int:
     """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it."""
-    described = native_spec(spec, precision, group, outer_precision, ordered)
-    layers = [layer.attention for layer in spec.layers]
-    tables = [_table(spec, attention) for attention in layers]
-    slopes = layers[0].alibi_slopes
-    handle = library().ia_model_new(
-        kernels(),
-        ctypes.byref(described),
-        (ctypes.c_int32 * len(layers))(*(attention.window or 0 for attention in layers)),
-        (ctypes.c_int32 * len(layers))(*tables),
-        (ctypes.c_float * len(slopes))(*slopes) if slopes else None,
-    )
+    layers = layer_specs(spec, precision)
+    model = model_spec(spec, precision, group, outer_precision, ordered)
+    handle = library().ia_model_new(kernels(), ctypes.byref(model), layers)
     if not handle:
         raise IpexAssistError(f"the native core failed: {last_error()}")
     return int(handle)
-
-
-def _table(spec: DecoderSpec, attention: AttentionSpec) -> int:
-    return -1 if attention.rope is None else spec.rotary_tables.index((attention.rope, attention.rotary_size))
 
 
 def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) -> int:
