@@ -126,10 +126,12 @@ def one_layer(draw: st.DrawFn, experts: bool) -> LayerSpec:
 
 @st.composite
 def specs(draw: st.DrawFn, experts: bool = False) -> DecoderSpec:
-    """Whatever a family may ask for: such layers, with windows and ropes of their own, odd sizes, learned positions."""
+    """Whatever a family may ask for: layers alike or not, with windows and ropes of their own, learned positions."""
     count, rotary, norm = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.sampled_from(["rms", "layer"]))
     tied = draw(st.booleans())
     layers = repeated(draw(one_layer(experts)), count)
+    if draw(st.booleans()):  # the last layer is another, in a mixture with experts or without
+        layers = (*layers[:-1], draw(one_layer(experts and draw(st.booleans()))))
     seen = st.one_of(st.none(), st.sampled_from([1, 7, 100, 256, 300]))
     layers = with_attention(layers, "window", [draw(seen) for _ in layers])
     layers = with_attention(layers, "rope", [draw(st.sampled_from([0, 1, None])) if rotary else None for _ in layers])
@@ -145,7 +147,7 @@ def specs(draw: st.DrawFn, experts: bool = False) -> DecoderSpec:
         norm_affine=draw(st.booleans()),
         final_norm=draw(st.booleans()),
         ropes=(Rope(), Rope(100.0)) if rotary else (),
-        learned_positions=not rotary and not layers[0].attention.alibi_slopes,
+        learned_positions=not rotary and not any(layer.attention.alibi_slopes for layer in layers),
         position_offset=0 if rotary else draw(st.sampled_from([0, 2])),
         head_bias=draw(st.booleans()) and not tied,
         logit_cap=draw(st.sampled_from([None, 30.0])),

@@ -120,8 +120,9 @@ void count(Buffers& buffers, const Pass& done) {
 
 #define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
 
-// The version of this interface, and in `sizes` the bytes of ModelSpec, LayerSpec and Batch: Python compares them before it calls
-// anything else. ABI_VERSION in structures.py is the same number; both change with any function or structure here.
+// The version of this interface, and in `sizes` the bytes of ModelSpec, LayerSpec and Batch: Python compares them
+// before it calls anything else. ABI_VERSION in structures.py is the same number; both change with any function or
+// structure here.
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
@@ -181,8 +182,7 @@ IPEX_ASSIST_API double ia_barrier_seconds(void* pool_handle, int64_t count) {
 
 // Of a model's image.
 IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
-    return guarded(-1,
-                   [&] { return *sum = model_of(handle).checksum(*static_cast<Pool*>(pool)), 0; });
+    return guarded(-1, [&] { return *sum = model_of(handle).checksum(*static_cast<Pool*>(pool)), 0; });
 }
 
 // See Model: layers (spec->layers).
@@ -222,15 +222,12 @@ IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, i
 
 // 0 all is there, 1 there is more, -1 failed: what is mapped stays so.
 IPEX_ASSIST_API int32_t ia_model_settle(void* handle, void* pool, int64_t bytes) {
-    return guarded(
-        -1, [&] { return model_of(handle).settle(*static_cast<Pool*>(pool), bytes) ? 0 : 1; });
+    return guarded(-1, [&] { return model_of(handle).settle(*static_cast<Pool*>(pool), bytes) ? 0 : 1; });
 }
 
 // 0 done, 1 where the tables differ in shape.
 IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
-    return guarded(-1, [&] {
-        return model_of(handle).share_table(static_cast<const Handle*>(other)->model) ? 0 : 1;
-    });
+    return guarded(-1, [&] { return model_of(handle).share_table(static_cast<const Handle*>(other)->model) ? 0 : 1; });
 }
 
 // 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
@@ -238,8 +235,8 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
-        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0,
-                                                        SourceType(type), data, rows, columns)
+        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, SourceType(type), data,
+                                     rows, columns)
                    ? 0
                    : 1;
     });
@@ -258,14 +255,12 @@ IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slo
 // The order of a linear's input columns, see Model::set_order. Likewise 0, 1 or -1.
 IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
                                            int64_t width) {
-    return guarded(
-        -1, [&] { return model_of(handle).set_order(Slot(slot), index, order, width) ? 0 : 1; });
+    return guarded(-1, [&] { return model_of(handle).set_order(Slot(slot), index, order, width) ? 0 : 1; });
 }
 
 // Bytes of a block of keys and values of this model in a precision that Blocks takes; -1 for another.
 IPEX_ASSIST_API int64_t ia_block_bytes(void* handle, int32_t precision) {
-    return guarded<int64_t>(
-        -1, [&] { return Blocks::bytes_each(model_of(handle), Precision(precision)); });
+    return guarded<int64_t>(-1, [&] { return Blocks::bytes_each(model_of(handle), Precision(precision)); });
 }
 
 // A pool of `count` blocks, whose memory is taken when it is written.

@@ -125,7 +125,8 @@ void Blocks::discard(const int32_t* ids, int64_t number) const {
     for (size_t i = 0; i < sorted.size();) {
         size_t end = i + 1;  // of neighbours, whose memory goes at once: a page may lie in two of them
         while (end < sorted.size() && sorted[end] <= sorted[end - 1] + 1) end++;
-        const int64_t first = round_up(sorted[i] * layout_.bytes, PAGE), last = (sorted[end - 1] + 1) * layout_.bytes / PAGE * PAGE;
+        const int64_t first = round_up(sorted[i] * layout_.bytes, PAGE),
+                      last = (sorted[end - 1] + 1) * layout_.bytes / PAGE * PAGE;
         if (first < last) madvise(data_.data() + first, size_t(last - first), MADV_DONTNEED);
         i = end;
     }

@@ -20,9 +20,7 @@ struct BlockLayout {
             return offset == other.offset && key_bytes == other.key_bytes && value_bytes == other.value_bytes;
         }
     };
-    const HeadPart& part(int32_t layer, int32_t kv_head) const {
-        return parts[size_t(first[size_t(layer)] + kv_head)];
-    }
+    const HeadPart& part(int32_t layer, int32_t kv_head) const { return parts[size_t(first[size_t(layer)] + kv_head)]; }
     int32_t layers() const { return int32_t(first.size()) - 1; }
     int32_t kv_heads(int32_t layer) const { return first[size_t(layer) + 1] - first[size_t(layer)]; }
     bool operator==(const BlockLayout& other) const { return first == other.first && parts == other.parts; }

@@ -83,8 +83,8 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = rows.first + q / a.group(), head = kv_head * a.group() + q % a.group();
         std::memcpy(query, v.qkv(row) + int64_t(head) * a.head_dim, size_t(a.head_dim) * 4);
-        rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.q_norm, head), v.segment(rows), v.plan.positions[size_t(row)],
-                    query);
+        rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.q_norm, head), v.segment(rows),
+                    v.plan.positions[size_t(row)], query);
         if (t.slopes) own.slopes.data[q] = a.alibi_slopes[head];
         for (int32_t d = 0; factors && d < a.head_dim; d++) query[d] *= factors[d];
         uint8_t* to = own.query.data + q * t.key_depth * bytes;

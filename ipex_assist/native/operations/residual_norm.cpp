@@ -29,7 +29,8 @@ void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
     pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, spec.hidden_size, out);
 }
 
-void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const std::vector<int32_t>* kept, const Linear& next) {
+void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const std::vector<int32_t>* kept,
+                   const Linear& next) {
     const PassPlan& plan = pass.plan;
     const ThreadBuffers& own = pass.activations.own(thread);
     const int64_t count = kept ? int64_t(kept->size()) : plan.rows(), size = pass.model.spec.hidden_size;

@@ -172,8 +172,8 @@ void Model::lay_out_mlp(Layer& layer) {
         layer.up = made.up, layer.down = made.down;
         return;
     }
-    layer.router = make_linear(part_width(mlp.experts) + (mlp.shared_gate ? LANES : 0), spec.hidden_size,
-                               mlp.router_bias, FP32);
+    layer.router =
+        make_linear(part_width(mlp.experts) + (mlp.shared_gate ? LANES : 0), spec.hidden_size, mlp.router_bias, FP32);
     for (int32_t e = 0; e < mlp.experts; e++) layer.experts.push_back(make_mlp(mlp, mlp.intermediate_size));
     if (mlp.shared_size) layer.experts.push_back(make_mlp(mlp, mlp.shared_size));
 }

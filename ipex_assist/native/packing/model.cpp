@@ -12,7 +12,9 @@
 namespace ipex_assist {
 
 Model::Model(const ModelSpec& given, const LayerSpec* layers_, const Kernels* kernels_)
-    : spec(checked(given, layers_)), kernels(kernels_), layer_specs_(layers_, layers_ + given.layers) {
+    : spec(checked(given, layers_)),
+      kernels(kernels_),
+      layer_specs_(layers_, layers_ + given.layers) {
     for (LayerSpec& each : layer_specs_) {
         AttentionSpec& a = each.attention;
         slopes_.emplace_back();
@@ -144,8 +146,8 @@ bool Model::pack_linear(Pool& pool, const PackTarget& target, bool bias, SourceT
             if (owned && (block < first || block >= last)) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
             if (!kernels->pack(linear.precision, linear.group, type, source(i * LANES, target.width), target.width,
-                               columns_of(i), target.width, linear.depth, const_cast<uint8_t*>(weights_of(linear, block)),
-                               scales, scratch.data())) {
+                               columns_of(i), target.width, linear.depth,
+                               const_cast<uint8_t*>(weights_of(linear, block)), scales, scratch.data())) {
                 numbers = false;
             }
         }

@@ -47,12 +47,12 @@ struct Norm {
 // What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
 // gets x; with the norms that there are.
 struct ResidualNorm {
-    bool add = true;                     // not before the first layer
-    bool late = false;                   // the second gets what x was before delta came: in parallel layers
-    float multiplier = 1;                // of delta
-    const Norm* post = nullptr;          // of delta
+    bool add = true;                      // not before the first layer
+    bool late = false;                    // the second gets what x was before delta came: in parallel layers
+    float multiplier = 1;                 // of delta
+    const Norm* post = nullptr;           // of delta
     const Norm* post_residual = nullptr;  // of x and delta, which becomes x
-    const Norm* pre = nullptr;           // of what the second gets
+    const Norm* pre = nullptr;            // of what the second gets
 };
 
 struct Mlp {
