@@ -100,7 +100,6 @@ class PackedModel:
         given back. Such an image must not be saved.
         """
         self.check(self.library.ia_model_share_table(self.handle, other.handle))
-        self._table_owner = other
 
     def pack(self, name: str, tensor: torch.Tensor) -> None:
         """Pack one of our weights (models/weights.py), given in the checkpoint's own type.
