@@ -1,4 +1,8 @@
-"""Compiles the native core with g++. Run by setup.py before the package can be imported: standard library only."""
+"""Compiles the native core with g++. Run by setup.py before the package can be imported: standard library only.
+
+With $IPEX_ASSIST_OBJECTS set to a folder, compiled objects are kept there by content and shared by the builds of all
+checkouts and environments. Without it nothing is kept.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,22 @@ import platform
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
+CACHE_VARIABLE = "IPEX_ASSIST_OBJECTS"
+CACHE_BYTES = 1 << 30
+CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a kept object
 KERNELS = HERE / "kernels" / "kernels.cpp"
+DISPATCH = HERE / "kernels" / "dispatch.cpp"
 COMMON = tuple(path for path in sorted(HERE.glob("*/*.cpp")) if path != KERNELS)
-# kernels.cpp is compiled once for each of these; kernels/cpu.cpp chooses among them when the library is loaded.
+EMULATED = "-DIPEX_ASSIST_EMULATE_AMX"
+# kernels.cpp is compiled once for each of these; kernels/dispatch.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx2_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
@@ -57,60 +69,173 @@ def compiler() -> str:
 
 
 def build(
-    output: Path, *, flags: tuple[str, ...] = ("-O3",), program: Path | None = None, emulate_amx: bool = False
+    output: Path,
+    *,
+    flags: tuple[str, ...] = ("-O3",),
+    program: Sequence[Path] = (),
+    program_flags: tuple[str, ...] = (),
+    link_flags: tuple[str, ...] = (),
+    emulate_amx: bool = False,
 ) -> None:
-    """Compile the library to `output`, or, with `program`, an executable of that source and the core's.
+    """Compile the library to `output`, or, with `program`, an executable of these sources and the core's.
 
-    flags: for every file, such as -fsanitize=address. emulate_amx: with tiles.h's plain arrays in place of AMX, so that
-    the code on them runs on processors without it (kernels_amx() is then what cpu.cpp chooses). Nothing is done where
-    `output` was built from the same sources with the same flags. Raises BuildError.
+    flags: for every file and the linker, such as -fsanitize=address. program_flags: for the program's sources only.
+    link_flags: for the linker only. emulate_amx: with amx_tiles.h's plain arrays in place of AMX, so that the code on
+    them runs on processors without it (dispatch.cpp then chooses kernels_amx()). Nothing is done where `output` was
+    built from the same sources with the same flags. Raises BuildError.
     """
-    gcc = compiler()
-    if emulate_amx:
-        flags = (*flags, "-DIPEX_ASSIST_EMULATE_AMX")
-    key = _key(gcc, flags, program)
+    gcc = os.path.abspath(compiler())
+    output = output.resolve()
+    jobs = _jobs(flags, program, program_flags, emulate_amx)
+    key = _key(gcc, jobs, (*flags, *link_flags))
     stamp = output.with_suffix(".key")
     if output.exists() and stamp.exists() and stamp.read_text() == key:
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    work = output.parent / f".{output.name}.{os.getpid()}"
-    work.mkdir()
+    work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        jobs: list[tuple[Path, Path, tuple[str, ...]]] = [
-            (path, work / f"{path.parent.name}_{path.name}.o", ()) for path in COMMON
-        ]
-        for name, isa in INSTRUCTION_SETS.items():
-            if emulate_amx and name == "amx":
-                isa = INSTRUCTION_SETS["avx512_bf16"]
-            defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
-            jobs.append((KERNELS, work / f"kernels_{name}.o", (*isa, *defines)))
-        if program is not None:
-            jobs.append((program, work / "program.o", ()))
+        cache = ObjectCache.of_environment(gcc)
+        objects = [work / f"{i}_{job.source.name}.o" for i, job in enumerate(jobs)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda job: _compile(gcc, job[0], job[1], (*flags, *job[2])), jobs))
-        kind = () if program is not None else ("-shared",)
-        objects = [str(job[1]) for job in jobs]
-        _run([gcc, *kind, *FLAGS, *flags, *objects, "-o", str(work / "linked")])
+            list(pool.map(lambda job, made: _compile(gcc, job, made, cache), jobs, objects))
+        if cache is not None:
+            cache.trim()
+        kind = () if program else ("-shared",)
+        _run([gcc, *kind, *FLAGS, *flags, *link_flags, *map(str, objects), "-o", str(work / "linked")])
         os.replace(work / "linked", output)
         stamp.write_text(key)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _compile(gcc: str, source: Path, output: Path, flags: tuple[str, ...]) -> None:
-    _run([gcc, *FLAGS, *WARNINGS, f"-I{HERE}", *flags, "-c", str(source), "-o", str(output)])
+@dataclass(frozen=True)
+class Job:
+    """One object: its source, and the flags beside those that all have."""
+
+    source: Path
+    flags: tuple[str, ...]
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _jobs(
+    flags: tuple[str, ...], program: Sequence[Path], program_flags: tuple[str, ...], emulate_amx: bool
+) -> list[Job]:
+    """Every object of a build; those that take longest come first, so that all processors are busy until the end."""
+    jobs = []
+    for name, isa in INSTRUCTION_SETS.items():
+        if emulate_amx and name == "amx":
+            isa = (*INSTRUCTION_SETS["avx512_bf16"], EMULATED)
+        defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
+        jobs.append(Job(KERNELS, (*flags, *isa, *defines)))
+    jobs += [Job(path, (*flags, EMULATED) if emulate_amx and path == DISPATCH else flags) for path in COMMON]
+    return jobs + [Job(path, (*flags, *program_flags)) for path in program]
+
+
+def _compile(gcc: str, job: Job, output: Path, cache: ObjectCache | None) -> None:
+    name = cache.name(job) if cache else ""
+    if cache and cache.fetch(name, output):
+        return
+    # Paths inside an object are those within the source tree, so that two checkouts make the same one.
+    mapped = [f"-ffile-prefix-map={folder}={folder.name}" for folder in (HERE, job.source.parent)]
+    _run([gcc, *FLAGS, *WARNINGS, f"-I{HERE}", *mapped, *job.flags, "-c", str(job.source), "-o", str(output)], HERE)
+    if cache and cache.name(job) == name:  # nobody edited the source meanwhile
+        cache.keep(name, output)
+
+
+class ObjectCache:
+    """Compiled objects in a folder, named by a hash of everything their content depends on.
+
+    It never fails a build: without room, without rights or with a broken file, what is looked for is compiled.
+    """
+
+    def __init__(self, folder: Path, gcc: str, size: int = CACHE_BYTES) -> None:
+        self._folder, self._size = folder, size
+        version = subprocess.run([gcc, "--version"], capture_output=True, text=True).stdout
+        libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+        paths = [os.environ.get(name) for name in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")]
+        self._common = repr((version, libc, paths, FLAGS, WARNINGS))
+
+    @classmethod
+    def of_environment(cls, gcc: str) -> ObjectCache | None:
+        """The cache that the environment names, if it names one."""
+        folder = os.environ.get(CACHE_VARIABLE)
+        return cls(Path(folder).expanduser(), gcc) if folder else None
+
+    def name(self, job: Job) -> str:
+        """The file name that the object of `job` has here."""
+        digest = hashlib.sha256(repr((self._common, job.flags, job.source.name)).encode())
+        for path in _closure(job.source):
+            content = path.read_bytes()
+            digest.update(f"{path.name} {len(content)} ".encode() + content)
+        return f"{digest.hexdigest()}.o"
+
+    def fetch(self, name: str, output: Path) -> bool:
+        """Write the object of that name to `output`, if it is here and whole; returns whether it did."""
+        try:
+            data = (self._folder / name).read_bytes()
+            if hashlib.sha256(data[:-CHECKSUM]).digest() != data[-CHECKSUM:]:
+                return False
+            output.write_bytes(data[:-CHECKSUM])
+            os.utime(self._folder / name)  # trim() goes by the time of the last use
+        except OSError:
+            return False
+        return True
+
+    def keep(self, name: str, made: Path) -> None:
+        """Add an object: whole or not at all, also where two builds add the same one."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            data = made.read_bytes()
+            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self._folder)
+            try:
+                with open(handle, "wb") as file:
+                    file.write(data + hashlib.sha256(data).digest())
+                os.replace(temporary, self._folder / name)
+            except OSError:
+                os.unlink(temporary)
+        except OSError:
+            return
+
+    def trim(self) -> None:
+        """Remove the objects that were unused the longest, until the rest is no larger than the cache may be."""
+        try:
+            found = [(entry.stat(), entry.path) for entry in os.scandir(self._folder)]
+        except OSError:
+            return
+        total = sum(status.st_size for status, _ in found)
+        for status, path in sorted(found, key=lambda each: each[0].st_mtime):
+            if total <= self._size:
+                return
+            try:
+                os.unlink(path)
+            except OSError:
+                continue
+            total -= status.st_size
+
+
+def _closure(source: Path) -> list[Path]:
+    """A source and all files of ours that it includes under any condition, each once, sorted."""
+    found, waiting = {source}, [source]
+    while waiting:
+        path = waiting.pop()
+        for name in re.findall(rb'^\s*#\s*include\s*"([^"]+)"', path.read_bytes(), re.MULTILINE):
+            places = (folder / os.fsdecode(name) for folder in (path.parent, HERE))
+            header = next((place for place in places if place.is_file()), None)
+            if header is not None and header not in found:
+                found.add(header)
+                waiting.append(header)
+    return sorted(found)
+
+
+def _run(command: list[str], folder: Path | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-12:])
         raise BuildError(f"{command[0]} failed on {command[-3] if '-c' in command else 'linking'}:\n{last}")
 
 
-def _key(gcc: str, flags: tuple[str, ...], program: Path | None) -> str:
-    digest = hashlib.sha256(repr((gcc, flags, FLAGS, INSTRUCTION_SETS)).encode())
-    sources = [*sorted(HERE.glob("*/*.cpp")), *sorted(HERE.glob("*/*.h")), *([program] if program else [])]
-    for path in sources:
+def _key(gcc: str, jobs: list[Job], linked: tuple[str, ...]) -> str:
+    flags = [(job.source.name, job.flags) for job in jobs]
+    digest = hashlib.sha256(repr((gcc, FLAGS, flags, linked)).encode())
+    for path in sorted({path for job in jobs for path in _closure(job.source)}):
         digest.update(f"{path.parent.name}/{path.name}".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -10,7 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ def fake_compiler(folder: Path, body: str, version: str = "12.2.0") -> Path:
     script.write_text(
         f"""#!/bin/sh
 echo "$@" >> {folder}/calls
-case "$1" in -dump*) {f"echo {version}" if version else "exit 1"}; exit ;; esac
+case "$1" in --version | -dump*) {f"echo {version}" if version else "exit 1"}; exit ;; esac
 while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; [ "$1" = -c ] && source=$2; shift; done
 {body}
 """
@@ -49,6 +50,14 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "g++-nonexistent")
     with pytest.raises(build.BuildError, match=r"no compiler: g\+\+-nonexistent was not found.*apt install g\+\+"):
         build.compiler()
+
+
+def calls(folder: Path, build_it: Callable[[], None]) -> int:
+    """How often `build_it` had the fake compiler in `folder` compile or link."""
+    (folder / "calls").unlink(missing_ok=True)
+    build_it()
+    lines = (folder / "calls").read_text().splitlines()
+    return sum(not line.startswith(("-dump", "--version")) for line in lines)
 
 
 @pytest.mark.parametrize("version", ["9.4.0", "10.2.1", "4"])
@@ -111,10 +120,8 @@ def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     """Installing twice costs nothing, other flags or sources cost a build, and a failed one keeps the last good one."""
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, 'echo "$source" > "$out"')))
 
-    def builds(**arguments: object) -> int:
-        (tmp_path / "calls").unlink(missing_ok=True)
-        build.build(tmp_path / "out" / "core.so", **arguments)  # type: ignore[arg-type]
-        return len((tmp_path / "calls").read_text().splitlines()) - 1  # without the question for the version
+    def builds(**arguments: Any) -> int:
+        return calls(tmp_path, lambda: build.build(tmp_path / "out" / "core.so", **arguments))
 
     everything = len(build.COMMON) + len(build.INSTRUCTION_SETS) + 1
     assert builds() == everything
@@ -123,17 +130,111 @@ def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert builds(flags=("-O1",), emulate_amx=True) == everything
     program = tmp_path / "main.cpp"
     program.write_text("int main() {}")
-    assert builds(program=program) == everything + 1
-    assert builds(program=program) == 0
+    assert builds(program=[program]) == everything + 1
+    assert builds(program=[program]) == 0
     program.write_text("int main() { return 1; }")
-    assert builds(program=program) == everything + 1
+    assert builds(program=[program]) == everything + 1
     (tmp_path / "out" / "core.so").unlink()
-    assert builds(program=program) == everything + 1
+    assert builds(program=[program]) == everything + 1
     good = (tmp_path / "out" / "core.so").stat()
     fake_compiler(tmp_path, "exit 1")
     with pytest.raises(build.BuildError):
         builds()
     assert (tmp_path / "out" / "core.so").stat() == good
+
+
+# ---- objects that are kept
+
+
+@pytest.fixture
+def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cache's folder; the compiler is a fake that copies, and the core a small tree."""
+    monkeypatch.setenv(
+        "CXX", str(fake_compiler(tmp_path, '[ -n "$source" ] && cat "$source" > "$out" || touch "$out"'))
+    )
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "objects"))
+    core = tmp_path / "core"
+    for name, text in {
+        "a/a.cpp": '#include "a/a.h"\n',
+        "a/a.h": '#include "b.h"\n',
+        "a/b.h": "",
+        "b/b.cpp": "",
+    }.items():
+        (core / name).parent.mkdir(parents=True, exist_ok=True)
+        (core / name).write_text(text)
+    monkeypatch.setattr(build, "HERE", core)
+    monkeypatch.setattr(build, "COMMON", (core / "a" / "a.cpp", core / "b" / "b.cpp"))
+    monkeypatch.setattr(build, "INSTRUCTION_SETS", {})
+    return tmp_path / "objects"
+
+
+def compiled(folder: Path, output: str, **arguments: Any) -> int:
+    """How many objects a build of the small tree compiles; the link is one more call."""
+    return calls(folder, lambda: build.build(folder / output / "core.so", **arguments)) - 1
+
+
+def test_objects_are_shared(objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By builds to several places and from copies of the sources; a header recompiles what includes it, and no more."""
+    assert compiled(tmp_path, "one") == 2
+    assert compiled(tmp_path, "two") == 0
+    assert compiled(tmp_path, "two", flags=("-O1",)) == 2
+    shutil.copytree(tmp_path / "core", tmp_path / "elsewhere")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "HERE", tmp_path / "elsewhere")
+        patch.setattr(build, "COMMON", tuple(tmp_path / "elsewhere" / x / f"{x}.cpp" for x in "ab"))
+        assert compiled(tmp_path, "three") == 0
+    (tmp_path / "core" / "a" / "b.h").write_text("int changed;")
+    assert compiled(tmp_path, "one") == 1
+    fake_compiler(tmp_path, 'touch "$out"', version="13.1.0")
+    assert compiled(tmp_path, "four") == 2
+
+
+def test_nothing_is_kept_unless_asked_for(objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install` must not fill a folder that nobody named."""
+    monkeypatch.delenv(build.CACHE_VARIABLE)
+    assert compiled(tmp_path, "one") == 2
+    assert not objects.exists()
+    assert compiled(tmp_path, "two") == 2
+
+
+@pytest.mark.parametrize("fault", ["no folder", "cut short", "changed", "empty"])
+def test_a_cache_that_does_not_work(fault: str, objects: Path, tmp_path: Path) -> None:
+    """A full disk, or an object cut short by one: it is compiled, and the library is right."""
+    if fault == "no folder":
+        objects.write_text("a file where a folder should be")
+    else:
+        assert compiled(tmp_path, "one") == 2
+        for path in objects.iterdir():
+            data = path.read_bytes()
+            path.write_bytes({"cut short": data[:-1], "changed": b"x" + data[1:], "empty": b""}[fault])
+    assert compiled(tmp_path, "two") == 2
+    assert compiled(tmp_path, "three") == (2 if fault == "no folder" else 0)
+
+
+def test_the_cache_is_bounded(objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was unused the longest goes; what a build took goes last."""
+    (tmp_path / "core" / "a" / "b.h").write_text("// " + "x" * 1000)
+    (tmp_path / "core" / "b" / "b.cpp").write_text("// " + "x" * 1000)
+    for i in range(4):
+        assert compiled(tmp_path, "one", flags=(f"-DX={i}",)) == 2
+        for path in objects.iterdir():
+            os.utime(path, (path.stat().st_atime - 100, path.stat().st_mtime - 100))
+    assert compiled(tmp_path, "two", flags=("-DX=0",)) == 0
+    kept = sum(path.stat().st_size for path in objects.iterdir())
+    monkeypatch.setattr(build.ObjectCache.__init__, "__defaults__", (kept // 2,))
+    assert compiled(tmp_path, "three", flags=("-DX=3",)) == 0
+    assert sum(path.stat().st_size for path in objects.iterdir()) <= kept // 2
+    assert compiled(tmp_path, "four", flags=("-DX=0",)) == 0
+    assert compiled(tmp_path, "five", flags=("-DX=1",)) == 2
+
+
+def test_two_builds_at_once(objects: Path, tmp_path: Path) -> None:
+    """To the same place and with the same objects: both end well, and nothing half written is left."""
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda i: build.build(tmp_path / f"out{i % 2}" / "core.so"), range(16)))
+    assert sorted(path.name for path in (tmp_path / "out0").iterdir()) == ["core.key", "core.so"]
+    assert all(path.suffix == ".o" for path in objects.iterdir())
+    assert compiled(tmp_path, "three") == 0
 
 
 # ---- a library that cannot be used

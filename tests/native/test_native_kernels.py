@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from ipex_assist.native import build
 SOURCES = Path(__file__).parent
 ADDR_NO_RANDOMIZE = 0x0040000
 GUARDED = ("-Wl,--wrap=mmap", "-Wl,--wrap=munmap", "-Wl,--wrap=syscall")  # tests/native/guard.cpp
-FLAGS = {
-    "plain": ("-O2", *GUARDED),
-    "address": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    "thread": ("-O1", "-fsanitize=thread"),
+FLAGS = {  # for every file, and for the linker; plain: the objects of the library itself
+    "plain": (("-O3",), GUARDED),
+    "address": (("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), ()),
+    "thread": (("-O1", "-fsanitize=thread"), ()),
 }
-PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "api", "threads", "cpu"]
+PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "api", "plan", "threads", "cpu"]
 Run = Callable[..., str]
 
 
@@ -45,32 +44,30 @@ def cpu_flags() -> set[str]:
 
 
 def compile_program(folder: Path, kind: str) -> Path:
-    """The test program and the core with the flags of `kind`; the program's files are compiled side by side.
+    """The test program and the core with the flags of `kind`.
 
     Where this processor has no AMX, or a sanitizer would not see into it, its kernels work on plain arrays. The other
     levels keep their own path for many rows, which build(emulate_amx=True) would replace as well.
     """
-    flags = FLAGS[kind]
-    if kind != "plain" or "amx_int8" not in cpu_flags():
-        flags = (*flags, "-DEMULATED_AMX")
-    sources = sorted(path for path in SOURCES.glob("*.cpp") if path.name != "main.cpp")
+    flags, link_flags = FLAGS[kind]
+    sources = sorted(SOURCES.glob("*.cpp"))
     if kind != "plain":
         sources.remove(SOURCES / "guard.cpp")
-    objects = [folder / f"{path.name}.o" for path in sources]
-    common = [build.compiler(), *build.FLAGS, *build.WARNINGS, "-Werror", *flags, f"-I{build.HERE}", "-c"]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        commands = [[*common, str(path), "-o", str(made)] for path, made in zip(sources, objects, strict=True)]
-        for done in pool.map(lambda command: subprocess.run(command, capture_output=True, text=True), commands):
-            assert done.returncode == 0, done.stderr
-    linked = (f"-Wl,{made}" for made in objects)
+    emulated = kind != "plain" or "amx_int8" not in cpu_flags()
     with pytest.MonkeyPatch.context() as patch:
-        if "-DEMULATED_AMX" in flags:
+        if emulated:
             levels = build.INSTRUCTION_SETS
-            patch.setitem(levels, "amx", (*levels["avx512_bf16"], "-DIPEX_ASSIST_EMULATE_AMX"))
+            patch.setitem(levels, "amx", (*levels["avx512_bf16"], build.EMULATED))
         if kind == "thread":  # runs avx2 alone; the others are there to be linked
             for name in set(build.INSTRUCTION_SETS) - {"avx2"}:
                 patch.setitem(build.INSTRUCTION_SETS, name, (*build.INSTRUCTION_SETS[name], "-O0"))
-        build.build(folder / "program", flags=(*flags, *linked), program=SOURCES / "main.cpp")
+        build.build(
+            folder / "program",
+            flags=flags,
+            link_flags=link_flags,
+            program=sources,
+            program_flags=("-O1", "-Werror", *(["-DEMULATED_AMX"] if emulated else [])),
+        )
     return folder / "program"
 
 
@@ -109,7 +106,7 @@ def skip_without_avx2() -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_plain(part: str, run: Run) -> None:
     """Every kernel gives the right values and bits; buffers end at a page that may not be touched."""
-    if part not in ("threads", "cpu"):
+    if part not in ("plan", "threads", "cpu"):
         skip_without_avx2()
     assert ", 0 failed" in run("plain", part)
 
@@ -117,7 +114,7 @@ def test_plain(part: str, run: Run) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_address_and_undefined(part: str, run: Run) -> None:
     """A read past a packed block, an overflow, a shift too far: the sanitizers end the program at the first."""
-    if part not in ("threads", "cpu"):
+    if part not in ("plan", "threads", "cpu"):
         skip_without_avx2()
     assert ", 0 failed" in run("address", part)
 
