@@ -62,7 +62,7 @@ class NativeModel(Model):
         """kv_memory: shared with the models that this one runs beside. kv_precision: None is that of attention."""
         self.packed, self.spec = packed, packed.spec
         self.kv_precision = kv_precision_of(packed.precision, kv_precision)
-        self.rotary = RotaryTable(self.spec) if self.spec.ropes else None
+        self.rotary = RotaryTable(self.spec) if self.spec.rotary_tables else None
         self._kv_memory = kv_memory or KvMemory()
         workspace = workspace_bytes(self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length)
         # A mapped image counts as free memory now, and will be copied into memory later.
