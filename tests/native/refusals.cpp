@@ -249,7 +249,7 @@ void check_batches(const Kernels& k) {
         for (const int32_t row : {-1, 1}) {
             static int32_t wanted;
             wanted = row;
-            CHECK_REFUSED("rows with logits is " + std::to_string(row),
+            CHECK_REFUSED("a row with logits is " + std::to_string(row),
                           pass([](Batch& b, Segment&) { b.logit_rows = &wanted; }));
         }
         CHECK_REFUSED("2 rows of a pass, and 1 of its segments", pass([](Batch& b, Segment&) { b.rows = 2; }));
@@ -267,7 +267,7 @@ void check_batches(const Kernels& k) {
                       pass([](Batch& b, Segment&) { b.stride = 63; }));
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Segment&) { b.logits = nullptr; }));
         CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Segment&) { b.threads = -1; }));
-        CHECK_REFUSED("rows with logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
+        CHECK_REFUSED("the vocabulary of logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
         pass([](Batch& b, Segment&) { b.vocabulary = 16, b.stride = 16; });
         if (x.model->spec.rope_width)
             CHECK_REFUSED("need their tables", pass([](Batch&, Segment& s) { s.sine = nullptr; }));
