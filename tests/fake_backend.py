@@ -151,7 +151,7 @@ class FakeBackend:
 
 def choice(token: int, top: int) -> TokenLogprob:
     """A made-up log-probability, and the likeliest tokens: this one and those with the next ids."""
-    return TokenLogprob(token, -token / 100, [((token + slot) % TOKENS, -(token + slot) / 100) for slot in range(top)])
+    return TokenLogprob(token, -token / 100, [((token + i) % TOKENS, -(token + i) / 100) for i in range(top)])
 
 
 @contextlib.contextmanager

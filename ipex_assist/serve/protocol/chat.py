@@ -110,7 +110,7 @@ class TopLogprob(ResponseBody):
     bytes: list[int] | None
 
 
-class TokenLogprob(TopLogprob):
+class ChatCompletionTokenLogprob(TopLogprob):
     """The token of the text, and the likeliest at its place."""
 
     top_logprobs: list[TopLogprob]
@@ -119,7 +119,7 @@ class TokenLogprob(TopLogprob):
 class ChatLogprobs(ResponseBody):
     """Of each token of the text."""
 
-    content: list[TokenLogprob] | None
+    content: list[ChatCompletionTokenLogprob] | None
     refusal: None = None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from ipex_assist.serve.protocol.chat import TokenLogprob
+from ipex_assist.serve.protocol.chat import ChatCompletionTokenLogprob
 from ipex_assist.serve.protocol.common import (
     BoundedList,
     MaxTokens,
@@ -192,7 +192,7 @@ class OutputText(ResponseBody):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any]
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatCompletionTokenLogprob]
 
 
 class OutputMessage(ResponseBody):
