@@ -21,6 +21,8 @@ from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
 
+pytestmark = pytest.mark.one_stack
+
 RUN = ["--executor", "torch", "--precision", "fp32", "--no-launch"]
 
 

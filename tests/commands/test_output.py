@@ -12,6 +12,8 @@ from ipex_assist.commands.output import TextPrinter, json_line, statistics_line,
 from ipex_assist.generation.result import AssistantTimes, DraftResult, Piece, Result, TargetTimes, Times
 from ipex_assist.launch import Plan
 
+pytestmark = pytest.mark.one_stack
+
 
 def result(**changes: Any) -> Result:
     """A plain result; `changes` go into its fields."""

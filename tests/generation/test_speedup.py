@@ -23,6 +23,8 @@ from ipex_assist.speculative.propose import Steps
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Constant, Schedule
 
+pytestmark = pytest.mark.one_stack
+
 NEW = 100
 
 

@@ -27,6 +27,8 @@ from ipex_assist.serve.engines import Engines
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.one_stack
+
 OPTIONS = [
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3),
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3, do_sample=True, seed=7),

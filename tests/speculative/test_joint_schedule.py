@@ -12,6 +12,8 @@ from ipex_assist.speculative.joint_choice import Prices, joint_choice, worth_ver
 from ipex_assist.speculative.joint_schedule import JointSchedule, Turn
 from ipex_assist.speculative.schedule import RoundState
 
+pytestmark = pytest.mark.one_stack
+
 ROWS = 64
 
 
