@@ -19,6 +19,7 @@ def native_build() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
 

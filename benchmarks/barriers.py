@@ -3,7 +3,7 @@
     ipex-launch -- python benchmarks/barriers.py [--models qwen2.5-0.5b] [--rows 1,5] [--threads 56] [--bandwidth 250]
 
 Counted: the core's own count of one pass, by rows and threads; a layer's is the difference between models of three
-layers and of two. Those for `--threads` are of a pool of so many threads, which this machine need not have CPUs for.
+layers and of two. Those for `--threads` are of a pool of that many threads, also of more than there are CPUs here.
 Measured: with the threads of this machine, what a barrier takes where all come at once, and passes of the whole model
 (random weights, 256 cached positions), by turns.
 Modelled, and never measured: a barrier of `--threads` threads on `--sockets` sockets, and a pass that reads its weights
@@ -65,7 +65,7 @@ class Machine:
         return (counting + telling) / 1000
 
     def _counting(self, threads: int) -> int:
-        """How often a line goes from one to the next while so many count in groups, and then the groups."""
+        """How often a line goes from one to the next while the threads of a group count, and then the groups."""
         groups = -(-threads // GROUP)
         return -(-threads // groups) + (groups if groups > 1 else 0)
 

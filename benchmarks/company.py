@@ -1,4 +1,4 @@
-"""Speed with company: whole passes of the native core alone, and with a busy loop on each of its CPUs.
+"""Speed beside other work: whole passes of the native core alone, and with a busy loop on each of its CPUs.
 
     ipex-launch -- python benchmarks/company.py [--models qwen2.5-1.5b] [--precisions int4] [--rows 1,5] [--seconds 5]
 
@@ -74,7 +74,7 @@ def company(cpus: Sequence[int]) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def sample(run: Callable[[], object], pool: Pool, seconds: float) -> Sample:
-    """Passes for so many seconds, behind one that is not counted."""
+    """Passes for this many seconds, after one that is not counted."""
     run()
     before, used, started = pool.statistics(), time.process_time(), time.perf_counter()
     count = 0
@@ -118,7 +118,7 @@ def row_of(names: dict[str, Any], alone: Sequence[Sample], together: Sequence[Sa
 
 
 def passes(model: NativeModel, rows: int) -> Callable[[], object]:
-    """What runs a pass of so many rows, each of which is answered, behind the same context time and again."""
+    """A function that runs a pass of `rows` rows with logits, after the same context each time."""
     sequence = forward.filled(model, CONTEXT)
 
     def run() -> None:

@@ -1,10 +1,10 @@
-"""What the engine adds to the passes it runs, and what newcomers and conversations wait, on a real model.
+"""What the engine adds to the passes it runs, and how long new requests and conversations wait, on a real model.
 
     ipex-launch -- python benchmarks/engine.py --target FOLDER [--assistant FOLDER] [--precision int4] [--requests 16]
 
-own share: the engine's own time and the choice of tokens ÷ the passes of the models, with so many requests in flight.
+own share: the engine's own time and the choice of tokens ÷ the passes of the models, with that many requests in flight.
 newcomer: seconds to the first token of a request that arrives beside `--requests` others, ÷ (2 × that of the same
-request alone). conversation: seconds to the first token of a question behind 2,000 tokens that were read and written
+request alone). conversation: seconds to the first token of a question after 2,000 tokens that were read and written
 before, with and without the prefix cache. Every figure is repeated; the kinds take turns.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import measure
 
 import ipex_assist
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.speculative.options import GenerationOptions
@@ -75,7 +75,7 @@ def newcomer(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, fl
 
 
 def conversation(model: Any, args: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """Seconds to the first token of a tenth turn of 40 tokens behind 2,000: with the prefix cache, and without."""
+    """Seconds to the first token of a tenth turn of 40 tokens after 2,000: with the prefix cache, and without."""
     before, question = tokens_of(model, seed, 2000), tokens_of(model, seed + 1, 40)
     seconds = []
     for prefixes in (None, NoPrefixes()):

@@ -3,7 +3,7 @@
     ipex-launch -- python benchmarks/forward.py [--models qwen2.5-0.5b,…] [--precisions …] [--rows 1,5] [--contexts …]
         [--kv-precisions bf16,int8]
 
-Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows behind C
+Models have the published shapes and random weights, packed tensor by tensor. A pass at context C appends rows after C
 cached ones; its floor is (bytes of linears + keys and values of C positions) ÷ the speed at which the same threads read
 memory, measured between the samples. "not linear" is the share of cycles outside linears. Numbers of rows and
 precisions of keys and values take turns.
@@ -67,7 +67,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_dim": 16384,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            "max_position_embeddings": 4096,  # of 2048, so that rows fit behind a context of 2048
+            "max_position_embeddings": 4096,  # of 2048, so that rows fit after a context of 2048
             "do_layer_norm_before": True,
         },
     ),

@@ -5,16 +5,16 @@
 
 Needs objdump (it comes with g++) and nothing of the processor: what AMX would run is counted on a machine without it.
 
-How. Every hot loop is a function that is never inlined (HOT_LOOP in dot.h), so that it has a symbol by its template's
-arguments. kernels.cpp is compiled once for each instruction set; the symbol table lists symbols by file, and which set
-a file is for is known by the instructions that no lesser one has. In a function, a loop is what lies between a backward
-branch and its target. Of those that prefetch weights and multiply, the shortest is the innermost; each line of weights
-is prefetched once, so that prefetches say how many lines a turn of it takes. What the loop around it adds (a span of
-128 columns of integers, with the scales) is shared among the span's lines. The multiplications are counted as well: a
-loop that has not exactly those of its lines and rows was not understood, and ends in an error.
+How. Every hot loop is a function that is never inlined (HOT_LOOP in multiply_add.h), so that it has a symbol by its
+template's arguments. kernels.cpp is compiled once for each instruction set; the symbol table lists symbols by file, and
+which set a file is for is known by the instructions that no lesser one has. In a function, a loop is what lies between
+a backward branch and its target. Of those that prefetch weights and multiply, the shortest is the innermost; each line
+of weights is prefetched once, so that prefetches say how many lines a turn of it takes. What the loop around it adds (a
+span of 128 columns of integers, with the scales) is shared among the span's lines. The multiplications are counted as
+well: a loop that has not exactly those of its lines and rows was not understood, and ends in an error.
 
 Where this errs. Instructions are not micro-operations: those of a tile take many cycles, and a load inside another
-instruction counts nothing. Code that a compiler moved behind the loop counts nothing either (with what gcc makes of the
+instruction counts nothing. Code that a compiler moved after the loop counts nothing either (with what gcc makes of the
 loops here, that is the last turn), and a branch within it counts both ways. The start and the end of a block are
 outside of the loops, and so are those of a chunk of 1024 columns in fp32 and bf16. Loops of integers on tiles are not
 counted yet: of int8 and int4, "amx" has the loops on vectors, which it runs for one row (groups of 32: for all).
@@ -35,7 +35,7 @@ from tabulate import tabulate
 from ipex_assist.native import library
 
 FILE = "kernels.cpp"
-# Instruction sets, and what only they and those behind them have.
+# Instruction sets, and what only they and later ones have.
 LEVELS = {
     "avx512": re.compile("zmm"),
     "avx512_vnni": re.compile("^vpdpbusd .*zmm"),

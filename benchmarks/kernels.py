@@ -84,7 +84,7 @@ def split(precision: str) -> tuple[str, int]:
 
 
 def in_cache(width: int, columns: int, precision: str, all_rows: list[int], threads: int) -> dict[int, float]:
-    """Return the seconds that a layer of so many columns would take by its instructions alone, by rows."""
+    """Return the seconds that a layer of `columns` columns would take by its instructions alone, by rows."""
     most = max(2, CACHED_BYTES * threads // packed_bytes(width, 16, precision)) // threads * threads * 16
     least = 16 * threads
     large, small = native(width, most, precision, 1)[0], native(width, least, precision, 1)[0]

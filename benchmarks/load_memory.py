@@ -3,7 +3,7 @@
     ipex-launch -- python benchmarks/load_memory.py --model FOLDER [--executor ipex] [--precision bf16]
     ipex-launch -- python benchmarks/load_memory.py --write Qwen/Qwen3-30B-A3B --layers 4 --folder FOLDER
 
-The second form first writes a checkpoint of these published shapes, with so many layers and random weights, tensor by
+The second form first writes a checkpoint of these published shapes, with N layers and random weights, tensor by
 tensor into safetensors files; a process of its own loads it, so that its peak is that of loading alone.
 """
 
@@ -25,6 +25,7 @@ from ipex_assist.checkpoints.writer import ShardWriter
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 
 SHARD_BYTES = 256 << 20  # held in memory while it is gathered; a larger tensor is a file of its own
 
@@ -36,7 +37,7 @@ def peak_bytes() -> int:
 
 
 def write(source: str, layers: int | None, folder: Path) -> None:
-    """A checkpoint of a model's published shapes, or of so many of its layers, with random weights."""
+    """A checkpoint of a model's published shapes, or of its first layers, with random weights."""
     config = published_config(source)
     if layers is not None:
         config["num_hidden_layers"] = layers
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     weights = checkpoint.parameter_bytes
     executor = resolve_executor(args.executor, args.precision)
     before, started = peak_bytes(), time.perf_counter()
-    model = load_model(checkpoint, args.precision, executor)
+    model = load_model(LoadRequest(checkpoint, args.precision, executor))
     seconds, peak = time.perf_counter() - started, peak_bytes()
     packed = getattr(getattr(model, "packed", None), "nbytes", None)  # the native core's
     row = {

@@ -48,8 +48,15 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commit": commit,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([program(), *sys.argv[1:]]),
     }
+
+
+def program() -> str:
+    """This program's path within the checkout."""
+    path = Path(sys.argv[0]).resolve()
+    root = Path(__file__).resolve().parents[1]
+    return str(path.relative_to(root)) if path.is_relative_to(root) else path.name
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

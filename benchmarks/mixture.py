@@ -3,8 +3,8 @@
     ipex-launch -- python benchmarks/mixture.py [--model Qwen/Qwen3-30B-A3B] [--layers N] [--precision int4]
         [--rows 1,2,4,8] [--requests 8] [--context 64] [--repeats 7]
 
-The model has its published shapes (`--layers` of them), and is packed expert by expert. Cases are so many rows of one
-sequence, and a row each of so many requests; they take turns, with new random tokens each time. Routing is what random
+The model has its published shapes (`--layers` of them), and is packed expert by expert. Cases are N rows of one
+sequence, and a row each of N requests; they take turns, with new random tokens each time. Routing is what random
 routers give: rows of different requests draw their experts nearly uniformly, rows of one text share more of them. A
 trained one differs. "uniform" is what independent draws would read, count · (1 − (1 − used / count)^rows) a layer.
 Bytes are those of the weights outside of experts, of the experts that the core counted, and of keys and values.
@@ -21,10 +21,11 @@ import measure
 
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.traffic import traffic_of
 from ipex_assist.models.spec import DecoderSpec, Experts
 from ipex_assist.native.library import instruction_set, read_bandwidth
@@ -41,7 +42,7 @@ def load(source: str, layers: int | None, precision: str) -> Any:
     checkpoint = RandomCheckpoint(source, config)
     if checkpoint.spec.experts is None:
         raise UsageError(f"--model {source} has no experts; {MODEL} has")
-    return load_model(checkpoint, precision, "native")
+    return load_model(LoadRequest(checkpoint, precision, "native"))
 
 
 def expert_bytes(spec: DecoderSpec, precision: str) -> float:
@@ -50,20 +51,20 @@ def expert_bytes(spec: DecoderSpec, precision: str) -> float:
 
 
 def read_bytes(model: Any, precision: str, experts: int, tokens: int) -> float:
-    """What a pass reads that reads so many experts of all layers, behind so many tokens of all its sequences."""
+    """Bytes of a pass that reads `experts` experts of all layers, with `tokens` tokens in all its sequences."""
     spec, traffic = model.spec, traffic_of(model, precision)
     outside = traffic.weight_bytes - chosen(spec, 1) * expert_bytes(spec, precision)
     return outside + experts * expert_bytes(spec, precision) + tokens * traffic.kv_bytes_per_token
 
 
 def chosen(spec: DecoderSpec, rows: int) -> float:
-    """Distinct experts of all layers that so many rows choose, if each chooses uniformly."""
+    """Distinct experts of all layers that `rows` rows choose, if each chooses uniformly."""
     experts: Experts = spec.experts  # type: ignore[assignment]
     return spec.num_hidden_layers * experts.count * (1 - (1 - experts.per_token / experts.count) ** rows)
 
 
 def cases_of(model: Any, args: argparse.Namespace, chance: random.Random) -> dict[str, tuple[list[Any], int]]:
-    """Sequences of a case behind their context, and the rows of each."""
+    """Sequences of a case with their context, and the rows of each."""
     count = max(1, args.requests)
     sequences = [model.new_sequence(args.context + 64) for _ in range(count)]
     for sequence in sequences:

@@ -9,7 +9,7 @@ moment; what they reach together is all their tokens ÷ the seconds from there t
 counts for being faster once the others are done. Between the generations the same threads read memory, all at once:
 that is what decoding, which reads every weight once a pass, cannot exceed.
 
-Every layout is started anew --starts times, in turns, since one process may be faster than its twin, and measured
+Every layout is started --starts times, in turns, since one process may be faster than its twin, and measured
 --repeats times at each start. Not under ipex-launch, which would leave it one socket.
 """
 
@@ -30,11 +30,9 @@ import measure
 import multi_socket_layouts as layouts
 from multi_socket_figures import Case, close_lines, memory_table, speed_table
 
-from ipex_assist.batch.instances import Answered, Ended, Ready, Said
-from ipex_assist.batch.local import LocalPool
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands.demo_model import demo_model_path
-from ipex_assist.commands.memory_need import estimate_need, gib
+from ipex_assist.commands.shared.demo_model import demo_model_path
+from ipex_assist.commands.shared.memory_need import estimate_need, gib
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.memory import read_memory
@@ -44,6 +42,8 @@ from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.quantization.precision import PRECISIONS
 from ipex_assist.speculative.assistant_name import AUTO, SELF, parse_assistant
+from ipex_assist.workers.events import Answered, Ended, LogLine, Ready
+from ipex_assist.workers.local_pool import LocalPool
 
 PROMPT = "Write a quick-sort implementation in Python."
 PROGRAM = (sys.executable, str(Path(__file__).with_name("multi_socket_instance.py")))
@@ -108,7 +108,7 @@ class Instances:
                     f"{self._pool.size}; a larger --timeout gives more time"
                 )
             for event in self._pool.wait(left):
-                if isinstance(event, Said):
+                if isinstance(event, LogLine):
                     self._said[event.instance].append(event.line)
                 elif isinstance(event, Ready):
                     found[event.instance] = event.facts
@@ -247,7 +247,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--executor", default="auto")
     parser.add_argument("--layouts", help="default: what this machine's cores, nodes and sockets offer")
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--prompt-tokens", type=int, default=0, help="repeat or cut the prompt to so many tokens")
+    parser.add_argument("--prompt-tokens", type=int, default=0, help="repeat or cut the prompt to N tokens")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--num-assistant-tokens", type=int)
     parser.add_argument("--repeats", type=int, default=3, help="measurements at each start (default 3)")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def bytes_of(round_: Round, length: int, target: Traffic, assistant: Traffic | None) -> int:
-    """Return the bytes that a round behind `length` tokens reads: a pass of the target, one of the assistant a draft.
+    """Return the bytes that a round after `length` tokens reads: a pass of the target, one of the assistant a draft.
 
     Rounds of prompts count as nothing, since they compute.
     """

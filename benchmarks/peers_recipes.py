@@ -1,7 +1,7 @@
 """Folders that are made once by a list of commands and then reused: environments of the peers, converted models.
 
 A folder's name ends with a hash of everything that goes into it, so another pin or another checkpoint makes another
-folder. A stamp, written last, says that all commands succeeded; a folder without one is made anew.
+folder. A stamp, written last, says that all commands succeeded; a folder without one is made again.
 """
 
 from __future__ import annotations

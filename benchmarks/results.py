@@ -2,11 +2,11 @@
 
     python benchmarks/kernels.py … | tee out.txt; python benchmarks/results.py keep out.txt [--note TEXT]
     ipex-assist bench --task throughput … --json > out.json; python benchmarks/results.py keep out.json
-    python benchmarks/results.py            # write RESULTS.md and the README's table anew
+    python benchmarks/results.py            # write RESULTS.md and the README's table
     python benchmarks/results.py --check    # exit 1 where they are not what the files say
 
 A file of results/MACHINE/ is one run: its question (a key of QUESTIONS, "_2" and so on for further tables of it), the
-machine, commit and commands, the table's columns and rows, and what must be said before and behind it. Of each question
+machine, commit and commands, the table's columns and rows, and what must be said before and after it. Of each question
 and machine the newest run is the current table; the others are its history.
 """
 
@@ -96,7 +96,7 @@ def section(run: Run) -> str:
 
 
 def document(runs: list[Run]) -> str:
-    """RESULTS.md: a chapter for each question, a table for each machine, older runs folded behind it."""
+    """RESULTS.md: a chapter for each question, a table for each machine, older runs folded after it."""
     parts = [HEAD]
     for question, title in QUESTIONS.items():
         of_question = [run for run in runs if base(run["question"]) == question]
@@ -186,7 +186,7 @@ def keep(output: str, question: str | None, note: str) -> Path:
         "machine": name,
         "commit": facts["commit"],
         "time": result["time"],
-        "commands": result.get("commands") or [f"python benchmarks/{facts['command']}"],
+        "commands": result.get("commands") or [f"python {facts['command']}"],
         "columns": list(rows[0]),
         "rows": [[str(value) for value in row.values()] for row in rows],
         "notes": note,
@@ -203,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("action", nargs="?", choices=("write", "keep"), default="write")
     parser.add_argument("output", nargs="?", help="keep: a file with what a benchmark printed")
     parser.add_argument("--question", help="keep: the question it answers, where that is not the benchmark's name")
-    parser.add_argument("--note", default="", help="keep: what must be said behind the table")
+    parser.add_argument("--note", default="", help="keep: what must be said after the table")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where a page is out of date")
     args = parser.parse_args(argv)
     if args.action == "keep":

@@ -41,14 +41,14 @@ from ipex_assist.bench.cases import contenders
 from ipex_assist.bench.load_cases import LEAST_REQUESTS, load_cases
 from ipex_assist.bench.loading import models
 from ipex_assist.bench.measure import Contender
-from ipex_assist.bench.throughput import Engine, Handle, LoadSample, Served, engine_of, percentile, serve
-from ipex_assist.commands.demo_model import DRAFT_PRECISION, PRECISION, demo_model_path
+from ipex_assist.bench.throughput import BenchEngine, BenchHandle, LoadSample, Served, engine_of, percentile, serve
+from ipex_assist.commands.shared.demo_model import DRAFT_PRECISION, PRECISION, demo_model_path
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
-from ipex_assist.tokenization.detokenizer import TextStream
+from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer
 
 ENGINE, HTTP = "engine", "HTTP"
 WARM_UP_TOKENS = 16
@@ -72,7 +72,7 @@ class Turn:
 class Watched:
     """A request of the engine, of which every delivery's time is kept."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: BenchHandle) -> None:
         self._handle = handle
         self.deliveries: Deliveries = []
         self.tokens: list[int] = []
@@ -98,7 +98,7 @@ class Watched:
 class WatchedEngine:
     """An engine whose requests are watched."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BenchEngine) -> None:
         self._engine = engine
         self.stats = engine.stats
         self.step, self.close = engine.step, engine.close
@@ -143,8 +143,8 @@ class Sides:
         options = [GenerationOptions.of(**work.options)] * len(work.prompts)
         sample, _ = serve(watched, work.prompts, options, work.concurrency)
         texts = []
-        for request in watched.requests:  # behind the turn: over HTTP, this is the server's work
-            stream = TextStream(self.model.tokenizer)
+        for request in watched.requests:  # after the turn: over HTTP, this is the server's work
+            stream = IncrementalDetokenizer(self.model.tokenizer)
             texts.append("".join(map(stream.push, request.tokens)) + stream.finish())
         return Turn(sample, between([each.deliveries for each in watched.requests]), tuple(texts), {})
 

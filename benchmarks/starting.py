@@ -3,7 +3,7 @@
     python benchmarks/starting.py MODEL [--repeats 5] [--prompt TEXT] [--cache FOLDER] [-- --precision int4 …]
 
 Each turn is three processes: Python that does nothing, a start that packs the weights and keeps them, and one that
-takes that packed copy. What is behind -- goes to ipex-assist. Every turn packs into a new folder within --cache, which
+takes that packed copy. What follows -- goes to ipex-assist. Every turn packs into a new folder within --cache, which
 needs as much room as the packed weights, and is emptied. A first turn, which is not counted, reads the model's files
 into memory.
 """
@@ -63,7 +63,7 @@ def turn(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options, and behind -- those of ipex-assist."""
+    """The options, and after -- those of ipex-assist."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--repeats", type=int, default=5)

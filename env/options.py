@@ -195,7 +195,7 @@ class Option:
     """All that is known of an option besides its name and default.
 
     metavar: in help. flags: None is made of the name, () is none, for what only Python can say. needs: the switch
-    without which the option has no effect.
+    without which the option has no effect. aliases: further flags that work the same, and that help does not list.
     """
 
     kind: Kind
@@ -203,6 +203,7 @@ class Option:
     metavar: str | None = None
     flags: tuple[str, ...] | None = None
     needs: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
 def option(
@@ -213,9 +214,10 @@ def option(
     *,
     flags: tuple[str, ...] | None = None,
     needs: str | None = None,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field. Where `default` is None, None is a value: somebody else decides."""
-    meta = {KEY: Option(kind, help, metavar, flags, needs)}
+    meta = {KEY: Option(kind, help, metavar, flags, needs, aliases)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=meta)
     return field(default=default, metadata=meta)
@@ -333,6 +335,9 @@ def add_flags(group: argparse._ActionsContainer, cls: type[Options], names: Iter
         if not isinstance(one.kind, Switch):
             keywords |= {"type": read_flag(cls, each.name), "metavar": one.metavar}
         group.add_argument(*flags, **keywords)
+        if one.aliases:
+            hidden = {"dest": destinations(cls)[each.name], "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            group.add_argument(*one.aliases, **keywords | hidden)
 
 
 def described(default: Any, one: Option) -> str:

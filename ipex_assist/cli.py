@@ -7,6 +7,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from ipex_assist.launch.job_command import Parsers
 
@@ -30,53 +31,52 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    if argv[:1] == ["env"]:
-        from ipex_assist.commands.environment import native_core
-        from ipex_assist.env import report
+    subcommand = SUBCOMMANDS.get(argv[0]) if argv else None
+    return _generate(argv) if subcommand is None else subcommand(argv[1:])
 
-        return report.main(argv[1:], native_core())
-    if argv[:1] == ["bench"]:
-        from ipex_assist.bench import command as bench
 
-        return bench.main(argv[1:])
-    if argv[:1] == ["batch"]:
-        from ipex_assist.batch import command
+def _module(name: str) -> Callable[[list[str]], int]:
+    """The `main` of a module, imported when it is called."""
 
-        return command.main(argv[1:])
-    if argv[:1] == ["serve"]:
-        from ipex_assist.serve import command as server
+    def main(argv: list[str]) -> int:
+        import importlib
 
-        return server.main(argv[1:])
-    if argv[:1] == ["submit"]:
-        from ipex_assist.launch import submit
+        return int(importlib.import_module(f"ipex_assist.{name}").main(argv))
 
-        return submit.main(argv[1:], _parsers())
-    if argv[:1] == ["quantize"]:
-        from ipex_assist.commands import quantize
+    return main
 
-        return quantize.main(argv[1:])
-    if argv[:1] == ["models"]:
-        from ipex_assist.commands import models
 
-        return models.main(argv[1:])
-    if argv[:1] == ["eval"]:
-        from ipex_assist.commands import eval as evaluate
+def _env(argv: list[str]) -> int:
+    from ipex_assist.commands.shared.environment import native_core
+    from ipex_assist.env import report
 
-        return evaluate.main(argv[1:])
-    if argv[:1] == ["cache"]:
-        from ipex_assist.commands import cache
+    return report.main(argv, native_core())
 
-        return cache.main(argv[1:])
-    if argv[:1] == ["chat"]:
-        from ipex_assist.commands import chat
 
-        return chat.main(argv[1:])
-    return _generate(argv)
+def _submit(argv: list[str]) -> int:
+    from ipex_assist.launch import submit
+
+    return submit.main(argv, _parsers())
+
+
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "batch": _module("batch.command"),
+    "bench": _module("bench.command"),
+    "cache": _module("commands.cache"),
+    "chat": _module("commands.chat"),
+    "env": _env,
+    "eval": _module("commands.eval"),
+    "models": _module("commands.models"),
+    "quantize": _module("commands.quantize"),
+    "serve": _module("serve.command"),
+    "submit": _submit,
+    "worker": _module("workers.worker"),
+}
 
 
 def _generate(argv: list[str]) -> int:
-    from ipex_assist.commands.arguments import parse
-    from ipex_assist.commands.relaunch import start_placed, works_here
+    from ipex_assist.commands.shared.arguments import parse
+    from ipex_assist.commands.shared.relaunch import start_placed, works_here
 
     args = parse(argv)
     if works_here(args):
@@ -92,7 +92,7 @@ def _parsers() -> Parsers:
     from ipex_assist.bench import arguments as bench
     from ipex_assist.commands import eval as evaluate
     from ipex_assist.commands import quantize
-    from ipex_assist.commands.arguments import parse
+    from ipex_assist.commands.shared.arguments import parse
     from ipex_assist.serve import arguments as serve
 
     return {
@@ -108,12 +108,12 @@ def _parsers() -> Parsers:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.commands.arguments import load_options
+    from ipex_assist.commands.shared.arguments import load_options
 
     load = load_options(args)
     if load.target is None:
         return None
-    from ipex_assist.commands.load import memory_need
+    from ipex_assist.commands.shared.load import memory_need
     from ipex_assist.speculative.options import GenerationOptions
 
     return memory_need(load, GenerationOptions.from_flags(args).max_new_tokens).total

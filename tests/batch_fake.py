@@ -36,7 +36,7 @@ cancelled: dict[int, threading.Event] = {}  # by the request that is under way
 
 
 def instance() -> None:
-    """The protocol of batch/worker.py, spoken by hand."""
+    """The protocol of workers/worker.py, spoken by hand."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
@@ -115,9 +115,9 @@ def answer(request: dict[str, Any], company: int) -> dict[str, Any]:
 def main() -> int:
     """The real command, with its instances replaced."""
     from ipex_assist import cli
-    from ipex_assist.batch import places
+    from ipex_assist.workers import placement
 
-    places.worker_program = lambda: [sys.executable, __file__, "--instance"]
+    placement.worker_program = lambda: [sys.executable, __file__, "--instance"]
     return cli.main(["batch", *sys.argv[1:]])
 
 

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.spawn import read_processes
+from ipex_assist.workers.request_loop import begin, failure
 
 FAKE = [sys.executable, str(Path(__file__).with_name("batch_fake.py")), "-m", "fake", "--offline"]
 REAL = [sys.executable, "-m", "ipex_assist", "batch"]
@@ -88,3 +90,14 @@ def gone(pids: Iterable[int]) -> bool:
 
 TWO = ["--no-launch", "--instances", 2]
 SIXTEEN = ["--concurrency", 16]
+
+
+def answer(model: TextModel, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply of a worker that has this request alone."""
+    try:
+        generation = begin(model, request)
+        for _ in generation:
+            pass
+        return {"result": generation.result().as_dict()}
+    except Exception as error:
+        return failure(error)

@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ipex_assist.batch.local import LocalPool
+    from ipex_assist.workers.local_pool import LocalPool
 
 PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN, BREAKS, TURNS, REFUSED = range(1, 13)
 
 
 def pool_of(count: int, concurrency: int = 4, target: str = "fake", first: Path | None = None) -> LocalPool:
     """A pool of such engines."""
-    from ipex_assist.batch.local import LocalPool
     from ipex_assist.launch import Command, Placement
+    from ipex_assist.workers.local_pool import LocalPool
 
     argv = (sys.executable, __file__)
     settings = {"load": {"target": target}, "concurrency": concurrency}

@@ -13,6 +13,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
@@ -35,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def load(source: Path, precision: str = "int4") -> NativeModel:
-    model = load_model(open_checkpoint(str(source)), precision, "native", cache_packed=True)
+    model = load_model(LoadRequest(open_checkpoint(str(source)), precision, "native", cache_packed=True))
     assert isinstance(model, NativeModel)
     return model
 

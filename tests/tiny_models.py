@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.interface import DraftsInOneCall, Model, Tokens
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 
 VOCAB = 160
 
@@ -212,7 +213,9 @@ def model(
     kv_precision: str | None = None,
 ) -> Model:
     """The saved model on one of our executors."""
-    return load_model(open_checkpoint(str(folder)), precision, executor, exact=exact, kv_precision=kv_precision)
+    return load_model(
+        LoadRequest(open_checkpoint(str(folder)), precision, executor, exact=exact, kv_precision=kv_precision)
+    )
 
 
 class Text:

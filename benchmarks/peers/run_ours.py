@@ -7,7 +7,7 @@ from typing import Any
 import turn
 
 import ipex_assist
-from ipex_assist.commands.load import leave_cores_to_native
+from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.speculative.options import GenerationOptions
 
 

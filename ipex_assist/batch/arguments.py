@@ -6,18 +6,17 @@ import argparse
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
 
-from ipex_assist.batch.concurrency import MOST
 from ipex_assist.batch.options import OPTIONS
 from ipex_assist.batch.prompts import Defaults
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands import arguments
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
-from ipex_assist.launch import InstanceRequest, request_from
 from ipex_assist.launch.flags import add_instance_flags
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.arguments import check_instances
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
+from ipex_assist.workers.settings import WorkerSettings
 
 EPILOG = """\
 A line of PROMPTS is an object: {"id": "a1", "prompt": "Once upon a time"}, or with "messages" (a list of objects with
@@ -62,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--concurrency",
         type=int,
         metavar="N",
-        help=f"prompts in flight in each instance, which share passes (default: what its memory holds, up to {MOST})",
+        help="prompts in flight in each instance, which share passes "
+        f"(default: what its memory holds, up to {DEFAULT_CONCURRENCY})",
     )
     batch.add_argument("--timeout", type=float, metavar="S", help="cancel and retry a prompt that takes longer (s)")
     batch.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th line, from line I+1")
@@ -92,31 +92,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def check_instances(args: argparse.Namespace) -> None:
-    """UsageError where --no-launch goes with what only a placement could do."""
-    if args.no_launch and (args.cores_per_instance is not None or isinstance(args.instances, str)):
-        raise UsageError("--no-launch places nothing: give --instances as a number, without --cores-per-instance")
-    if args.no_launch and args.instances is not None and args.instances < 1:
-        raise UsageError(f"--instances {args.instances}: at least 1 is needed.")
-
-
 def defaults_from(args: argparse.Namespace) -> Defaults:
     """What the flags say about lines that say nothing themselves."""
     return Defaults(GenerationOptions.from_flags(args), args.chat)
 
 
-def instance_request(args: argparse.Namespace, model_bytes: int | None) -> InstanceRequest:
-    """Return the instances that the flags ask for: one per NUMA node, unless something else is said."""
-    instances = args.instances
-    if instances is None and args.cores_per_instance is None and args.threads is None:
-        instances = "per-node"
-    fields = asdict(request_from(args, model_bytes))
-    fields.update(instances=instances, cores_per_instance=args.cores_per_instance)
-    return InstanceRequest(**fields)
-
-
 def worker_settings(args: argparse.Namespace, load: LoadOptions) -> WorkerSettings:
-    """What an instance is told."""
+    """The settings of each worker."""
     room = GenerationOptions.from_flags(args).max_new_tokens
     return WorkerSettings(load, room, args.threads, args.verbose, args.concurrency)
 

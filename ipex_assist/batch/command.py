@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ipex_assist.batch import worker
-from ipex_assist.batch.arguments import defaults_from, instance_request, parse, worker_settings
-from ipex_assist.batch.concurrency import MOST, longest_texts
-from ipex_assist.batch.coordinator import Coordinator, StopSignal
-from ipex_assist.batch.instances import Pool
-from ipex_assist.batch.local_instances import instance_need, local_commands, local_pool
+from ipex_assist.batch.arguments import defaults_from, parse, worker_settings
+from ipex_assist.batch.coordinator import Coordinator
+from ipex_assist.batch.lengths import longest_requests
 from ipex_assist.batch.options import suggestion
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.results import OutputError, ResultFile
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands.arguments import load_options
-from ipex_assist.commands.demo_model import demo_options
+from ipex_assist.commands.shared.arguments import load_options
+from ipex_assist.commands.shared.demo_model import demo_options
+from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import UsageError
+from ipex_assist.workers.arguments import instance_request
+from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
+from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
+from ipex_assist.workers.pool import WorkerPool
+from ipex_assist.workers.settings import WorkerSettings
 
 SHOWN_PROBLEMS = 20
 
@@ -32,8 +34,6 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         IpexAssistError: the run cannot begin, or cannot go on; records written before are kept.
     """
-    if list(argv) == [worker.INSTANCE]:
-        worker.main()
     args = parse(argv)
     load = load_options(args)
     settings = worker_settings(args, load if load.target is not None else demo_options(load))
@@ -67,9 +67,9 @@ def _run(
     if retried:
         progress.say(f"{_count(retried, 'failed prompt')} to be tried again")
     if todo:
-        settings = _with_texts(settings, todo)
+        settings = _with_lengths(settings, todo)
         if args.ray is None:
-            pool: Pool = local_pool(args, settings, progress.say, progress.say_once, len(todo))
+            pool: WorkerPool = local_pool(args, settings, progress.say, progress.say_once, len(todo))
         else:
             pool = _ray_pool(args, progress, stop, settings)
         run = Coordinator(
@@ -95,7 +95,7 @@ def _run(
 
 
 def _verdict(prompts: PromptFile, results: ResultFile, progress: Progress, stopped: int | None, left: int) -> int:
-    """The exit code, after what is still to be said."""
+    """The exit code, after the last messages."""
     if stopped is not None:
         progress.say(f"stopped by {signal.Signals(stopped).name}; {_count(left, 'prompt')} left for --resume")
         return 128 + stopped
@@ -141,12 +141,12 @@ def _tell_about_lines(prompts: PromptFile, progress: Progress) -> None:
         )
 
 
-def _with_texts(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
-    return replace(settings, texts=longest_texts(entries, settings.concurrency or MOST))
+def _with_lengths(settings: WorkerSettings, entries: Sequence[Entry]) -> WorkerSettings:
+    return replace(settings, lengths=longest_requests(entries, settings.concurrency or DEFAULT_CONCURRENCY))
 
 
-def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> Pool:
-    from ipex_assist.batch.ray_pool import connect
+def _ray_pool(args: argparse.Namespace, progress: Progress, stop: StopSignal, settings: WorkerSettings) -> WorkerPool:
+    from ipex_assist.workers.ray_pool import connect
 
     need = instance_need(settings)
     pool = connect(args.ray, instance_request(args, need.total), need, settings.as_dict(), progress.say_once)
@@ -158,6 +158,6 @@ def _dry_run(args: argparse.Namespace, prompts: PromptFile, settings: WorkerSett
     from ipex_assist.launch.table import format_instances
 
     print(f"# {_count(len(prompts.entries), 'prompt')}, {_count(len(prompts.problems), 'line')} that cannot be run")
-    need = instance_need(_with_texts(settings, prompts.entries))
+    need = instance_need(_with_lengths(settings, prompts.entries))
     print(format_instances(local_commands(args, need.total)), flush=True)
     return 0

@@ -3,67 +3,30 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-from ipex_assist.batch.instances import RESTART_DELAYS, Answered, Ended, Event, Life, Pool, Ready, Said
 from ipex_assist.batch.options import LineError
 from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.queue import Queue, Task
 from ipex_assist.batch.results import ResultFile
+from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Ready
+from ipex_assist.workers.pool import WorkerPool
+from ipex_assist.workers.restarts import RESTART_DELAYS, RestartState
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_SECONDS = 0.2  # how long a signal or a time limit may go unnoticed
 GRACE_SECONDS = 3.0  # for prompts that are nearly done when a signal comes
-# A scheduler may send the same signal to a job and to each of its processes; a person presses Ctrl-C again.
-REPEAT_SECONDS = 0.5
 # A cancelled prompt ends between two passes. An instance that takes longer is ended, which costs all that it is at.
 CANCEL_SECONDS, CANCEL_SHARE, CANCEL_MOST = 1.0, 0.1, 30.0
 
 
-class StopSignal:
-    """Remembers SIGINT, SIGTERM and SIGHUP; nothing is interrupted by them in the middle."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.twice = False
-        self._first = 0.0
-        self._numbers: list[signal.Signals] = []
-
-    @contextmanager
-    def caught(self) -> Iterator[StopSignal]:
-        """Take the signals meanwhile; those that were ignored (nohup) stay ignored."""
-        previous = {number: signal.getsignal(number) for number in STOPPING}
-        self._numbers = [number for number in STOPPING if previous[number] is not signal.SIG_IGN]
-        self.catch()
-        try:
-            yield self
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def catch(self) -> None:
-        """Take the signals again, from a library that has taken them meanwhile."""
-        for number in self._numbers:
-            signal.signal(number, self._take)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.number is None:
-            self.number, self._first = number, now
-        elif now - self._first >= REPEAT_SECONDS:
-            self.twice = True
-
-
 @dataclass
-class _Instance(Life):
+class _Instance(RestartState):
     """Holds the state of an instance. timed_out: we are ending it. concurrency: prompts that it may have in flight."""
 
     timed_out: bool = False
@@ -78,7 +41,7 @@ class Coordinator:
         prompts: PromptFile,
         todo: Sequence[Entry],
         results: ResultFile,
-        pool: Pool,
+        pool: WorkerPool,
         progress: Progress,
         stop: StopSignal,
         *,
@@ -159,10 +122,10 @@ class Coordinator:
                 self._answered(event)
             elif isinstance(event, Ended):
                 self._ended(event)
-            elif isinstance(event, Said):
+            elif isinstance(event, LogLine):
                 self._said(event)
 
-    def _said(self, event: Said) -> None:
+    def _said(self, event: LogLine) -> None:
         line = event.line.rstrip("\r")
         if self._verbose:
             self._progress.say(f"instance {event.instance}: {line}")

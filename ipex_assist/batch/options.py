@@ -1,4 +1,4 @@
-"""What one line of a prompts file may ask for: its fields, and what a wrong one is told."""
+"""The fields of a line in a file of prompts, and the errors for wrong ones."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Progress:
         self._bar.unpause()
 
     def count(self, new_tokens: int | None) -> None:
-        """Count a prompt that is over: with so many new tokens, or None if it failed."""
+        """Count a prompt that is over: with its number of new tokens, or None if it failed."""
         self.done += 1
         if new_tokens is None:
             self.failed += 1

@@ -117,7 +117,7 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Prompt:
 
 
 class PromptFile:
-    """An index of the file's prompts; texts stay on disk until they are wanted.
+    """An index of the file's prompts; texts stay on disk until they are needed.
 
     `shard` (index, count) takes every count-th line only; ids are compared over the whole file all the same.
     `unknown` are fields we know nothing of: name → (lines, first line).

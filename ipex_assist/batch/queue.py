@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 
 from ipex_assist.batch.prompts import Entry
 
-MAX_TRIES = 2  # that failed and were surely the prompt's; the end of an instance that had company is nobody's yet
+# Tries that failed for the prompt's own reason: an instance that ends with several prompts in flight blames none yet.
+MAX_TRIES = 2
 
 
 @dataclass
 class Task:
-    """A prompt on its way: the instances that have tried it, and what became of each try that is over.
+    """A prompt in the queue: the instances that have tried it, and how each finished try ended.
 
-    number: of the try under way, which no other try has. blamed: the instances at which it failed, and nothing else can
+    number: of the current try, unique among all tries. blamed: the instances at which it failed, and nothing else can
     have been the reason. alone: the next try has an instance for itself. sent_at, deadline, cancelled: the
-    coordinator's, of the try under way.
+    coordinator's, of the current try.
     """
 
     entry: Entry
@@ -74,7 +75,7 @@ class Queue:
 
         A lost prompt comes first, unless `instance` is the one that lost it and another of the `usable` has not
         tried it yet. One that is to be alone waits for an instance that has nothing else to do: an instance that was
-        started anew, or one for which nothing fresh is left.
+        restarted, or one for which nothing fresh is left.
         """
         running = self._in_flight.setdefault(instance, {})
         if len(running) >= most or any(task.alone for task in running.values()):
@@ -104,7 +105,7 @@ class Queue:
     def lost(self, instance: int, number: int, reason: str, *, alone: bool = False) -> Task | None:
         """`instance` did not get this try done, and it was the prompt's own; returns its task if that was its last try.
 
-        alone: whether the next one shall have no company.
+        alone: whether the next one shall run alone.
         """
         task = self.finished(instance, number)
         task.failures.append(reason)
@@ -116,7 +117,7 @@ class Queue:
         return None
 
     def ended(self, instance: int, reason: str) -> Task | None:
-        """`instance` is no more; returns the task that it was at if it had no company and that was its last try."""
+        """`instance` is no more; returns its task if that ran alone and this was its last try."""
         running = self.in_flight(instance)
         if len(running) == 1:
             return self.lost(instance, running[0].number, reason)

@@ -1,4 +1,4 @@
-"""The file of results: whole lines only, one writer, nothing written twice, and what is there already."""
+"""The file of results: whole lines only, one writer, nothing written twice; existing records are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OutputError(IpexAssistError):
 
 
 @dataclass(frozen=True)
-class Done:
+class KeptRecord:
     """The state of one prompt in the file of results. `model` is the target and its precision."""
 
     failed: bool
@@ -45,7 +45,7 @@ class ResultFile:
     def __init__(self, path: str, *, resume: bool, prompts: str) -> None:
         self.path = os.path.realpath(path)  # a rewrite replaces the file, not a link to it
         self.notes: list[str] = []
-        self.done: dict[Id, Done] = {}
+        self.done: dict[Id, KeptRecord] = {}
         self.written = 0
         self._unsynced = False
         self._next_sync = 0.0
@@ -107,7 +107,7 @@ class ResultFile:
         finally:
             os.close(self._fd)
 
-    def drop(self, unwanted: Callable[[Id, Done], bool]) -> int:
+    def drop(self, unwanted: Callable[[Id, KeptRecord], bool]) -> int:
         """Remove records, so that their prompts count as missing; returns how many. The file is replaced in one step.
 
         Raises:
@@ -140,7 +140,7 @@ class ResultFile:
         return len(ids)
 
     def _read(self) -> None:
-        """Take in what is there; of a line that a crash cut short, what is not whole goes."""
+        """Read the existing records; a last line that a crash cut short is dropped."""
         strange: list[int] = []
         size = number = 0
         with open(self.path, "rb") as file:
@@ -181,7 +181,7 @@ class ResultFile:
         )
 
 
-def _parse(raw: bytes) -> tuple[Id, Done] | None:
+def _parse(raw: bytes) -> tuple[Id, KeptRecord] | None:
     """Return the id and the state that one line records, or None where it is no record of ours."""
     try:
         record = json.loads(raw)
@@ -194,7 +194,7 @@ def _parse(raw: bytes) -> tuple[Id, Done] | None:
         return None
     failed = record.get("error") is not None
     model = None if failed else (str(record.get("target")), str(record.get("precision")))
-    return own_id, Done(failed, record.get("digest"), model)
+    return own_id, KeptRecord(failed, record.get("digest"), model)
 
 
 def _open(path: str, shown: str) -> int:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ipex_assist.bench.options import PairOptions, TaskOptions
 from ipex_assist.bench.pairs import PAIRS, find_pair, published_config
 from ipex_assist.bench.prompts import SHIPPED, open_dataset
-from ipex_assist.commands import arguments
-from ipex_assist.commands.arguments import read_text
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import options_of, read_flag
 from ipex_assist.generation.load_options import LoadOptions
@@ -77,9 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what is measured")
     what.add_argument("--task", choices=TASKS, default="benchmark", help="(default: benchmark)")
     what.add_argument(
-        "dataset", nargs="?", metavar="FILE|NAME", help=f"of --task dataset: a JSON file, {SHIPPED}, or {SHIPPED}:KIND"
+        "dataset",
+        nargs="?",
+        metavar="FILE|NAME",
+        help=f"of --task dataset and throughput: a JSON file, {SHIPPED}, or {SHIPPED}:KIND",
     )
-    what.add_argument("--dataset", dest="dataset_flag", metavar="FILE", help="the same; also of --task throughput")
+    what.add_argument("--dataset", dest="dataset_flag", metavar="FILE", help=argparse.SUPPRESS)  # the same
     what.add_argument("--concurrency", metavar="LIST", help="requests in flight at once (default: 1,2,4,8,16,32)")
     what.add_argument(
         "--requests", type=int, metavar="N", help="of each concurrency (default: 4 × as many, at least 16)"
@@ -115,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     output = parser.add_argument_group("report")
     output.add_argument("--format", choices=FORMATS, default="markdown", help="(default: markdown)")
-    output.add_argument("--json", action="store_true", help="the same as --format json")
+    output.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # --format json
     output.add_argument(
         "--plot",
         metavar="FILE",
@@ -175,7 +178,7 @@ def pair_options(args: argparse.Namespace) -> PairOptions:
         assistant=args.assistant_model if args.assisted is not False else NONE,
         # Of several draft lengths, one that depends on measured costs is enough for measuring them.
         calibrate="adaptive" in (*args.num_assistant_tokens, args.num_assistant_tokens_schedule),
-        cache_packed=bool(args.cache_packed),  # what is measured leaves nothing behind unasked
+        cache_packed=bool(args.cache_packed),  # measuring leaves no files behind unless asked
         **{name: getattr(args, name) for name in names},
     )
     return PairOptions(

@@ -9,14 +9,14 @@ from ipex_assist.bench.loading import NumberTokens
 from ipex_assist.bench.measure import Case, Contender
 from ipex_assist.bench.options import TaskOptions
 from ipex_assist.bench.prompts import (
-    Prompt,
+    SamplePrompt,
     open_dataset,
     prompt_of_length,
     random_prompt,
     shipped_prompts,
     shipped_text,
 )
-from ipex_assist.commands.arguments import read_text
+from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _benchmark(asked: TaskOptions, model: TextModel, options: dict[str, Any], no
         )
 
 
-def _content(asked: TaskOptions, model: TextModel, prompt: Prompt, number: int) -> str | list[int]:
+def _content(asked: TaskOptions, model: TextModel, prompt: SamplePrompt, number: int) -> str | list[int]:
     if not isinstance(model.tokenizer, NumberTokens) or isinstance(prompt.prompt, list):
         return prompt.prompt
     # Four characters a token, as English text has them.

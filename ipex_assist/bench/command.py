@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.bench.arguments import pair_options, parse, task_options
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.options import options_of
 from ipex_assist.env.runner import interrupt_exit
 from ipex_assist.speculative.options import GenerationOptions
@@ -20,7 +20,7 @@ from ipex_assist.speculative.options import GenerationOptions
 if TYPE_CHECKING:
     from ipex_assist.bench.dataset import Records
     from ipex_assist.bench.measure import Row
-    from ipex_assist.bench.report import Report
+    from ipex_assist.bench.report import BenchReport
     from ipex_assist.bench.throughput import LoadRow
     from ipex_assist.generation.text_model import TextModel
 
@@ -43,9 +43,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     from ipex_assist.bench.loading import models
-    from ipex_assist.bench.report import Report, render
+    from ipex_assist.bench.report import BenchReport, render
 
-    report = Report(args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")]))
+    report = BenchReport(
+        args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")])
+    )
     records = _records(args)
     code = 0
     try:
@@ -70,7 +72,7 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     return code or _verdict(report)
 
 
-def _verdict(report: Report) -> int:
+def _verdict(report: BenchReport) -> int:
     """1 where greedy assisted text was not the plain one; transformers does not promise that it is."""
     rows: list[Row | LoadRow] = [*report.rows, *report.loads]
     different = [row for row in rows if row.equals_plain is False]
@@ -103,17 +105,17 @@ def _records(args: argparse.Namespace) -> Records | None:
     return Records(Path(args.output), settings, resume=args.resume)
 
 
-def _measure(args: argparse.Namespace, model: TextModel, report: Report, records: Records | None) -> None:
+def _measure(args: argparse.Namespace, model: TextModel, report: BenchReport, records: Records | None) -> None:
     from ipex_assist.bench.cases import cases, contenders
     from ipex_assist.bench.measure import measure
 
     asked = task_options(args)
-    rivals = contenders(asked, model)
+    compared = contenders(asked, model)
     names = model.identity
     planned = list(cases(asked, model, report.notes))
     todo = [case for case in planned if records is None or _key(names, case.example) not in records.done]
     if todo:
-        for contender in (rivals[0], rivals[-1]):  # the first pass touches memory that later ones find in place
+        for contender in (compared[0], compared[-1]):  # the first pass touches memory that later ones find in place
             options = contender.options(args.num_assistant_tokens_schedule)
             model.generate(todo[0].prompt, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, **options)
     for number, case in enumerate(planned, 1):
@@ -121,25 +123,25 @@ def _measure(args: argparse.Namespace, model: TextModel, report: Report, records
         if records is not None and key in records.done:
             report.rows += records.done[key]
             continue
-        rows = list(measure(model, case, rivals, args.num_assistant_tokens_schedule))
+        rows = list(measure(model, case, compared, args.num_assistant_tokens_schedule))
         report.rows += rows
         if records is not None:
             records.add(key, rows)
         print(_progress(f"{names.precision}, {number} of {len(planned)}", rows), file=sys.stderr, flush=True)
 
 
-def _measure_loads(args: argparse.Namespace, model: TextModel, report: Report) -> None:
+def _measure_loads(args: argparse.Namespace, model: TextModel, report: BenchReport) -> None:
     from ipex_assist.bench.cases import contenders
     from ipex_assist.bench.load_cases import load_cases
     from ipex_assist.bench.throughput import measure_load, warm_up
 
     asked = task_options(args)
-    rivals = contenders(asked, model)
+    compared = contenders(asked, model)
     texts: dict[int, list[int]] = {}
     planned = load_cases(asked, model, report.notes)
     for number, case in enumerate(planned, 1):
-        warm_up(model, case, rivals, args.num_assistant_tokens_schedule)
-        rows = measure_load(model, case, rivals, texts, args.num_assistant_tokens_schedule)
+        warm_up(model, case, compared, args.num_assistant_tokens_schedule)
+        rows = measure_load(model, case, compared, texts, args.num_assistant_tokens_schedule)
         report.loads += rows
         where = f"{model.identity.precision}, {number} of {len(planned)}: {case.concurrency} in flight"
         speeds = "; ".join(f"{row.contender.label} {statistics.median(row.speeds):.2f} tokens/s" for row in rows)

@@ -17,7 +17,7 @@ from ipex_assist.bench.prompts import (
     spread_lengths,
 )
 from ipex_assist.bench.throughput import LoadCase
-from ipex_assist.commands.arguments import read_text
+from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.env.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _of_dataset(
 ) -> list[tuple[int, ...]]:
     """As many of a set's prompts as are asked for, those of other lengths left out; from the first again if need be."""
     if isinstance(model.tokenizer, NumberTokens):
-        raise UsageError("--dataset: a model of random weights has no tokenizer; leave it out for random prompts")
+        raise UsageError("a model of random weights has no tokenizer: leave the dataset out, for random prompts")
     dataset = open_dataset(source)
     least = min(asked.prompt_tokens, default=1)
     most = max(asked.prompt_tokens) if asked.prompt_tokens else room

@@ -15,8 +15,8 @@ from ipex_assist.bench.options import PairOptions
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
-from ipex_assist.commands.load import leave_cores_to_native, memory_need, runs_native
-from ipex_assist.commands.memory_need import (
+from ipex_assist.commands.shared.load import leave_cores_to_native, memory_need, runs_native
+from ipex_assist.commands.shared.memory_need import (
     PROMPT_TOKENS,
     MemoryNeed,
     check_memory,
@@ -70,7 +70,7 @@ def models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     if asked.random_weights:
         yield from _random_models(asked)
         return
-    from ipex_assist.commands.load import load_models
+    from ipex_assist.commands.shared.load import load_models
 
     for precision, draft in _combinations(asked):
         one = replace(asked.load, precision=precision, assistant_precision=draft)
@@ -87,26 +87,26 @@ def _combinations(asked: PairOptions) -> list[tuple[str | None, str | None]]:
 
 
 def _need(asked: PairOptions, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints) -> MemoryNeed:
-    texts = ((asked.prompt_tokens or PROMPT_TOKENS) + asked.max_new_tokens,) * asked.concurrency
+    lengths = ((asked.prompt_tokens or PROMPT_TOKENS) + asked.max_new_tokens,) * asked.concurrency
     if not asked.random_weights:
         load = replace(asked.load, precision=precision, assistant_precision=draft)
-        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, texts=texts)
+        return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, lengths=lengths)
     precision = precision or "bf16"
-    bytes_of = functools.partial(_bytes, load=asked.load, texts=texts)
+    bytes_of = functools.partial(_bytes, load=asked.load, lengths=lengths)
     target, other = bytes_of(_target(asked), precision), None
     if asked.load.assists:
         other = bytes_of(_assistant(asked), _draft_precision(asked, precision, draft), group=DRAFT_INT4_GROUP)
-    return within(need_of(target, other, texts), asked.load.kv_memory)
+    return within(need_of(target, other, lengths), asked.load.kv_memory)
 
 
 def _bytes(
-    source: str, precision: str, *, load: LoadOptions, texts: Sequence[int], group: int = INT4_GROUP
+    source: str, precision: str, *, load: LoadOptions, lengths: Sequence[int], group: int = INT4_GROUP
 ) -> ModelBytes:
     spec, kv = _spec(source), load.kv_precision
     if not runs_native(load):
         return library_bytes(spec, precision, kv_precision=kv)
-    wanted = wanted_rows(len(texts))
-    return native_bytes(spec, precision, wanted=wanted, longest=max(texts), group=group, kv_precision=kv)
+    wanted = wanted_rows(len(lengths))
+    return native_bytes(spec, precision, wanted=wanted, longest=max(lengths), group=group, kv_precision=kv)
 
 
 def _spec(source: str) -> DecoderSpec:
@@ -138,6 +138,7 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.executors.load import load_model
+    from ipex_assist.executors.load_request import LoadRequest
 
     for precision in asked.precisions:
         precision = precision or "bf16"
@@ -145,25 +146,29 @@ def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
         executor = resolve_executor(asked.load.executor, precision, *drafts)
         kv_memory = KvMemory(asked.load.kv_memory)
         target = load_model(
-            _random(_target(asked)),
-            precision,
-            executor,
-            cache_packed=asked.load.cache_packed,
-            kv_precision=asked.load.kv_precision,
-            kv_memory=kv_memory,
+            LoadRequest(
+                _random(_target(asked)),
+                precision,
+                executor,
+                cache_packed=asked.load.cache_packed,
+                kv_precision=asked.load.kv_precision,
+                kv_memory=kv_memory,
+            )
         )
         for draft in dict.fromkeys(drafts) if asked.load.assists else [None]:
             assistant_model: Model | None = None
             if draft is not None:
                 assistant_model = load_model(
-                    _random(_assistant(asked)),
-                    draft,
-                    executor,
-                    exact=False,
-                    cache_packed=asked.load.cache_packed,
-                    group=DRAFT_INT4_GROUP,
-                    kv_precision=asked.load.kv_precision,
-                    kv_memory=kv_memory,
+                    LoadRequest(
+                        _random(_assistant(asked)),
+                        draft,
+                        executor,
+                        exact=False,
+                        cache_packed=asked.load.cache_packed,
+                        group=DRAFT_INT4_GROUP,
+                        kv_precision=asked.load.kv_precision,
+                        kv_memory=kv_memory,
+                    )
                 )
             yield _assembled(asked, target, assistant_model, precision, draft, executor), _settle()
             del assistant_model

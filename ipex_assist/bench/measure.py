@@ -44,7 +44,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a table: a prompt, how it goes on, and how often that is measured.
+    """One line of a table: a prompt, its options, and how often it is measured.
 
     options: of `TextModel.stream`, the same for every contender.
     """

@@ -15,7 +15,7 @@ class PairOptions:
 
     load: all but the precisions, None among which is the default. random_weights: the exact shapes, with weights that
     nobody trained. prompt_tokens (None: not known), max_new_tokens: of the longest text. threads: where no launcher has
-    planned them. verbose: whether to talk about loading. concurrency: texts under way at a time, at most.
+    planned them. verbose: whether to report loading. concurrency: the most requests at a time.
     """
 
     load: LoadOptions

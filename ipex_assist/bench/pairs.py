@@ -11,7 +11,7 @@ Config = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Pair:
+class PublishedPair:
     """Hub ids of a target and the assistant that tables show it with."""
 
     target: str
@@ -19,16 +19,16 @@ class Pair:
 
 
 PAIRS = {
-    "opt-6.7b": Pair("facebook/opt-6.7b", "facebook/opt-125m"),
-    "opt-13b": Pair("facebook/opt-13b", "facebook/opt-125m"),
-    "llama-2-7b": Pair("meta-llama/Llama-2-7b-hf", "JackFram/llama-160m"),
-    "guanaco-7b": Pair("TheBloke/guanaco-7B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
-    "guanaco-13b": Pair("TheBloke/guanaco-13B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
-    "guanaco-33b": Pair("TheBloke/guanaco-33B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "opt-6.7b": PublishedPair("facebook/opt-6.7b", "facebook/opt-125m"),
+    "opt-13b": PublishedPair("facebook/opt-13b", "facebook/opt-125m"),
+    "llama-2-7b": PublishedPair("meta-llama/Llama-2-7b-hf", "JackFram/llama-160m"),
+    "guanaco-7b": PublishedPair("TheBloke/guanaco-7B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "guanaco-13b": PublishedPair("TheBloke/guanaco-13B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    "guanaco-33b": PublishedPair("TheBloke/guanaco-33B-HF", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
     # The Python variant: the others have 16 more tokens than any small Llama.
-    "codellama-7b": Pair("codellama/CodeLlama-7b-Python-hf", "amd/AMD-Llama-135m-code"),
-    "starcoder": Pair("bigcode/starcoder", "bigcode/tiny_starcoder_py"),
-    "qwen3-30b-a3b": Pair("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-0.6B"),
+    "codellama-7b": PublishedPair("codellama/CodeLlama-7b-Python-hf", "amd/AMD-Llama-135m-code"),
+    "starcoder": PublishedPair("bigcode/starcoder", "bigcode/tiny_starcoder_py"),
+    "qwen3-30b-a3b": PublishedPair("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-0.6B"),
 }
 
 
@@ -140,7 +140,7 @@ CONFIGS: dict[str, Config] = {
 }
 
 
-def find_pair(name: str) -> Pair:
+def find_pair(name: str) -> PublishedPair:
     """The pair of this name; UsageError lists the names there are."""
     if name not in PAIRS:
         raise UsageError(f"--pair {name}: there is no such pair; known: {', '.join(PAIRS)}")

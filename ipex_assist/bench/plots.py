@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_assist.bench.measure import Row
-from ipex_assist.bench.report import Report
+from ipex_assist.bench.report import BenchReport
 from ipex_assist.bench.throughput import LoadRow
 
 Axis = tuple[str, Callable[[Row], float | None]]
@@ -44,7 +44,7 @@ SHORT: dict[Callable[[Row], float | None], str] = {
 }
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: BenchReport, path: Path) -> None:
     """One panel for each axis on which the assisted rows differ; a point is a row, bars are its turns' extremes.
 
     A dataset's prompts differ in all of them: its panels are points against acceptance and prompt length, and the
@@ -75,7 +75,7 @@ def _figure(panels: int) -> tuple[Any, Any]:
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
-def _draw_loads(report: Report, path: Path) -> None:
+def _draw_loads(report: BenchReport, path: Path) -> None:
     """Tokens/s of all requests against how many are in flight, and what one of them waits for its tokens."""
     figure, (speed, first, token) = _figure(3)
     lines: dict[str, list[LoadRow]] = {}
@@ -115,7 +115,7 @@ def varying(rows: list[Row]) -> list[Axis]:
     return found or [AXES[-1]]
 
 
-def title(report: Report) -> str:
+def title(report: BenchReport) -> str:
     """The pair, and what is not real about it."""
     pair = report.target + (f"\nwith {report.assistant}" if report.assistant else "")
     return pair + ("\nsimulated acceptance" if report.simulated else "")

@@ -29,7 +29,7 @@ TOO_DEEP = "JSON that is nested too deeply to be read"
 
 
 @dataclass(frozen=True)
-class Prompt:
+class SamplePrompt:
     """One prompt: a text, or token ids where there is no tokenizer."""
 
     id: str
@@ -42,10 +42,10 @@ class Dataset:
     """Prompts of a set, and what is wrong with the entries that have none."""
 
     name: str
-    prompts: list[Prompt]
+    prompts: list[SamplePrompt]
     problems: list[str] = field(default_factory=list)
 
-    def sample(self, count: int | None, seed: int) -> list[Prompt]:
+    def sample(self, count: int | None, seed: int) -> list[SamplePrompt]:
         """`count` of them, drawn without replacement; the same for the same seed. All of them where count is None.
 
         Of one seed a smaller draw is the beginning of every larger one, so that a run can go on with more of them.
@@ -60,10 +60,10 @@ def shipped_text() -> str:
     return (importlib.resources.files("ipex_assist") / "data" / "text.txt").read_text(encoding="utf-8")
 
 
-def shipped_prompts() -> list[Prompt]:
+def shipped_prompts() -> list[SamplePrompt]:
     """Our own prompts: short beginnings, code, edits, summaries, translations, lists, questions, …"""
     text = (importlib.resources.files("ipex_assist") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
-    return [Prompt(entry["id"], entry["prompt"], entry["kind"]) for entry in map(json.loads, text.splitlines())]
+    return [SamplePrompt(entry["id"], entry["prompt"], entry["kind"]) for entry in map(json.loads, text.splitlines())]
 
 
 def prompt_of_length(tokenizer: PreTrainedTokenizerBase, text: str, count: int) -> list[int]:
@@ -92,9 +92,9 @@ def spread_lengths(count: int, shortest: int, longest: int) -> list[int]:
 
 
 def mixed_prompts(
-    tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], text: str, prompts: Sequence[Prompt], seed: int
+    tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], text: str, prompts: Sequence[SamplePrompt], seed: int
 ) -> list[list[int]]:
-    """A prompt of each length: one of `prompts` behind as much of `text`, from another place each time, as is missing.
+    """A prompt of each length: one of `prompts`, after as much of `text` as is missing, from another place each time.
 
     So no two of them begin alike, which a cache of prefixes would find out: of a long one only the end is taken, which
     is half of the whole at most.
@@ -140,7 +140,7 @@ def open_dataset(source: str) -> Dataset:
     return Dataset(path.name, prompts, problems)
 
 
-def _shipped(kind: str) -> list[Prompt]:
+def _shipped(kind: str) -> list[SamplePrompt]:
     prompts = [prompt for prompt in shipped_prompts() if kind in ("", prompt.kind)]
     if not prompts:
         kinds = list(dict.fromkeys(prompt.kind for prompt in shipped_prompts()))
@@ -148,13 +148,13 @@ def _shipped(kind: str) -> list[Prompt]:
     return prompts
 
 
-def _read_entries(path: Path) -> tuple[list[Prompt], list[str]]:
+def _read_entries(path: Path) -> tuple[list[SamplePrompt], list[str]]:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-    prompts: dict[str, Prompt] = {}
+    prompts: dict[str, SamplePrompt] = {}
     problems: list[str] = []
     for place, entry in _parsed(path, text):
         try:
@@ -183,7 +183,7 @@ def _parsed(path: Path, text: str) -> Iterable[tuple[str, Any]]:
     return ((f"entry {number}", entry) for number, entry in enumerate(entries, 1))
 
 
-def _prompt_of(entry: Any, place: str) -> Prompt:
+def _prompt_of(entry: Any, place: str) -> SamplePrompt:
     """Return the prompt of one line's object. Raises ValueError, which says what is missing."""
     if not isinstance(entry, dict):
         raise ValueError(f"a {type(entry).__name__}, not an object")
@@ -196,4 +196,4 @@ def _prompt_of(entry: Any, place: str) -> Prompt:
     if "instruction" in entry and isinstance(extra, str) and extra.strip():
         text = f"{text}\n\n{extra}"
     own = next((entry[name] for name in ("id", "task_id", "question_id") if entry.get(name) is not None), place)
-    return Prompt(str(own), text, str(entry.get("kind") or entry.get("category") or ""))
+    return SamplePrompt(str(own), text, str(entry.get("kind") or entry.get("category") or ""))

@@ -21,7 +21,7 @@ from ipex_assist.bench import load_report
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.bench.throughput import LoadRow
-from ipex_assist.commands.environment import environment_facts
+from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
 
@@ -42,7 +42,7 @@ RANDOM = "random weights in the models' exact shapes: speeds are those of the sh
 
 
 @dataclass
-class Report:
+class BenchReport:
     """Rows of all cases, of --task throughput in `loads`, and what they were measured on."""
 
     task: str
@@ -101,7 +101,7 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def render(report: Report, form: str, seed: int = 0) -> str:
+def render(report: BenchReport, form: str, seed: int = 0) -> str:
     """The report as "markdown", "csv" or "json"; of a dataset, markdown has its summaries. seed: of the intervals."""
     if form == "json":
         return json.dumps(as_dict(report, seed))
@@ -110,7 +110,7 @@ def render(report: Report, form: str, seed: int = 0) -> str:
     return as_markdown(report, seed)
 
 
-def as_dict(report: Report, seed: int) -> dict[str, Any]:
+def as_dict(report: BenchReport, seed: int) -> dict[str, Any]:
     """Return the whole report as JSON has it, with every sample."""
     facts = {name: value for name, value in asdict(report).items() if name not in ("rows", "loads")}
     return {
@@ -138,7 +138,7 @@ def as_dict(report: Report, seed: int) -> dict[str, Any]:
     }
 
 
-def as_csv(report: Report) -> str:
+def as_csv(report: BenchReport) -> str:
     """A line a row, with medians and extremes; the columns do not depend on the task. What is not known is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -168,7 +168,7 @@ def as_csv(report: Report) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def as_markdown(report: Report, seed: int) -> str:
+def as_markdown(report: BenchReport, seed: int) -> str:
     """Return what was measured on what, then a table for each contender at each pair of precisions."""
     assistant = f", assistant {report.assistant}" if report.assistant else ", no assistant"
     lines = [f"# ipex-assist bench, task {report.task}", "", f"Target {report.target}{assistant}, {report.executor}."]
@@ -195,7 +195,7 @@ def as_markdown(report: Report, seed: int) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _machine(report: Report) -> str:
+def _machine(report: BenchReport) -> str:
     facts = report.environment
     if not facts:
         return "Nothing was loaded."
@@ -208,7 +208,7 @@ def _machine(report: Report) -> str:
     )
 
 
-def _dataset_tables(report: Report, seed: int) -> list[str]:
+def _dataset_tables(report: BenchReport, seed: int) -> list[str]:
     columns = ["Draft", "Target", "Draft Precision", "Prompts", "Mean Ratio", "95 % Interval", "Median", "min–max"]
     columns += ["Mean Total Ratio", "Slower", "Accepted"]
     found = summaries(report.rows, seed)

@@ -18,8 +18,8 @@ Clock = Callable[[], float]
 WARM_UP_TOKENS = 8
 
 
-class Handle(Protocol):
-    """What is used of a request under way."""
+class BenchHandle(Protocol):
+    """The part of an engine's handle that is used here."""
 
     @property
     def has_round(self) -> bool:
@@ -28,7 +28,7 @@ class Handle(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether no round comes behind those that can be fetched."""
+        """Whether no round follows those that can be fetched."""
         ...
 
     def __next__(self) -> Round: ...
@@ -40,13 +40,13 @@ class Stats(Protocol):
     passes: int
 
 
-class Engine(Protocol):
+class BenchEngine(Protocol):
     """What is used of an engine."""
 
     @property
     def stats(self) -> Stats: ...
 
-    def submit(self, tokens: Sequence[int], options: GenerationOptions) -> Handle: ...
+    def submit(self, tokens: Sequence[int], options: GenerationOptions) -> BenchHandle: ...
 
     def step(self) -> bool:
         """Run one pass for all requests; False where there is nothing to do."""
@@ -109,7 +109,7 @@ class LoadRow:
     """The samples of one contender at one concurrency. `speedup` has a value a turn: its tokens/s ÷ plain ones.
 
     equals_plain: whether every request's text is the one that it had when it was first decoded plainly, alone or in
-    company; None for that first time itself, and where tokens are drawn.
+    a batch; None for that first time itself, and where tokens are drawn.
     """
 
     concurrency: int
@@ -181,27 +181,27 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return float(numpy.percentile(values, percent)) if values else None
 
 
-def engine_of(model: TextModel) -> Engine:
+def engine_of(model: TextModel) -> BenchEngine:
     """Return an engine that has served nobody. Raises UsageError where the model has none."""
     make = getattr(model, "engine", None)
     if make is None:
         raise UsageError(
             f"--task throughput: {model.identity.target} runs through transformers, which takes one text at a time here"
         )
-    return cast(Engine, make())
+    return cast(BenchEngine, make())
 
 
 class _Flight:
-    """A request under way, and what came of it so far."""
+    """A request in flight, and its times so far."""
 
-    def __init__(self, handle: Handle, prompt_tokens: int, submitted_s: float) -> None:
+    def __init__(self, handle: BenchHandle, prompt_tokens: int, submitted_s: float) -> None:
         self.handle, self.prompt_tokens, self.submitted_s = handle, prompt_tokens, submitted_s
         self.rounds: list[Round] = []
         self.first_s = self.last_s = submitted_s
         self.first_tokens = 0
 
     def fetch(self, now: float) -> bool:
-        """Take what there is; whether the request is over. Raises what it failed by."""
+        """Fetch the rounds that are ready; whether the request is over. Raises the error that ended it."""
         came = 0
         while self.handle.has_round:
             self.rounds.append(next(self.handle))
@@ -234,7 +234,7 @@ class _Flight:
 
 
 def serve(
-    engine: Engine,
+    engine: BenchEngine,
     prompts: Sequence[Sequence[int]],
     options: Sequence[GenerationOptions],
     concurrency: int,
@@ -242,8 +242,8 @@ def serve(
 ) -> tuple[LoadSample, list[list[int]]]:
     """Keep `concurrency` of the requests in flight until all are served; return their times and their texts.
 
-    This thread runs the passes. A request follows as soon as another one has ended, so that the last ones have less
-    company. options: one for each prompt. Raises what a request failed by.
+    This thread runs the passes. A request follows as soon as another one has ended, so that the last ones share
+    passes with fewer. options: one for each prompt. Raises what a request failed by.
     """
     waiting = list(reversed(list(enumerate(zip(prompts, options, strict=True)))))
     flying: dict[int, _Flight] = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ipex_assist.commands.arguments import Formatter
+from ipex_assist.commands.shared.arguments import Formatter
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.parser import ArgumentParser

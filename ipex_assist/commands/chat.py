@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipex_assist.commands import arguments
-from ipex_assist.commands.messages import configure_messages
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import flags_of, options_of
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from ipex_assist.commands.chat_talk import Partner
+    from ipex_assist.commands.chat_partner import Partner
 
 ANSWER_TOKENS = 1024  # of a model in this process, where no flag says another limit
 EPILOG = """\
@@ -93,15 +93,15 @@ def _bytes(args: argparse.Namespace) -> int | None:
     load = arguments.load_options(args)
     if load.target is None:
         return None
-    from ipex_assist.commands.load import memory_need
+    from ipex_assist.commands.shared.load import memory_need
 
     return memory_need(load, _options(args).max_new_tokens).total
 
 
 def _with_model(args: argparse.Namespace) -> int:
     from ipex_assist.commands.chat_model import LoadedModel
-    from ipex_assist.commands.demo_model import demo_options
-    from ipex_assist.commands.load import load_models
+    from ipex_assist.commands.shared.demo_model import demo_options
+    from ipex_assist.commands.shared.load import load_models
 
     options, load = _options(args), arguments.load_options(args)
     if load.target is None:
@@ -112,7 +112,7 @@ def _with_model(args: argparse.Namespace) -> int:
             f"{load.target} has no chat template: it goes on with a text, and answers nobody. "
             "Type ipex-assist -p TEXT, or name a model that was made for chats"
         )
-    return _talk(args, LoadedModel(model, options))
+    return _run_loop(args, LoadedModel(model, options))
 
 
 def _with_server(args: argparse.Namespace) -> int:
@@ -129,13 +129,13 @@ def _with_server(args: argparse.Namespace) -> int:
         if not key:
             raise UsageError(f"--api-key-file {args.api_key_file} holds no key: write it on the first line")
     given = {name for name in options_of(GenerationOptions) if getattr(args, name, None) is not None}
-    return _talk(args, Server(args.url, key, args.model, GenerationOptions.from_flags(args), given))
+    return _run_loop(args, Server(args.url, key, args.model, GenerationOptions.from_flags(args), given))
 
 
-def _talk(args: argparse.Namespace, partner: Partner) -> int:
+def _run_loop(args: argparse.Namespace, partner: Partner) -> int:
+    from ipex_assist.commands.chat_loop import ChatLoop
     from ipex_assist.commands.chat_screen import Screen
-    from ipex_assist.commands.chat_talk import Talk
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return Talk(partner, Screen(), args.system).run()
+    return ChatLoop(partner, Screen(), args.system).run()

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 
-from ipex_assist.commands.chat_talk import Bit, Message
-from ipex_assist.commands.output import statistics_line
+from ipex_assist.commands.chat_partner import Message, Span
+from ipex_assist.commands.shared.output import statistics_line
 from ipex_assist.env.runner import INTERRUPT_EXIT
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel
@@ -25,7 +25,7 @@ class LoadedModel:
         self._model, self._options = model, options
         self._result: Result | None = None
 
-    def answer(self, messages: list[Message]) -> Generator[list[Bit], None, None]:
+    def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
         """The answer, a list a pass.
 
         A Ctrl-C takes effect between two passes: in the midst of one it would leave the model's memory as it happens to

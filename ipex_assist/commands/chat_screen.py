@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
-from ipex_assist.commands.chat_talk import Bit
+from ipex_assist.commands.chat_partner import Span
 
 DRAFTED_STYLE = "green"
 PROMPT, GOES_ON = "> ", ". "
@@ -63,16 +63,16 @@ class Screen:
             return None
 
     @contextlib.contextmanager
-    def answer(self) -> Iterator[Callable[[Sequence[Bit]], None]]:
-        """Yields what writes bits of an answer; until the first one a terminal says that they are awaited."""
+    def answer(self) -> Iterator[Callable[[Sequence[Span]], None]]:
+        """Yields what writes spans of an answer; until the first one a terminal says that they are awaited."""
         waiting = self._out.status("", spinner="dots", refresh_per_second=5) if self.terminal else None
         open_line = False
 
-        def write(bits: Sequence[Bit]) -> None:
+        def write(spans: Sequence[Span]) -> None:
             nonlocal open_line
             if waiting is not None:
                 waiting.stop()
-            for text, drafted in bits:
+            for text, drafted in spans:
                 if text:
                     self._write(text, drafted)
                     open_line = not text.endswith("\n")

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from ipex_assist.commands.chat_talk import Bit, Message
+from ipex_assist.commands.chat_partner import Message, Span
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -44,7 +44,7 @@ class Server:
         self._model = model or served[0]
         self.name = f"{self._model} at {self._url.netloc}"
 
-    def answer(self, messages: list[Message]) -> Generator[list[Bit], None, None]:
+    def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
         """The answer, a list an event of the stream."""
         self._last = {}
         started = time.perf_counter()
@@ -59,9 +59,9 @@ class Server:
         for event in self._events("chat/completions", body):
             if error := event.get("error"):
                 raise IpexAssistError(f"the answer broke off: {_reason(error)}")
-            if bits := _bits(event):
+            if spans := _spans(event):
                 self._last.setdefault("ttft_s", time.perf_counter() - started)
-                yield bits
+                yield spans
             self._last.update({name: event[name] for name in ("usage", "timings", "metrics") if event.get(name)})
 
     def summary(self) -> str:
@@ -140,7 +140,7 @@ def fields(options: GenerationOptions, given: set[str]) -> dict[str, Any]:
     return {**said, "temperature": options.temperature if options.draws else 0}
 
 
-def _bits(event: dict[str, Any]) -> list[Bit]:
+def _spans(event: dict[str, Any]) -> list[Span]:
     """The text of an event by its tokens, where the server says which of them were drafted."""
     for choice in event.get("choices") or []:
         pieces = (choice.get("draft") or {}).get("pieces")

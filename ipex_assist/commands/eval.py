@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.commands import arguments
-from ipex_assist.commands.arguments import read_text
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.arguments import read_text
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import add_flags
 from ipex_assist.env.parser import ArgumentParser
@@ -24,8 +24,8 @@ from ipex_assist.quantization.precision import PRECISIONS
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.checkpoints.open import OpenCheckpoints
-    from ipex_assist.commands.memory_need import MemoryNeed
-    from ipex_assist.commands.perplexity import Comparison, Score, Window
+    from ipex_assist.commands.perplexity import ModelComparison, Score, Window
+    from ipex_assist.commands.shared.memory_need import MemoryNeed
     from ipex_assist.executors.interface import Model
 
 TEXT = Path(__file__).parents[1] / "data" / "evaluation.txt"
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--against-model", metavar="ID", help="compare with this model (at --against, default: bf16)")
     parser.add_argument("--window", type=int, metavar="N", help=f"tokens (default: {WINDOW}, or the model's context)")
     parser.add_argument("--stride", type=int, metavar="N", help="(default: half a window)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="only so many tokens of the text")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the text")
     parser.add_argument("--json", action="store_true", help="one object on one line")
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
     add_placement_arguments(parser)
@@ -95,7 +95,7 @@ def _bytes(args: argparse.Namespace, checkpoints: OpenCheckpoints | None = None)
 
 
 def _reference_need(args: argparse.Namespace, checkpoints: OpenCheckpoints | None) -> int | None:
-    from ipex_assist.commands.memory_need import RUNTIME_BYTES
+    from ipex_assist.commands.shared.memory_need import RUNTIME_BYTES
 
     source = args.against_model or args.model
     revision = None if args.against_model else args.revision
@@ -111,13 +111,13 @@ def _need(
     checkpoints: OpenCheckpoints | None,
     kv_precision: str | None = None,
 ) -> MemoryNeed:
-    from ipex_assist.commands.load import runs_native
-    from ipex_assist.commands.memory_need import estimate_need
+    from ipex_assist.commands.shared.load import runs_native
+    from ipex_assist.commands.shared.memory_need import estimate_need
 
     native = runs_native(LoadOptions.from_flags(args))
     plan: dict[str, Any] = {"native": native, "checkpoints": checkpoints, "kv_precision": kv_precision}
     wanted = WINDOW // 2  # all logits of a window, of which nobody makes others
-    return estimate_need(source, None, precision, None, 1, revision, texts=(WINDOW,), wanted=wanted, **plan)
+    return estimate_need(source, None, precision, None, 1, revision, lengths=(WINDOW,), wanted=wanted, **plan)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands import perplexity
-    from ipex_assist.commands.messages import quiet_stderr
+    from ipex_assist.commands.shared.messages import quiet_stderr
     from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
@@ -177,7 +177,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_memory(args: argparse.Namespace, checkpoints: OpenCheckpoints) -> None:
-    from ipex_assist.commands.memory_need import gib
+    from ipex_assist.commands.shared.memory_need import gib
     from ipex_assist.env.memory import read_memory
 
     need, available = _bytes(args, checkpoints), read_memory().available
@@ -218,13 +218,16 @@ def _check_vocabulary(checkpoint: Checkpoint, tokenizer: Any, other: Checkpoint,
 def _load(
     checkpoint: Checkpoint, precision: str | None, executor: str, kv_precision: str | None = None
 ) -> tuple[Model, str]:
-    from ipex_assist.commands.load import leave_cores_to_native
+    from ipex_assist.commands.shared.load import leave_cores_to_native
     from ipex_assist.executors.choose import stored_precision
     from ipex_assist.executors.load import load_model
+    from ipex_assist.executors.load_request import LoadRequest
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     progress = sys.stderr.isatty()
-    model = load_model(checkpoint, precision, executor, progress=progress, exact=False, kv_precision=kv_precision)
+    model = load_model(
+        LoadRequest(checkpoint, precision, executor, progress=progress, exact=False, kv_precision=kv_precision)
+    )
     leave_cores_to_native()
     return model, precision
 
@@ -255,7 +258,7 @@ def _of(score: Score) -> dict[str, Any]:
     }
 
 
-def _against(other: Checkpoint, precision: str | None, result: Comparison) -> dict[str, Any]:
+def _against(other: Checkpoint, precision: str | None, result: ModelComparison) -> dict[str, Any]:
     agreement = result.agreement
     return {
         "model": other.source,

@@ -14,13 +14,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from ipex_assist import launch
-from ipex_assist.commands.arguments import idle_flags, load_options
-from ipex_assist.commands.demo_model import demo_options
-from ipex_assist.commands.environment import environment_facts
-from ipex_assist.commands.load import load_models
-from ipex_assist.commands.messages import configure_messages
-from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
-from ipex_assist.commands.prompt import read_prompt
+from ipex_assist.commands.shared.arguments import idle_flags, load_options
+from ipex_assist.commands.shared.demo_model import demo_options
+from ipex_assist.commands.shared.environment import environment_facts
+from ipex_assist.commands.shared.load import load_models
+from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.commands.shared.output import TextPrinter, json_line, statistics_line, statistics_text
+from ipex_assist.commands.shared.prompt import read_prompt
 from ipex_assist.env.runner import interrupt_exit
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.speculative.options import GenerationOptions

@@ -70,7 +70,7 @@ class Agreement:
 
 
 @dataclass
-class Comparison:
+class ModelComparison:
     """A model, its reference, and their agreement."""
 
     model: Score
@@ -115,9 +115,9 @@ def compare(
     length: int,
     stride: int,
     progress: Callable[[Window], None] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Score a text's tokens by both models, which share a vocabulary, and count how far they agree."""
-    result = Comparison(Score(), Score(), Agreement())
+    result = ModelComparison(Score(), Score(), Agreement())
     pair = [(each, each.new_sequence(min(length, len(tokens)))) for each in (model, reference)]
     for window in windows(len(tokens), length, stride):
         logits, expected = (window_logits(each, sequence, tokens, window) for each, sequence in pair)

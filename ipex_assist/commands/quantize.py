@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipex_assist.commands import arguments
-from ipex_assist.commands.relaunch import run_placed
+from ipex_assist.commands.shared import arguments
+from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import add_flags
 from ipex_assist.env.parser import ArgumentParser

@@ -21,7 +21,7 @@ from ipex_assist.quantization import gptq
 from ipex_assist.quantization.rtn import quantize, relative_error
 from ipex_assist.version import __version__
 
-# Weights in other formats, and what is written anew.
+# Weights in other formats, and files that are written here.
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _WRITTEN = ("config.json", "quantize_config.json", "quant_config.json")
 _LARGEST_COPY = 64 << 20

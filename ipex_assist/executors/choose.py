@@ -54,7 +54,7 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
 
 def compute_threads() -> int:
     """Threads that models run on: the native core's where it is in use, else torch's."""
-    from ipex_assist.executors.late_torch import torch_module
+    from ipex_assist.deferred_imports import torch_module
     from ipex_assist.native.library import pool_threads
 
     return pool_threads() or int(torch_module().get_num_threads())

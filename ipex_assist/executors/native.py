@@ -8,6 +8,7 @@ from collections import abc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ipex_assist.deferred_imports import torch_module
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import (
@@ -24,7 +25,6 @@ from ipex_assist.executors.interface import (
     check_rows,
 )
 from ipex_assist.executors.kv_memory import KvMemory
-from ipex_assist.executors.late_torch import torch_module
 from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.executors.turn import turn
@@ -107,7 +107,7 @@ class NativeModel(Model):
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory."""
         if self.rotary is not None:
             self.rotary.reach(capacity)
-        return NativeSequence(self, capacity, prompt_length, blocks)
+        return NativeSequence(self, self.blocks, capacity, prompt_length, blocks)
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
         """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`."""
@@ -115,9 +115,9 @@ class NativeModel(Model):
         logits = torch_module().empty(sum(each.last for each in rows), self._width)
         place = 0
         for group in self._passes(parts):
-            rows = sum(part.last for part in group)
-            self._forward(group, logits[place : place + rows].data_ptr(), vocabulary)
-            place += rows
+            count = sum(part.last for part in group)
+            self._forward(group, logits[place : place + count].data_ptr(), vocabulary)
+            place += count
         return logits[:, : self._choices(vocabulary)]
 
     def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:

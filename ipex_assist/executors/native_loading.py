@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+from ipex_assist.deferred_imports import torch_module, torch_threads
 from ipex_assist.env.memory import read_memory, release_free_memory
 from ipex_assist.env.topology import read_topology
-from ipex_assist.executors.late_torch import torch_module, torch_threads
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
-from ipex_assist.executors.registry import LoadRequest
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
 from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import abc
-from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BLOCK, BlockPool
-from ipex_assist.executors.interface import check_length
-
-if TYPE_CHECKING:
-    from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.interface import Model, check_length
 
 LONGEST = (1 << 31) - BLOCK  # positions that the core can count
 
@@ -23,8 +19,14 @@ class NativeSequence:
     """
 
     def __init__(
-        self, model: NativeModel, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()
+        self,
+        model: Model,
+        pool: BlockPool,
+        capacity: int,
+        prompt_length: int | None = None,
+        blocks: abc.Sequence[int] = (),
     ) -> None:
+        """pool: the model's, of whose blocks `blocks` are the first."""
         if not 1 <= capacity <= LONGEST:
             raise IpexAssistError(f"a sequence with room for {capacity} tokens: it may be 1 to {LONGEST}")
         if len(blocks) * BLOCK >= capacity + BLOCK:
@@ -34,7 +36,7 @@ class NativeSequence:
         self.turned_as = prompt_length or 0  # the prompt's length by which its positions turn (rope.py, "dynamic")
         self.table = (ctypes.c_int32 * -(-capacity // BLOCK))()  # the core reads it; the first `count` are blocks
         self.count = 0
-        self._pool: BlockPool = model.blocks
+        self._pool = pool
         for block in blocks:
             self._pool.share(block)
             self.append(block)
@@ -59,15 +61,15 @@ class NativeSequence:
         self.length = length
         needed = -(-length // BLOCK)
         if self.count > needed:
-            behind = self.table[needed : self.count]
+            dropped = self.table[needed : self.count]
             self.count = needed
-            self._pool.release_many(behind)
+            self._pool.release_many(dropped)
 
     def fork(self, length: int | None = None) -> NativeSequence:
         """A sequence of the first `length` tokens, all where None, and of the same capacity; it shares their blocks."""
         length = self.length if length is None else length
         check_length(self, length)
-        made = NativeSequence(self.model, self.capacity, self.prompt_length)
+        made = NativeSequence(self.model, self._pool, self.capacity, self.prompt_length)
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)
@@ -75,7 +77,7 @@ class NativeSequence:
         return made
 
     def begin(self, tokens: int) -> None:
-        """Called before so many tokens are appended: where nothing was said of the prompt, a text's first are it."""
+        """Called before `tokens` tokens are appended: without a prompt length, the first tokens are the prompt."""
         if self.length == 0 and self.prompt_length is None:
             self.turned_as = tokens
 

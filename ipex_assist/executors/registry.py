@@ -7,33 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ipex_assist.quantization.precision import INT4_GROUP
-
 if TYPE_CHECKING:
-    from ipex_assist.checkpoints.base import Checkpoint
     from ipex_assist.executors.interface import Model
-    from ipex_assist.executors.kv_memory import KvMemory
-    from ipex_assist.models import Source
-    from ipex_assist.models.spec import DecoderSpec
-
-
-@dataclass(frozen=True)
-class LoadRequest:
-    """Describes what an executor is to load; see `load.load_model` for the fields that are its arguments."""
-
-    checkpoint: Checkpoint
-    spec: DecoderSpec
-    sources: dict[str, Source]
-    precision: str
-    progress: bool = False
-    exact: bool = True
-    cache_packed: bool | None = False
-    table_of: Model | None = None
-    group: int = INT4_GROUP
-    kv_memory: KvMemory | None = None
-    kv_precision: str | None = None
-    quick: bool = False
-    before_packing: Callable[[], object] | None = None
+    from ipex_assist.executors.load_request import LoadRequest
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from ipex_assist.executors.exactness import find_plan, unchecked_plan
 from ipex_assist.executors.kernels import Kernels
-from ipex_assist.executors.registry import LoadRequest
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.tensor_stream import stream_tensors
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import load_weights

@@ -1,1 +1,1 @@
-"""Texts: streams of them, results, statistics, and what transformers runs for us."""
+"""Generated text: loading, streams, results, statistics, and models that transformers runs."""

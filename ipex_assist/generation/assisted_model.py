@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ipex_assist.engine.engine import Engine
@@ -16,20 +16,20 @@ from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.stream import RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar, GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import Schedule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.speculative.llguidance_grammar import Grammars
+    from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 log = logging.getLogger("ipex_assist")
 
@@ -37,7 +37,7 @@ log = logging.getLogger("ipex_assist")
 class AssistedModel(TextModel):
     """Generates with our own models, on an engine.
 
-    Any number of streams may be under way, in one thread or in several: they share passes, and have the text that each
+    Any number of streams may run at a time, in one thread or in several: they share passes, and have the text that each
     has alone.
     """
 
@@ -58,7 +58,7 @@ class AssistedModel(TextModel):
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
         self._engine = self.engine()
-        self._grammars: Grammars | None = None  # made when the first is asked for
+        self._grammars: GrammarCompiler | None = None  # made when the first is asked for
         self._making_grammars = threading.Lock()
 
     def engine(self, limits: EngineLimits | None = None) -> Engine:
@@ -70,7 +70,7 @@ class AssistedModel(TextModel):
         self._engine.start()
 
     def close(self) -> None:
-        """End that thread, and all streams that are under way."""
+        """End that thread, and all streams that are running."""
         self._engine.close()
 
     @property
@@ -79,7 +79,7 @@ class AssistedModel(TextModel):
         return self.target.spec.context_length
 
     def context_for(self, prompt_tokens: int) -> int:
-        """How many tokens a text can hold whose prompt has so many; see DecoderSpec.context_for."""
+        """How many tokens a text with a prompt of this length can hold; see DecoderSpec.context_for."""
         return self.target.spec.context_for(prompt_tokens)
 
     @property
@@ -136,12 +136,12 @@ class AssistedModel(TextModel):
         with contextlib.suppress(UsageError):
             self._all_grammars()
 
-    def _all_grammars(self) -> Grammars:
-        from ipex_assist.speculative.llguidance_grammar import Grammars
+    def _all_grammars(self) -> GrammarCompiler:
+        from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
         with self._making_grammars:
             if self._grammars is None:
-                self._grammars = Grammars.of(self.tokenizer, self.vocab_size, self.eos)
+                self._grammars = GrammarCompiler.of(self.tokenizer, self.vocab_size, self.eos)
             return self._grammars
 
     def _rounds(
@@ -152,8 +152,8 @@ class AssistedModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
-        if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
+    ) -> tuple[RoundStream, bool]:
+        if options.may_draft and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"

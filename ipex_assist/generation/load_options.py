@@ -28,7 +28,7 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "likewise, self, lookup, lookup+ID, auto-lookup or none (default: by family)",
+        "likewise, self, lookup, lookup+ID or auto-lookup (default: by family)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),

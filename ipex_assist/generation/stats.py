@@ -12,7 +12,7 @@ PLAIN_ROUNDS = 4  # whose mean is taken for the price of one, where the schedule
 
 
 @dataclass(frozen=True)
-class Drafts:
+class DraftTimes:
     """Tokens that were drafted, and the seconds of drafting them."""
 
     tokens: int
@@ -49,8 +49,8 @@ class Statistics:
     accepted_histogram: list[int] = field(default_factory=list)
     prompt_s: float | None = None  # of the target's pass over the prompt, without choosing the first token
     choose_s: float | None = None  # choosing tokens by the target's logits, the first one too
-    first_draft: Drafts | None = None
-    later_drafts: Drafts | None = None
+    first_draft: DraftTimes | None = None
+    later_drafts: DraftTimes | None = None
     _plain_s: float = 0.0  # what plain passes for the tokens kept would have taken, of rounds that knew it
     _unpriced_tokens: int = 0  # of the others
     _undrafted_s: list[float] = field(default_factory=list)  # the target's seconds in rounds with nothing drafted
@@ -99,12 +99,12 @@ class Statistics:
         self.accepted_histogram[round_.accepted] += 1
 
     def _count_draft(self, round_: Round) -> None:
-        drafts = Drafts(round_.drafted, round_.draft_s)
+        drafts = DraftTimes(round_.drafted, round_.draft_s)
         if self.first_draft is None:
             self.first_draft = drafts
         else:
-            before = self.later_drafts or Drafts(0, 0.0)
-            self.later_drafts = Drafts(before.tokens + drafts.tokens, before.seconds + drafts.seconds)
+            before = self.later_drafts or DraftTimes(0, 0.0)
+            self.later_drafts = DraftTimes(before.tokens + drafts.tokens, before.seconds + drafts.seconds)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
+from types import GeneratorType
+from typing import Protocol
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import Choice
@@ -12,16 +14,57 @@ from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
-from ipex_assist.tokenization.detokenizer import Detokenizer, TextStream
+from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
+
+
+class RoundStream(Protocol):
+    """Where the rounds of one generation come from: a request of an engine, or `OwnRounds`."""
+
+    def __next__(self) -> Round:
+        """The next round; runs passes until there is one."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether a round, or the end, can be fetched without a pass. Where not at first, one pass is run."""
+        ...
+
+    def in_hand(self) -> bool:
+        """Whether a round, or the end, can be fetched without a pass. None is run."""
+        ...
+
+    def close(self) -> None:
+        """Ask for no further round."""
+        ...
+
+
+class OwnRounds:
+    """Rounds of an iterator that shares no passes with other requests, and so never waits for them."""
+
+    def __init__(self, rounds: Iterator[Round]) -> None:
+        self._rounds = rounds
+
+    def __next__(self) -> Round:
+        return next(self._rounds)
+
+    def ready(self) -> bool:
+        return True
+
+    def in_hand(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if isinstance(self._rounds, GeneratorType):  # it ends here, and not when it is collected
+            with contextlib.suppress(ValueError):  # a round is running, in another thread or under a signal's handler
+                self._rounds.close()
 
 
 class Generation(Iterator[Chunk]):
-    """Iterate for text as it is accepted; `result()` is the whole, or what there is so far."""
+    """Iterate for text as it is accepted; `result()` is the whole, or the part so far."""
 
     def __init__(
         self,
-        rounds: Iterator[Round],
-        tokenizer: Detokenizer,
+        rounds: RoundStream,
+        tokenizer: TokenDecoder,
         identity: Identity,
         *,
         prompt_tokens: int,
@@ -41,7 +84,7 @@ class Generation(Iterator[Chunk]):
         """
         self._loading, self._seed = loading or Loading(), seed
         self.statistics = Statistics(prompt_tokens, traffic)
-        self._text = TextStream(tokenizer, stop)
+        self._text = IncrementalDetokenizer(tokenizer, stop)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
         self._max_new_tokens = max_new_tokens
         self._at_limit: StopReason = "context" if limit_is_context else "length"
@@ -55,11 +98,11 @@ class Generation(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         if self._stop_reason is not None:
-            self._close()
+            self._rounds.close()
             raise StopIteration
         round_ = next(self._rounds)
         if self._stop_reason is not None:  # interrupted while the round ran
-            self._close()
+            self._rounds.close()
             raise StopIteration
         return self._chunk(round_)
 
@@ -69,13 +112,13 @@ class Generation(Iterator[Chunk]):
     async def __anext__(self) -> Chunk:
         """The next chunk, where rounds can be awaited: of a model whose engine has a thread (`AssistedModel.start`)."""
         if self._stop_reason is not None:
-            self._close()
+            self._rounds.close()
             raise StopAsyncIteration
         if not isinstance(self._rounds, AsyncIterator):
             raise UsageError("this model's rounds cannot be awaited: iterate without async, in a thread")
         round_ = await self._rounds.__anext__()
         if self._stop_reason is not None:
-            self._close()
+            self._rounds.close()
             raise StopAsyncIteration
         return self._chunk(round_)
 
@@ -109,33 +152,24 @@ class Generation(Iterator[Chunk]):
         return self._at_limit if len(self._text.tokens) >= self._max_new_tokens else None
 
     def ready(self) -> bool:
-        """Whether the next chunk or the end can be had without waiting for other texts.
+        """Whether the next chunk or the end can be had without waiting for other requests.
 
         False where this one shares passes with others and waits for its turn; a pass has been run meanwhile.
         """
-        ready = getattr(self._rounds, "ready", None)
-        return self._stop_reason is not None or ready is None or bool(ready())
+        return self._stop_reason is not None or self._rounds.ready()
 
     def in_hand(self) -> bool:
-        """Whether `ready` without a pass; true of a text that shares no passes, as it waits for nobody."""
-        in_hand = getattr(self._rounds, "in_hand", None)
-        return self._stop_reason is not None or in_hand is None or bool(in_hand())
+        """Whether the next chunk or the end can be had without a pass; always, where it shares none with others."""
+        return self._stop_reason is not None or self._rounds.in_hand()
 
     def interrupt(self) -> str:
         """End here, as Ctrl-C does; returns the text that was held back."""
         if self._stop_reason is not None:
             return ""
         self._stop_reason = "interrupted"
-        self._close()
+        self._rounds.close()
         self._pieces.append(self._text.finish())
         return self._pieces[-1]
-
-    def _close(self) -> None:
-        """Ask for no further round: where they come from a generator, it ends here and not when it is collected."""
-        close = getattr(self._rounds, "close", None)
-        if close is not None:
-            with contextlib.suppress(ValueError):  # a round is running, in another thread or under a signal's handler
-                close()
 
     def result(self) -> Result:
         """The result; before the end, that of the tokens so far."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ipex_assist.engine.stats import EngineStats
@@ -12,11 +12,10 @@ from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
-from ipex_assist.generation.stream import Generation
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.generation.stream import Generation, RoundStream
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import Schedule
 from ipex_assist.tokenization.tokenizer import checked_ids, encode_prompt
 
@@ -77,7 +76,7 @@ class TextModel(ABC):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
+    ) -> tuple[RoundStream, bool]:
         """The rounds of one generation of at most `limit` tokens, and whether a draft takes part.
 
         draft, schedule: in place of the model's own. grammar: what the text must be.
@@ -132,7 +131,7 @@ class TextModel(ABC):
         `stream("Once", max_new_tokens=20, stop="\\n")`. chat: put a text into the tokenizer's chat template, as a
         user's message. draft, schedule: for experiments, in place of the model's own (AssistedModel.draft_source gives
         the one it would take); what then happens teaches the model nothing about its pair. grammar: what the text must
-        be, from its first token to the end-of-text token, behind which it ends whatever `ignore_eos` says.
+        be, from its first token to the end-of-text token, after which it ends whatever `ignore_eos` says.
         Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
         leaves no room in the model's context; GrammarError for a grammar that is none. Its iteration raises LogitsError
         where the model computes no numbers, and GrammarError where the grammar becomes too complex on the way.
@@ -165,11 +164,11 @@ class TextModel(ABC):
         return tokens
 
     def context_for(self, prompt_tokens: int) -> int | None:
-        """How many tokens a text can hold whose prompt has so many: as many as any, but for longrope's models."""
+        """How many tokens a text with a prompt of this length can hold: only longrope makes a difference."""
         return self.context_length
 
     def limit_of(self, prompt_tokens: int, options: GenerationOptions) -> int:
-        """How many tokens may follow a prompt of so many: what is asked for, or what the context leaves.
+        """How many tokens may follow a prompt of this length: what is asked for, or what the context leaves.
 
         Raises UsageError where it leaves nothing.
         """

@@ -1,4 +1,4 @@
-"""Architectures we have no spec for: transformers' own models and generation, behind our methods and statistics.
+"""Architectures we have no spec for: transformers' own models and generation, with our methods and statistics.
 
 What is promised elsewhere does not hold here in full: whether assisted and plain output are equal is up to
 transformers, and rows are not padded. `ipex.optimize` is applied on the ipex executor; families that optimum-intel
@@ -26,10 +26,11 @@ from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.own_draws import draws_of
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stats import Loading
+from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.generation.transformers_pair import OwnDrafting, Pair, context_length, neutralise
+from ipex_assist.generation.transformers_pair import OwnDrafting, TransformersPair, context_length, neutralise
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-LOOK_S = 0.05  # how often a text that waits for its turn looks whether it is still wanted
+LOOK_S = 0.05  # how often a text that waits for its turn looks whether it was given up
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -53,7 +54,7 @@ class TransformersModel(TextModel):
     end all the same, so that streams may be read alternately in one thread.
     """
 
-    one_at_a_time = True  # transformers keeps what it is told about drafts in the models
+    one_at_a_time = True  # transformers keeps options of drafting in the models
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class TransformersModel(TextModel):
         pair = None
         if assistant is not None:
             try:
-                pair = Pair.of(checkpoint, self.tokenizer, assistant, universal)
+                pair = TransformersPair.of(checkpoint, self.tokenizer, assistant, universal)
             except UsageError as error:
                 if named:
                     raise
@@ -137,7 +138,7 @@ class TransformersModel(TextModel):
         draft: DraftSource | None,
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
-    ) -> tuple[Iterator[Round], bool]:
+    ) -> tuple[RoundStream, bool]:
         if grammar is not None:
             raise UsageError(
                 f"{self.identity.target} runs through transformers, where texts cannot be held to a grammar here: "
@@ -161,12 +162,12 @@ class TransformersModel(TextModel):
         if sampling.do_sample:
             told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         plain = _Worker(self.target, tokens, told, sampling, self._turn)
-        assistant = self.assistant if options.wanted else None
+        assistant = self.assistant if options.may_draft else None
         if assistant is None:
-            return plain.rounds(), False
+            return OwnRounds(plain.rounds()), False
         assisted = _Worker(self.target, tokens, told | self._pair_options, sampling, self._turn)
         assisted.draft_with(assistant, self._drafting.told(options))
-        return self._assisted_rounds(assisted, plain), True
+        return OwnRounds(self._assisted_rounds(assisted, plain)), True
 
     def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
         """An assistant that transformers cannot use after all shows when it is used: then as `named` says."""
@@ -188,7 +189,7 @@ class TransformersModel(TextModel):
                 ) from error
         log.warning("%s: going on without it", problem)
         self.assistant = None
-        plain.go_on_behind(written)
+        plain.go_on_after(written)
         for round_ in plain.rounds():
             yield dataclasses.replace(round_, prompt=round_.prompt and not written)
 
@@ -275,8 +276,8 @@ class _Penalties:
         self.sampling = sampling
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """scores: (1, vocab), behind the text `ids`, (1, tokens)."""
-        return self.sampling.penalise(scores, ids[0].tolist())
+        """scores: (1, vocab), after the text `ids`, (1, tokens)."""
+        return self.sampling.apply_penalties(scores, ids[0].tolist())
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ class _Worker:
     def __init__(
         self, target: Any, prompt: list[int], options: dict[str, Any], sampling: Sampling, turn: threading.Lock
     ) -> None:
-        """turn: held while transformers generates, since it keeps what it is told in the models."""
+        """turn: held while transformers generates, since it keeps options in the models."""
         self.target, self.prompt, self.options, self.sampling, self.turn = target, prompt, options, sampling, turn
         self.assistant: PreTrainedModel | None = None
         self.drafting: OwnDrafting | None = None
@@ -304,7 +305,7 @@ class _Worker:
         self.draft_passes = 0
 
     def draft_with(self, assistant: PreTrainedModel, drafting: OwnDrafting) -> None:
-        """Let this assistant draft, so many tokens by such a rule."""
+        """Let this assistant draft, by these options of transformers."""
         self.assistant, self.drafting = assistant, drafting
 
     # transformers calls these two: it streams the prompt first, then the tokens of each pass of the target.
@@ -316,7 +317,7 @@ class _Worker:
     def end(self) -> None:
         """Ignore the streamer's end: `_generate` announces it itself, after errors too."""
 
-    def go_on_behind(self, tokens: list[int]) -> None:
+    def go_on_after(self, tokens: list[int]) -> None:
         """Take these for written already."""
         self.prompt = self.prompt + tokens
         self.options = self.options | {"max_new_tokens": self.options["max_new_tokens"] - len(tokens)}
@@ -359,7 +360,7 @@ class _Worker:
         if self.assistant is None or self.drafting is None:
             yield
             return
-        # The model keeps what it is told: one generation's number must not become the next one's default.
+        # The model keeps these options: one generation's number must not become the next one's default.
         self.drafting.set(self.assistant)
         hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
         try:

@@ -1,4 +1,4 @@
-"""What transformers' generate must be told about a target and an assistant that it would not find out itself."""
+"""Options for transformers' generate of a target and an assistant that it would not find out itself."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class OwnDrafting:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TransformersPair:
     """Two models that transformers can run together, and how their vocabularies go together.
 
     rows: of the target's and of the assistant's embedding. tokenizers: the target's and the assistant's, where texts
@@ -98,7 +98,9 @@ class Pair:
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
 
     @classmethod
-    def of(cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool) -> Pair:
+    def of(
+        cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool
+    ) -> TransformersPair:
         """Compare them before anything large is loaded. UsageError where they cannot work together."""
         for checkpoint in (target, assistant):
             if _is_stateful(checkpoint):
@@ -119,14 +121,14 @@ class Pair:
                     f"--universal: transformers takes {assistant.source} for a model of the target's vocabulary, since "
                     f"both have {rows[0]:,} rows: name another --assistant-model"
                 ) from None
-            log.warning("%s has another vocabulary: its drafts are encoded anew, as text", assistant.source)
+            log.warning("%s has another vocabulary: its drafts are encoded again, as text", assistant.source)
             return cls(rows, tokenizers=(tokenizer, other))
         special = other.unk_token_id, other.pad_token_id, other.eos_token_id
         stand_in = next((id_ for id_ in special if id_ is not None and id_ < rows[1]), 0)
         return cls(rows, shared, stand_in)
 
     def fit(self, assistant: PreTrainedModel) -> dict[str, Any]:
-        """Make the assistant look like a model of the target's vocabulary; returns what generate must be told besides.
+        """Make the assistant look like a model of the target's vocabulary; returns further options for generate.
 
         It never drafts what only it has; in place of what only the target has it reads a stand-in, since transformers
         feeds it the text as it is.

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
@@ -25,10 +25,10 @@ CACHE_VARIABLE = "IPEX_ASSIST_OBJECTS"
 CACHE_BYTES = 1 << 30
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a kept object
 KERNELS = HERE / "kernels" / "kernels.cpp"
-CPU = HERE / "kernels" / "cpu.cpp"
+DISPATCH = HERE / "kernels" / "dispatch.cpp"
 COMMON = tuple(path for path in sorted(HERE.glob("*/*.cpp")) if path != KERNELS)
 EMULATED = "-DIPEX_ASSIST_EMULATE_AMX"
-# kernels.cpp is compiled once for each of these; kernels/cpu.cpp chooses among them when the library is loaded.
+# kernels.cpp is compiled once for each of these; kernels/dispatch.cpp chooses among them when the library is loaded.
 INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx2_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
@@ -81,13 +81,13 @@ def build(
     """Compile the library to `output`, or, with `program`, an executable of these sources and the core's.
 
     flags: for every file and the linker, such as -fsanitize=address. program_flags: for the program's sources only.
-    link_flags: for the linker only. emulate_amx: with tiles.h's plain arrays in place of AMX, so that the code on them
-    runs on processors without it (kernels_amx() is then what cpu.cpp chooses). Nothing is done where `output` was built
-    from the same sources with the same flags. Raises BuildError.
+    link_flags: for the linker only. emulate_amx: with amx_tiles.h's plain arrays in place of AMX, so that the code on
+    them runs on processors without it (dispatch.cpp then chooses kernels_amx()). Nothing is done where `output` was
+    built from the same sources with the same flags. Raises BuildError.
     """
     gcc = os.path.abspath(compiler())
     output = output.resolve()
-    jobs = _jobs(flags, program, program_flags, emulate_amx)
+    jobs = _jobs(flags, [path.resolve() for path in program], program_flags, emulate_amx)
     key = _key(gcc, jobs, (*flags, *link_flags))
     stamp = output.with_suffix(".key")
     if output.exists() and stamp.exists() and stamp.read_text() == key:
@@ -109,8 +109,7 @@ def build(
         shutil.rmtree(work, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Compilation:
+class Compilation(NamedTuple):
     """One object: its source, and the flags beside those that all have."""
 
     source: Path
@@ -127,7 +126,7 @@ def _jobs(
             isa = (*INSTRUCTION_SETS["avx512_bf16"], EMULATED)
         defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
         jobs.append(Compilation(KERNELS, (*flags, *isa, *defines)))
-    jobs += [Compilation(path, (*flags, EMULATED) if emulate_amx and path == CPU else flags) for path in COMMON]
+    jobs += [Compilation(path, (*flags, EMULATED) if emulate_amx and path == DISPATCH else flags) for path in COMMON]
     return jobs + [Compilation(path, (*flags, *program_flags)) for path in program]
 
 

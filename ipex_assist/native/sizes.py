@@ -12,10 +12,10 @@ from ipex_assist.native.structures import PRECISIONS, native_spec
 from ipex_assist.quantization.precision import kv_precision_of
 
 PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
-_TILE_QUERIES = 64  # forward.cpp
+_TILE_QUERIES = 64  # pass_plan.cpp
 _UP_COLUMNS = 256
 _DECODE_ROWS = 16  # kernels.h: DECODE_ROWS
-_PADDED_ROWS = 32  # between.cpp: PADDED
+_PADDED_ROWS = 32  # activations.h: PADDED_ROWS
 _BLOCK = 256  # kernels.h: BLOCK_POSITIONS
 _ROTATION_ROWS = 1024  # that a table of rotations has at least
 

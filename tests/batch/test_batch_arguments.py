@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, instance_request, parse, worker_settings
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands import arguments
+from ipex_assist.batch.arguments import NOT_HERE, build_parser, defaults_from, parse, worker_settings
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
+from ipex_assist.workers.arguments import instance_request
+from ipex_assist.workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 
@@ -38,7 +39,7 @@ def test_every_flag_of_the_command_is_here() -> None:
 def test_flags_become_options_and_settings() -> None:
     """What the instance loads is plain data; what lines are run with are the flags that were given."""
     args = parse([*BASIC, "-m", "target", "--assistant-model", "helper", "--stop", "x", "--top-k", "0", "--chat"])
-    settings = replace(worker_settings(args, arguments.load_options(args)), texts=(512, 256))
+    settings = replace(worker_settings(args, arguments.load_options(args)), lengths=(512, 256))
     assert settings.load == LoadOptions(target="target", assistant="helper")
     assert WorkerSettings.from_dict(json.loads(json.dumps(settings.as_dict()))) == settings
     assert arguments.load_options(parse([*BASIC, "-m", "target", "--no-assisted"])).assistant == "none"
@@ -80,7 +81,7 @@ WRONG = {
 
 @pytest.mark.parametrize("given", WRONG)
 def test_wrong_values(given: str) -> None:
-    """Said before anything is opened or started."""
+    """LogLine before anything is opened or started."""
     with pytest.raises(UsageError, match=WRONG[given].replace("(", "\\(")):
         parse([*BASIC, *given.split()])
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import checkpoint_files
 import pytest
-from batch_runs import REAL, by_id, children, lines_in, records, run, start, wait_for, write_prompts
+from batch_runs import REAL, answer, by_id, children, lines_in, records, run, start, wait_for, write_prompts
 
 import ipex_assist
-from ipex_assist.batch.worker import answer
 from ipex_assist.tokenization.tokenizer import encode_messages
 
 MODEL = ["--executor", "torch", "--precision", "fp32", "--offline"]

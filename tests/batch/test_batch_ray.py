@@ -14,11 +14,11 @@ from batch_runs import REAL, by_id, gone, lines_in, run, start, wait_for, write_
 from ray_nodes import LOCAL_ONLY, instances, marked, two_nodes
 
 import ipex_assist
-from ipex_assist.batch.places import place_within
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.spawn import read_processes
+from ipex_assist.workers.placement import place_within
 
 pytestmark = [pytest.mark.alone, pytest.mark.one_stack]
 
@@ -137,7 +137,7 @@ def test_a_timeout_and_a_bad_model_on_a_cluster(cluster: str, tiny: str, tmp_pat
     ],
 )
 def test_an_address_without_a_cluster(address: str, code: int, message: str, tiny: str, tmp_path: Path) -> None:
-    """Said at once; Ray itself would try for minutes."""
+    """LogLine at once; Ray itself would try for minutes."""
     prompts = write_prompts(tmp_path / "p.jsonl", ["a"])
     got, err = run(REAL, prompts, "-o", tmp_path / "o", "-m", tiny, *MODEL, "--ray", address, seconds=20)
     assert got == code

@@ -36,7 +36,7 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flags of a pair of random weights small enough for tests."""
     monkeypatch.setitem(pairs.CONFIGS, "tiny/target", TINY_LLAMA)
     monkeypatch.setitem(pairs.CONFIGS, "tiny/assistant", TINY_LLAMA | {"num_hidden_layers": 1})
-    monkeypatch.setitem(pairs.PAIRS, "tiny", pairs.Pair("tiny/target", "tiny/assistant"))
+    monkeypatch.setitem(pairs.PAIRS, "tiny", pairs.PublishedPair("tiny/target", "tiny/assistant"))
     return ["--pair", "tiny", "--random-weights"]
 
 
@@ -160,7 +160,7 @@ def test_self_as_the_draft_of_random_weights(tiny_pair: list[str]) -> None:
 
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is built: 13 billion weights of 2 bytes into 20 GiB."""
-    monkeypatch.setattr("ipex_assist.commands.memory_need.read_memory", lambda: Memory(24 << 30, 20 << 30))
+    monkeypatch.setattr("ipex_assist.commands.shared.memory_need.read_memory", lambda: Memory(24 << 30, 20 << 30))
     flags = ["--pair", "opt-13b", "--random-weights", "--acceptance", "0.8", "--executor", "torch"]
     with pytest.raises(IpexAssistError, match=r"2\d\.\d GiB are needed .* and 20\.0 GiB are available"):
         next(loading.models(pair_options(parse(flags))))

@@ -12,7 +12,7 @@ import pytest
 
 from ipex_assist.bench.prompts import (
     Dataset,
-    Prompt,
+    SamplePrompt,
     open_dataset,
     prompt_of_length,
     random_prompt,
@@ -168,7 +168,7 @@ def test_samples_repeat() -> None:
 
 def test_a_larger_sample_begins_with_the_smaller_one() -> None:
     """random.sample draws otherwise for few of many than for many, so that --resume with more would keep nothing."""
-    dataset = Dataset("129", [Prompt(str(number), "text") for number in range(129)])
+    dataset = Dataset("129", [SamplePrompt(str(number), "text") for number in range(129)])
     for few, more in ((5, 30), (30, 128)):
         assert dataset.sample(more, 3)[:few] == dataset.sample(few, 3)
 

@@ -12,6 +12,7 @@ from ipex_assist.bench.pairs import CONFIGS, PAIRS, find_pair, published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 
 # By the models' cards and the sizes of their files on the hub.
 PARAMETERS = {
@@ -121,7 +122,7 @@ TINY = ["opt-350m", "bigcode", "llama", "mixture"]
 @pytest.mark.parametrize("config", [TINY_OPT, TINY_BIGCODE, TINY_LLAMA, TINY_MIXTURE], ids=TINY)
 def test_a_model_loads_it_and_computes(executor: str, config: dict) -> None:
     """Names and shapes are what the loader asks for, and the numbers are neither all alike nor too large."""
-    model = load_model(RandomCheckpoint("tiny", config), "bf16", executor)
+    model = load_model(LoadRequest(RandomCheckpoint("tiny", config), "bf16", executor))
     logits = model.extend(model.new_sequence(16), [1, 2, 3, 4], last=4).float()
     assert logits.shape == (4, 160)
     assert logits.isfinite().all()

@@ -13,7 +13,7 @@ import pytest
 from ipex_assist.bench import plots
 from ipex_assist.bench import report as report_module
 from ipex_assist.bench.measure import Contender, Row, Sample
-from ipex_assist.bench.report import COLUMNS, Report, render
+from ipex_assist.bench.report import COLUMNS, BenchReport, render
 
 pytestmark = pytest.mark.one_stack
 
@@ -35,9 +35,9 @@ def rows(contender: Contender, example: str = "1", prompt: int = 256, kind: str 
     return [Row(example, kind, Contender(), "int4", "bf16", prompt, PLAIN), assisted]
 
 
-def report(*members: Row, task: str = "benchmark", target: str = "t") -> Report:
+def report(*members: Row, task: str = "benchmark", target: str = "t") -> BenchReport:
     """Return the report of a pair."""
-    made = Report(task, "ipex-assist bench -m t", list(members), target=target, assistant="a", executor="native")
+    made = BenchReport(task, "ipex-assist bench -m t", list(members), target=target, assistant="a", executor="native")
     made.machine_gb_per_s = 30.0
     made.environment = {"isa": {"model": "Xeon"}, "threads": 2, "cpus": "0-1", "versions": {"torch": "2.13"}}
     return made
@@ -80,7 +80,7 @@ def test_the_commit_is_this_packages(
     monkeypatch.setattr(report_module, "__file__", str(repository(tmp_path, setup, package)))
     head = ["git", "-C", str(tmp_path), "describe", "--always"]
     commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
-    assert Report("decode", "bench").commit == (commit if ours else None)
+    assert BenchReport("decode", "bench").commit == (commit if ours else None)
 
 
 def test_markdown_has_the_published_columns_first() -> None:
@@ -186,7 +186,7 @@ def test_plain_runs_alone() -> None:
 
 def test_an_interrupted_run_without_rows() -> None:
     """Ctrl-C while loading: every form still renders."""
-    empty = Report("benchmark", "c")
+    empty = BenchReport("benchmark", "c")
     assert "Nothing was loaded." in render(empty, "markdown")
     assert json.loads(render(empty, "json"))["rows"] == []
     assert render(empty, "csv").startswith("Example#")

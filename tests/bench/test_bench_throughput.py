@@ -16,8 +16,8 @@ import pytest
 from ipex_assist.bench import load_cases, plots, throughput
 from ipex_assist.bench.arguments import parse, task_options
 from ipex_assist.bench.measure import Contender
-from ipex_assist.bench.prompts import Prompt, mixed_prompts, spread_lengths
-from ipex_assist.bench.report import Report, render
+from ipex_assist.bench.prompts import SamplePrompt, mixed_prompts, spread_lengths
+from ipex_assist.bench.report import BenchReport, render
 from ipex_assist.bench.throughput import LoadCase, LoadRow, LoadSample, Served, measure_load, percentile, serve
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.generation.result import Identity
@@ -279,7 +279,7 @@ def test_lengths_are_spread_over_any_first_ones() -> None:
 def test_a_mixed_prompt_ends_with_what_is_asked() -> None:
     """Behind as much text as makes it long enough, again from its beginning where the text is short."""
     tokenizer: Any = Tokenizer()
-    found = mixed_prompts(tokenizer, [8, 12, 4, 30], "four " * 10, [Prompt("a", "1 22 333")], seed=0)
+    found = mixed_prompts(tokenizer, [8, 12, 4, 30], "four " * 10, [SamplePrompt("a", "1 22 333")], seed=0)
     newlines = 8
     assert found[0] == [4] * 4 + [newlines, 1, 2, 3]
     assert found[1] == [4] * 8 + [newlines, 1, 2, 3]
@@ -292,7 +292,7 @@ def test_no_two_mixed_prompts_begin_alike() -> None:
     tokenizer: Any = Tokenizer()
     drawn = random.Random(0)
     text = " ".join("x" * drawn.randrange(1, 90) for _ in range(200))
-    prompts = [Prompt("long", "word " * 400), Prompt("short", "a b")]
+    prompts = [SamplePrompt("long", "word " * 400), SamplePrompt("short", "a b")]
     found = mixed_prompts(tokenizer, [100] * 64, text, prompts, seed=0)
     assert {len(each) for each in found} == {100}
     assert len({tuple(each[:40]) for each in found}) == 64
@@ -338,15 +338,15 @@ def test_a_model_without_an_engine_says_so() -> None:
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> BenchReport:
     """Two concurrencies, plain and assisted, two turns each."""
-    made = Report("throughput", "ipex-assist bench --task throughput", commit="c")
+    made = BenchReport("throughput", "ipex-assist bench --task throughput", commit="c")
     made.loads = rows_of(Model(), case(1), case(2))
     made.target, made.assistant, made.executor = "t", "a", "native"
     return made
 
 
-def test_the_table_has_a_line_for_each_concurrency_and_contender(report: Report) -> None:
+def test_the_table_has_a_line_for_each_concurrency_and_contender(report: BenchReport) -> None:
     text = render(report, "markdown")
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
@@ -361,7 +361,7 @@ def test_the_table_has_a_line_for_each_concurrency_and_contender(report: Report)
     assert "## int4 target, bf16 draft" in text
 
 
-def test_csv_and_json_have_the_same_figures(report: Report) -> None:
+def test_csv_and_json_have_the_same_figures(report: BenchReport) -> None:
     rows = list(csv.DictReader(io.StringIO(render(report, "csv"))))
     assert [(row["Concurrency"], row["Ratio"]) for row in rows] == [
         ("1", ""),
@@ -377,7 +377,7 @@ def test_csv_and_json_have_the_same_figures(report: Report) -> None:
     assert "loads" not in content
 
 
-def test_a_plot_has_a_line_for_each_contender(report: Report, tmp_path: Path) -> None:
+def test_a_plot_has_a_line_for_each_contender(report: BenchReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plots.draw(report, tmp_path / "c.svg")
     assert (tmp_path / "c.svg").stat().st_size > 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import measure
 import pytest
@@ -46,3 +47,12 @@ def test_errors_are_messages_and_exit_codes(error: BaseException, code: int, sai
     assert measure.exit_code(lambda: 7, lines.append) == 7
     with pytest.raises(ZeroDivisionError):  # a bug of ours keeps its traceback
         measure.exit_code(lambda: 1 // 0, lines.append)
+
+
+def test_a_program_is_named_by_its_path_in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the command that RESULTS.md shows is one that runs: programs of tests/ are measured by, too."""
+    root = Path(measure.__file__).parents[1]
+    monkeypatch.setattr("sys.argv", [str(root / "tests" / "outside" / "engine_soak.py"), "--minutes", "3"])
+    assert measure.program() == "tests/outside/engine_soak.py"
+    monkeypatch.setattr("sys.argv", ["/elsewhere/program.py"])
+    assert measure.program() == "program.py"

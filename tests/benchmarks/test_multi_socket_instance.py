@@ -11,6 +11,7 @@ from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.traffic import Traffic, traffic_of
 from ipex_assist.speculative.round import Round
 
@@ -34,7 +35,7 @@ def test_traffic_is_that_of_the_linears(tmp_path: Path, precision: str, size: fl
         "llama", vocab_size=4096, hidden_size=256, intermediate_size=512, tie_word_embeddings=tied
     )
     checkpoint_files.save(model, tmp_path, tokenizer=False)
-    ours = load_model(open_checkpoint(str(tmp_path)), precision, "native")
+    ours = load_model(LoadRequest(open_checkpoint(str(tmp_path)), precision, "native"))
     linears = 4096 * 256 + 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512)
     assert traffic_of(ours, precision).weight_bytes == pytest.approx(linears * size, rel=0.1)
 

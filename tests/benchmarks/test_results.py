@@ -11,7 +11,7 @@ import results
 import versions
 
 from ipex_assist.bench.measure import Contender
-from ipex_assist.bench.report import Report, render
+from ipex_assist.bench.report import BenchReport, render
 from ipex_assist.bench.throughput import LoadRow, LoadSample, Served
 
 pytestmark = pytest.mark.one_stack
@@ -21,7 +21,7 @@ FACTS = {
     "cpus": 64,
     "isa": ["avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"],
     "commit": "0123abc",
-    "command": "kernels.py --rows 1",
+    "command": "benchmarks/kernels.py --rows 1",
 }
 
 
@@ -47,7 +47,7 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_report_of_throughput_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ipex-assist bench --json` says the same facts under other names."""
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    report = Report("throughput", "ipex-assist bench --task throughput -m t", commit="0123abc")
+    report = BenchReport("throughput", "ipex-assist bench --task throughput -m t", commit="0123abc")
     served = (Served(40, 0.0, 0.5, 2.5, 1, 5, 3, 4, 2), Served(40, 0.0, 1.5, 3.5, 1, 5, 3, 4, 2))
     samples = [LoadSample(4.0, 5, served, 20.4), LoadSample(5.0, 5, served, 22.6)]
     report.loads = [

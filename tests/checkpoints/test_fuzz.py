@@ -24,9 +24,10 @@ from ipex_assist import load
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
-from ipex_assist.commands.memory_need import estimate_need
+from ipex_assist.commands.shared.memory_need import estimate_need
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.speculative import pair_cache
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.costs import Costs
@@ -84,7 +85,7 @@ def use(folder: Path, *, run: bool = True) -> None:
 
 def _run(checkpoint: Checkpoint) -> None:
     for executor in ("torch", *(["native"] if HAS_NATIVE else [])):
-        model = load_model(checkpoint, "fp32", executor, exact=False)
+        model = load_model(LoadRequest(checkpoint, "fp32", executor, exact=False))
         assert model.extend(model.new_sequence(4), [3, 5, 7]).isfinite().all()
 
 

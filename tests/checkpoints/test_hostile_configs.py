@@ -17,6 +17,7 @@ from ipex_assist import cli, load
 from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.config import Config, ConfigError
@@ -183,7 +184,9 @@ def test_an_unreadable_target_is_refused_before_its_assistant_is_fetched(
         return opening(checkpoints, source, **options)
 
     monkeypatch.setattr(OpenCheckpoints, "open", fetch)
-    monkeypatch.setattr("ipex_assist.api.default_assistant", lambda *_: "HuggingFaceTB/SmolLM2-135M-Instruct")
+    monkeypatch.setattr(
+        "ipex_assist.generation.resolved.default_assistant", lambda *_: "HuggingFaceTB/SmolLM2-135M-Instruct"
+    )
     with pytest.raises(IpexAssistError, match="it has 3 bits"):
         load(str(folder))
     assert opened == [str(folder)]
@@ -197,7 +200,7 @@ def test_no_memory_is_taken_for_shapes_that_only_the_config_has(
     asked = replace(EXECUTORS[executor], load=lambda _: pytest.fail("the executor was asked"))
     monkeypatch.setitem(EXECUTORS, executor, asked)
     with pytest.raises(IpexAssistError, match=r"embed_tokens\.weight has the shape \(320, 64\)"):
-        load_model(open_checkpoint(str(folder)), "fp32", executor)
+        load_model(LoadRequest(open_checkpoint(str(folder)), "fp32", executor))
 
 
 def test_numbers_of_a_spec_are_checked_however_it_is_made() -> None:

@@ -26,6 +26,7 @@ from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, read_scheme
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.choose import stored_precision
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.quantization import gptq
 from ipex_assist.quantization.int4_weight import Int4Weight
 
@@ -169,7 +170,7 @@ def test_the_packed_copy_of_an_act_order_checkpoint(tmp_path: Path, monkeypatch:
     checkpoint = open_checkpoint(str(tmp_path / "m"))
     logits = []
     for _ in range(2):
-        model = load_model(checkpoint, "int4", "native", cache_packed=True)
+        model = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True))
         logits.append(model.extend(model.new_sequence(64), PROMPT, last=len(PROMPT)))
         monkeypatch.setattr(QuantizedCheckpoint, "stored", lambda *_: pytest.fail("the checkpoint was read again"))
     assert torch.equal(*logits)

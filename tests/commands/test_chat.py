@@ -22,8 +22,9 @@ from sse_server import KEY, Heard
 import ipex_assist
 from ipex_assist import cli
 from ipex_assist.commands import chat
+from ipex_assist.commands.chat_loop import ChatLoop
 from ipex_assist.commands.chat_model import LoadedModel
-from ipex_assist.commands.chat_talk import Bit, Talk
+from ipex_assist.commands.chat_partner import Span
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
@@ -104,10 +105,10 @@ class Recorder:
         return next(self._questions, None)
 
     @contextmanager
-    def answer(self) -> Iterator[Callable[[Sequence[Bit]], None]]:
+    def answer(self) -> Iterator[Callable[[Sequence[Span]], None]]:
         """Keep the text."""
 
-        def write(bits: Sequence[Bit]) -> None:
+        def write(bits: Sequence[Span]) -> None:
             self.shown[-1] += "".join(text for text, _ in bits)
             self._at_bits()
 
@@ -127,7 +128,7 @@ def test_ctrl_c_ends_the_answer_and_leaves_the_model_whole(model: TextModel) -> 
         ["the fox", "/reset", "the fox"], lambda: next(signals, False) and os.kill(os.getpid(), signal.SIGINT)
     )
     before = signal.getsignal(signal.SIGINT)
-    talk = Talk(LoadedModel(model, GenerationOptions(max_new_tokens=8)), screen)  # type: ignore[arg-type]
+    talk = ChatLoop(LoadedModel(model, GenerationOptions(max_new_tokens=8)), screen)  # type: ignore[arg-type]
     assert talk.run() == 0
     (whole,) = told(model, "the fox")
     stopped, again = screen.shown[1], screen.shown[3]
@@ -148,7 +149,7 @@ def test_a_message_that_fails_leaves_the_conversation_as_it_was(
     screen = Recorder(
         ["fox " * 200, "the fox", "/what", f"/save {file}", "/save there.txt", f"/save {file}", "/exit", "no"]
     )
-    Talk(LoadedModel(model, GenerationOptions(max_new_tokens=8)), screen).run()  # type: ignore[arg-type]
+    ChatLoop(LoadedModel(model, GenerationOptions(max_new_tokens=8)), screen).run()  # type: ignore[arg-type]
     too_long, _, unknown, saved, refused, anew = screen.said
     assert "the context of" in too_long
     assert "/what: there is no such word" in unknown

@@ -128,7 +128,7 @@ def test_too_little_memory_is_said_before_loading(
 ) -> None:
     """The message has the numbers, and what to do."""
     from ipex_assist import cli
-    from ipex_assist.commands import memory_need
+    from ipex_assist.commands.shared import memory_need
     from ipex_assist.env.memory import Memory
 
     monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(2 << 30, 100 << 20))

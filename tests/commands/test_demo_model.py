@@ -12,8 +12,8 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands import arguments, demo_model
-from ipex_assist.commands.demo_model import demo_model_path
+from ipex_assist.commands.shared import arguments, demo_model
+from ipex_assist.commands.shared.demo_model import demo_model_path
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.native import library
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer

@@ -19,7 +19,8 @@ import pytest
 
 from ipex_assist import cli
 from ipex_assist.checkpoints import hub
-from ipex_assist.commands import generate, memory_need
+from ipex_assist.commands import generate
+from ipex_assist.commands.shared import memory_need
 from ipex_assist.env.memory import Memory
 
 OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12"]
@@ -87,7 +88,7 @@ def test_characters_the_locale_lacks_are_replaced_one_by_one() -> None:
     """In an ASCII locale whole pieces of text were left out, without a word."""
     code = (
         "from ipex_assist.commands.generate import _configure; _configure(False);"
-        "from ipex_assist.commands.output import TextPrinter;"
+        "from ipex_assist.commands.shared.output import TextPrinter;"
         "printer = TextPrinter(enabled=True); printer.write('one na\u00efve'); printer.write(' two'); printer.close()"
     )
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import checkpoint_files
 import pytest
+from batch_runs import answer
 
 from ipex_assist import cli
-from ipex_assist.batch import worker
 from ipex_assist.bench import arguments as bench_arguments
 from ipex_assist.bench import loading
 from ipex_assist.checkpoints.folder import FolderCheckpoint
@@ -20,6 +20,8 @@ from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints, open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.workers import worker
+from ipex_assist.workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 
@@ -73,18 +75,19 @@ def test_a_run_opens_each_model_once(folders: Path, opened: list[str], assistant
 
 def test_a_default_assistant_is_opened_once(folders: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name comes up in the estimate and again when it is loaded; the target's tokenizer was read for each."""
-    for user in ("ipex_assist.api", "ipex_assist.commands.memory_need"):
+    for user in ("ipex_assist.generation.resolved", "ipex_assist.commands.shared.memory_need"):
         monkeypatch.setattr(f"{user}.default_assistant", lambda *_: str(folders / "assistant"))
     read: list[str] = []
-    from ipex_assist import api
+    from ipex_assist.generation import loading, resolved
 
-    loading_tokenizer = api.load_tokenizer
+    real = resolved.load_tokenizer
 
     def load_tokenizer(checkpoint: Any) -> Any:
         read.append(Path(checkpoint.source).name)
-        return loading_tokenizer(checkpoint)
+        return real(checkpoint)
 
-    monkeypatch.setattr(api, "load_tokenizer", load_tokenizer)
+    for module in (loading, resolved):
+        monkeypatch.setattr(module, "load_tokenizer", load_tokenizer)
     assert cli.main(["-m", str(folders / "target"), *RUN, "-p", "the fox", "--max-new-tokens", "2"]) == 0
     assert sorted(opened) == sorted(read) == ["assistant", "target"]
 
@@ -94,9 +97,9 @@ def test_an_instance_of_a_batch_opens_each_model_once(folders: Path, opened: lis
     load = LoadOptions.of(
         target=str(folders / "target"), assistant=str(folders / "assistant"), precision="fp32", executor="torch"
     )
-    model = worker._load(worker.WorkerSettings(load, 4))
+    model = worker._load(WorkerSettings(load, 4))
     request = {"prompt": "the fox", "messages": None, "chat": False, "options": {"max_new_tokens": 2}}
-    assert worker.answer(model, request)["result"]["assisted"]
+    assert answer(model, request)["result"]["assisted"]
     assert sorted(opened) == ["assistant", "target"]
 
 

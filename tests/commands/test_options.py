@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from ipex_assist.batch.options import LineError, check_options
-from ipex_assist.commands import arguments
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import Switch, flags_of, options_of
 from ipex_assist.generation.load_options import LoadOptions
@@ -208,7 +208,8 @@ def test_options_cannot_be_changed_behind_our_back() -> None:
 def test_options_do_not_import_torch() -> None:
     """The launcher, `--help` and a coordinator of many instances need them, too."""
     code = (
-        "import sys, ipex_assist.generation.load_options, ipex_assist.speculative.options, ipex_assist.commands.load;"
+        "import sys, ipex_assist.generation.load_options, ipex_assist.speculative.options;"
+        "import ipex_assist.commands.shared.load;"
         "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

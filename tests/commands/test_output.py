@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ipex_assist.commands.environment import environment_facts
-from ipex_assist.commands.output import TextPrinter, json_line, statistics_line, statistics_text
+from ipex_assist.commands.shared.environment import environment_facts
+from ipex_assist.commands.shared.output import TextPrinter, json_line, statistics_line, statistics_text
 from ipex_assist.generation.result import AssistantTimes, DraftResult, Piece, Result, TargetTimes, Times
 from ipex_assist.launch import Plan
 

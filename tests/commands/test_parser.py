@@ -9,8 +9,9 @@ import pytest
 from ipex_assist import cli
 from ipex_assist.batch import arguments as batch
 from ipex_assist.bench import arguments as bench
-from ipex_assist.commands import arguments, chat, quantize
+from ipex_assist.commands import chat, quantize
 from ipex_assist.commands import eval as evaluate
+from ipex_assist.commands.shared import arguments
 from ipex_assist.env import report
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import cli as launch_cli

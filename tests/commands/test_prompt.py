@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ipex_assist.commands import prompt
-from ipex_assist.commands.prompt import DEMO_PROMPT, read_prompt
+from ipex_assist.commands.shared import prompt
+from ipex_assist.commands.shared.prompt import DEMO_PROMPT, read_prompt
 from ipex_assist.env.errors import UsageError
 
 pytestmark = pytest.mark.one_stack

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from ipex_assist import cli, launch
-from ipex_assist.commands.relaunch import works_here
+from ipex_assist.commands.shared.relaunch import works_here
 from ipex_assist.launch import add_placement_arguments
 
 pytestmark = pytest.mark.one_stack

@@ -20,12 +20,13 @@ from conftest import HAS_NATIVE
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
-from ipex_assist.engine.request import Handle
+from ipex_assist.engine.request import RequestHandle
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import LogitsError, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
@@ -96,7 +97,7 @@ class Client:
     options: GenerationOptions
     comes: int
     goes: int | None
-    handle: Handle | None = None
+    handle: RequestHandle | None = None
     rounds: list[Round] = field(default_factory=list)
 
 
@@ -182,7 +183,8 @@ def test_where_blocks_run_out(tmp_path: Path, precision: str, kv: str, draft: st
         bytes_of_five = 5 * sum(model.packed.block_bytes(kv) for model in (large.target, large.assistant))  # type: ignore[attr-defined]
         memory = KvMemory(bytes_of_five)
         target, assistant = (
-            load_model(checkpoint, each, "native", kv_memory=memory, kv_precision=kv) for each in (precision, "int4")
+            load_model(LoadRequest(checkpoint, each, "native", kv_memory=memory, kv_precision=kv))
+            for each in (precision, "int4")
         )
         assert target.blocks is not None
         chance = random.Random(f"{seed} {precision} {draft}")

@@ -18,6 +18,7 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
@@ -30,7 +31,7 @@ def test_what_fits_to_the_last_position_is_not_refused(tmp_path: Path) -> None:
     tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
     checkpoint = open_checkpoint(str(tmp_path))
     block = tiny_models.model(tmp_path, "native", "int8").block_bytes  # type: ignore[attr-defined]
-    target = load_model(checkpoint, "int8", "native", kv_memory=KvMemory(3 * block))
+    target = load_model(LoadRequest(checkpoint, "int8", "native", kv_memory=KvMemory(3 * block)))
     engine = Engine(target, Drafting(tiny_models.VOCAB, lambda: CHEAP, lookup=True))
     prompt = prompt_of(random.Random(0), 40) * 20
     prompt, rest = prompt[:700], 769 - 700
@@ -49,7 +50,7 @@ def test_costs_are_measured_where_memory_is_full(tmp_path: Path, used: str) -> N
     tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
     checkpoint = open_checkpoint(str(tmp_path))
     block = tiny_models.model(tmp_path, "native", "int8").block_bytes  # type: ignore[attr-defined]
-    target = load_model(checkpoint, "int8", "native", kv_memory=KvMemory(2 * block))
+    target = load_model(LoadRequest(checkpoint, "int8", "native", kv_memory=KvMemory(2 * block)))
     measured = []
 
     def measure() -> Costs:
@@ -110,7 +111,7 @@ def test_blocks_of_a_request_that_waits_for_its_turn(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path))
     large = tiny_models.model(tmp_path, "native", "int8")
     memory = KvMemory(3 * large.block_bytes)  # type: ignore[attr-defined]
-    target = load_model(checkpoint, "int8", "native", kv_memory=memory)
+    target = load_model(LoadRequest(checkpoint, "int8", "native", kv_memory=memory))
     engine = Engine(OneByOne(target), Drafting(tiny_models.VOCAB, lambda: CHEAP))  # type: ignore[arg-type]
     options = GenerationOptions.of(max_new_tokens=16, ignore_eos=True)
     prompts = [(7, *range(3, 150), *range(3, 103)), (9, *range(3, 150), *range(3, 150), *range(3, 150), *range(3, 60))]

@@ -17,14 +17,14 @@ from drafts import SCRIPTS, ScriptedDraft
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.serve.tools.forced import CallForm, offered
+from ipex_assist.serve.tools.call_grammars import CallSyntax, optional_calls
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
 from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import Constant
+from ipex_assist.speculative.schedule import ConstantSchedule
 
 pytest.importorskip("llguidance")
 
@@ -158,7 +158,10 @@ def test_what_is_forbidden_is_not_verified(pair: tuple[Any, Any], script: str) -
         watching = Watching(pair[0], seen)
         engine = Engine(watching, Drafting(tiny_models.VOCAB, lambda: CHEAP), frozenset([EOS]))  # type: ignore[arg-type]
         grammar = GRAMMARS.grammar(spec)
-        assert tokens_of(engine.submit([9, 8, 7], options, draft=draft, schedule=Constant(4), grammar=grammar)) == text
+        assert (
+            tokens_of(engine.submit([9, 8, 7], options, draft=draft, schedule=ConstantSchedule(4), grammar=grammar))
+            == text
+        )
         place = 1
         for rows in seen[1:]:
             state = GRAMMARS.grammar(spec)
@@ -247,12 +250,13 @@ def test_where_blocks_run_out(tmp_path: Any) -> None:
     from ipex_assist.checkpoints.open import open_checkpoint
     from ipex_assist.executors.kv_memory import KvMemory
     from ipex_assist.executors.load import load_model
+    from ipex_assist.executors.load_request import LoadRequest
 
     tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
     large = tuple(tiny_models.model(tmp_path, "native", each) for each in ("int8", "int4"))
     memory = KvMemory(4 * sum(model.packed.block_bytes("bf16") for model in large))  # type: ignore[attr-defined]
     checkpoint = open_checkpoint(str(tmp_path))
-    small = tuple(load_model(checkpoint, each, "native", kv_memory=memory) for each in ("int8", "int4"))
+    small = tuple(load_model(LoadRequest(checkpoint, each, "native", kv_memory=memory)) for each in ("int8", "int4"))
     engine = engine_of(small, "model", EngineLimits(requests=6))  # type: ignore[arg-type]
     chance = random.Random(3)
     every = []
@@ -354,7 +358,7 @@ def test_calls_within_free_text(pair: tuple[Any, Any]) -> None:
     schema says. Drafts go on in both, and change nothing."""
     schema = {"type": "object", "properties": {"age": {"enum": [12, "no"]}}, "required": ["age"]}
     call = {"": {**schema, "additionalProperties": False}}
-    spec = offered(CallForm("<s>", "", "", "", "", "", opener="<s>"), call, {1: "<s>"}, [0], several=False)
+    spec = optional_calls(CallSyntax("<s>", "", "", "", "", "", opener="<s>"), call, {1: "<s>"}, [0], several=False)
     prompt = [5, 9, 13, 5, 9, 13]
     length = 12
     free = {"do_sample": True, "seed": 3, "logit_bias": {0: -100, 1: -100, EOS: -100}, "max_new_tokens": length}

@@ -12,13 +12,14 @@ from conftest import HAS_NATIVE
 
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.commands import memory_need
-from ipex_assist.commands.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
+from ipex_assist.commands.shared import memory_need
+from ipex_assist.commands.shared.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import Memory, release_free_memory, resident_bytes
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import checkpoint_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.planned_bytes import ModelBytes
@@ -75,9 +76,11 @@ def test_a_run_takes_what_was_planned() -> None:
     assert planned.assistant is not None
     before = resident_bytes(own=True)
     memory = KvMemory(planned.kv)
-    target = load_model(checkpoint, "int8", "native", kv_memory=memory)
+    target = load_model(LoadRequest(checkpoint, "int8", "native", kv_memory=memory))
     assistant = load_model(
-        checkpoint, "int4", "native", exact=False, table_of=target, group=DRAFT_INT4_GROUP, kv_memory=memory
+        LoadRequest(
+            checkpoint, "int4", "native", exact=False, table_of=target, group=DRAFT_INT4_GROUP, kv_memory=memory
+        )
     )
     loaded = resident_bytes(own=True) - before
     assert 0.96 < loaded / (planned.target + planned.assistant) < 1.15  # tables of rotations are there, too
@@ -94,7 +97,7 @@ def test_a_run_takes_what_was_planned() -> None:
 def test_buffers_are_no_larger_than_planned() -> None:
     """Of the largest pass there is, behind a long text, all of whose logits are wanted."""
     checkpoint = RandomCheckpoint("wide", WIDE)
-    model = load_model(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20))
+    model = load_model(LoadRequest(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20)))
     assert isinstance(model, NativeModel)
     sequence = model.new_sequence(2048)
     sequence.length = 1536  # of blocks that nobody wrote: zeros
@@ -120,7 +123,7 @@ def test_the_limit(tokens: int, limit: int | None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ipex_assist.executors.kv_memory._planned_share", lambda: 1.0)
 
     def available(size: int) -> None:
-        for module in ("commands.memory_need", "executors.kv_memory"):
+        for module in ("commands.shared.memory_need", "executors.kv_memory"):
             monkeypatch.setattr(f"ipex_assist.{module}.read_memory", lambda: Memory(1 << 40, size))
 
     available(need.total)
@@ -167,9 +170,9 @@ def test_whole_blocks_of_both_models(tmp_path: Path) -> None:
     names = str(tmp_path / "target"), str(tmp_path / "assistant")
     models = [tiny_models.model(Path(name), "native", "bf16") for name in names]
     blocks = [model.block_bytes for model in models]  # type: ignore[attr-defined]
-    need = estimate_need(*names, "bf16", None, 1, texts=(1, 257), native=True)
-    assert need.texts == (sum(blocks), 2 * sum(blocks))
-    alone = estimate_need(names[0], None, "bf16", None, 1, texts=(1, 257), native=True)
-    assert alone.texts == (blocks[0], 2 * blocks[0])
-    library = estimate_need(*names, "bf16", None, 1, texts=(1, 257))
-    assert library.texts[1] == 257 * library.texts[0]
+    need = estimate_need(*names, "bf16", None, 1, lengths=(1, 257), native=True)
+    assert need.kv_each == (sum(blocks), 2 * sum(blocks))
+    alone = estimate_need(names[0], None, "bf16", None, 1, lengths=(1, 257), native=True)
+    assert alone.kv_each == (blocks[0], 2 * blocks[0])
+    library = estimate_need(*names, "bf16", None, 1, lengths=(1, 257))
+    assert library.kv_each[1] == 257 * library.kv_each[0]

@@ -150,6 +150,7 @@ import torch
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.executors import native_loading
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.native.library import shared_pool
 
 def threads():
@@ -164,7 +165,7 @@ torch.ones(8, 8) @ torch.ones(8, 8)
 mask, before = sorted(os.sched_getaffinity(0)), threads()
 cpus = (mask * 2)[:2]
 native_loading.planned_pool = lambda: shared_pool(2, cpus)
-model = load_model(open_checkpoint(sys.argv[1]), sys.argv[2], "native")
+model = load_model(LoadRequest(open_checkpoint(sys.argv[1]), sys.argv[2], "native"))
 sequence = model.new_sequence(100)
 unbound = True
 for step in range(8):

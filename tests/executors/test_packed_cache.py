@@ -22,6 +22,7 @@ from ipex_assist.env.memory import Memory
 from ipex_assist.executors import packed_cache
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import HEADER_BYTES, load_packed, packed_path, save_packed
 from ipex_assist.models import find
@@ -172,14 +173,14 @@ def test_a_shared_table_takes_no_memory(tmp_path: Path, folder: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path / "model"))
     drafts = []
     for _ in range(2):  # packed, and from the cache
-        target = load_model(checkpoint, "bf16", "native", cache_packed=True)
-        draft = load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target)
+        target = load_model(LoadRequest(checkpoint, "bf16", "native", cache_packed=True))
+        draft = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, table_of=target))
         assert isinstance(draft, NativeModel)
         table = b"".join(draft.packed.image())[-16000 * 256 * 2 :]
         assert table == bytes(len(table))
         drafts.append(logits(draft))
     assert torch.equal(*drafts)
-    assert torch.equal(logits(load_model(checkpoint, "int4", "native", cache_packed=True)), drafts[0])
+    assert torch.equal(logits(load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True))), drafts[0])
     assert len(files(folder)) == 2
 
 
@@ -313,7 +314,7 @@ def test_a_quick_start_has_the_same_bits(source: Path, folder: Path, monkeypatch
     whole = path.read_bytes()
     monkeypatch.setattr("ipex_assist.executors.native.SETTLE_BYTES", 3 * 4096 + 5)
     checkpoint = open_checkpoint(str(source))
-    model = load_model(checkpoint, "int4", "native", cache_packed=True, quick=True)
+    model = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, quick=True))
     assert isinstance(model, NativeModel)
     assert is_mapped(path)
     passes = 0
@@ -332,10 +333,10 @@ def test_a_quick_start_of_what_shares_a_table(tmp_path: Path, folder: Path, monk
     """Another's table is used, and its own takes no memory."""
     tiny_models.save(tmp_path / "model", "llama", vocab_size=16000, hidden_size=256)
     checkpoint = open_checkpoint(str(tmp_path / "model"))
-    target = load_model(checkpoint, "bf16", "native")
-    expected = logits(load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target))
+    target = load_model(LoadRequest(checkpoint, "bf16", "native"))
+    expected = logits(load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, table_of=target)))
     monkeypatch.setattr("ipex_assist.executors.native.SETTLE_BYTES", 1 << 30)
-    draft = load_model(checkpoint, "int4", "native", cache_packed=True, table_of=target, quick=True)
+    draft = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, table_of=target, quick=True))
     assert isinstance(draft, NativeModel)
     assert torch.equal(logits(draft), expected)
     assert not draft.packed.settles
@@ -350,7 +351,7 @@ def test_a_mode_that_was_asked_for_comes_before_a_quick_start(
     load(source)
     (path,) = files(folder)
     monkeypatch.setenv(packed_cache.MODE_VARIABLE, mode)
-    model = load_model(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True)
+    model = load_model(LoadRequest(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True))
     assert isinstance(model, NativeModel)
     assert not model.packed.settles
     assert is_mapped(path) == (mode == "map")
@@ -361,10 +362,10 @@ def test_a_quick_start_counts_on_the_memory_it_will_take(source: Path, folder: P
     load(source)
     memory = KvMemory()
     checkpoint = open_checkpoint(str(source))
-    model = load_model(checkpoint, "int4", "native", cache_packed=True, quick=True, kv_memory=memory)
+    model = load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, quick=True, kv_memory=memory))
     assert isinstance(model, NativeModel)
     copied = KvMemory()
-    load_model(checkpoint, "int4", "native", cache_packed=True, kv_memory=copied)
+    load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=True, kv_memory=copied))
     assert memory._workspace == copied._workspace + model.packed.nbytes
 
 
@@ -372,7 +373,7 @@ def test_memory_that_is_not_there_leaves_it_mapped(source: Path, folder: Path, m
     """The text goes on from the file's pages."""
     expected = logits(load(source))
     (path,) = files(folder)
-    model = load_model(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True)
+    model = load_model(LoadRequest(open_checkpoint(str(source)), "int4", "native", cache_packed=True, quick=True))
     assert isinstance(model, NativeModel)
     monkeypatch.setattr("ipex_assist.executors.native.SETTLE_BYTES", 0)  # which the core refuses
     assert torch.equal(logits(model), expected)

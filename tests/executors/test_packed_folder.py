@@ -20,6 +20,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.memory import Memory
 from ipex_assist.executors import native_loading, packed_cache, packed_folder
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.packed_cache import MODE_VARIABLE, load_packed, save_packed
 from ipex_assist.executors.packed_folder import SIZE_VARIABLE, copies, make_room, size_limit
 from ipex_assist.native.library import unavailable
@@ -138,10 +139,10 @@ def test_a_draft_that_shares_a_table_is_kept_where_memory_allows(
 ) -> None:
     """What is kept is whole: until it is written, the draft has a table of its own."""
     checkpoint = open_checkpoint(str(source))
-    target = load_model(checkpoint, "bf16", "native")
+    target = load_model(LoadRequest(checkpoint, "bf16", "native"))
     for available, kept in ((1 << 29, 0), (1 << 40, 1)):
         monkeypatch.setattr(native_loading, "read_memory", lambda available=available: Memory(1 << 40, available))
-        load_model(checkpoint, "int4", "native", cache_packed=None, table_of=target)
+        load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=None, table_of=target))
         assert len(files(folder)) == kept
 
 
@@ -150,7 +151,7 @@ def test_a_wrong_size_is_said_before_anything_is_packed(source: Path, monkeypatc
     monkeypatch.setenv(SIZE_VARIABLE, "0")
     monkeypatch.setattr(PackedModel, "pack", lambda *_: pytest.fail("it was packed"))
     with pytest.raises(UsageError, match="IPEX_ASSIST_CACHE_SIZE=0"):
-        load_model(open_checkpoint(str(source)), "int4", "native", cache_packed=None)
+        load_model(LoadRequest(open_checkpoint(str(source)), "int4", "native", cache_packed=None))
 
 
 @native

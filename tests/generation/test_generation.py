@@ -11,9 +11,9 @@ from drafts import ScriptedDraft
 import ipex_assist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.result import Identity
-from ipex_assist.generation.stream import Generation
+from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import Constant
+from ipex_assist.speculative.schedule import ConstantSchedule
 
 IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")
 
@@ -45,7 +45,16 @@ def generation(limit: int = 100, eos: frozenset[int] = frozenset(), stop: Sequen
 
     options = {"assisted": True, **options}
     return (
-        Generation(rounds(), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=limit, eos=eos, stop=stop, **options),
+        Generation(
+            OwnRounds(rounds()),
+            Letters(),
+            IDENTITY,
+            prompt_tokens=3,
+            max_new_tokens=limit,
+            eos=eos,
+            stop=stop,
+            **options,
+        ),
         taken,
     )
 
@@ -109,7 +118,7 @@ def test_pieces_tell_drafted_text_from_the_targets() -> None:
 def test_times_come_from_the_rounds() -> None:
     """Draft and verification seconds of all rounds but the prompt's, and a speed for the prompt."""
     rounds = [Round([0], target_s=9.0, prompt=True), Round([1, 2], 1, 1, 0.25, 0.5), Round([3], 1, 0, 0.25, 0.5)]
-    ours = Generation(iter(rounds), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=4, assisted=True)
+    ours = Generation(OwnRounds(iter(rounds)), Letters(), IDENTITY, prompt_tokens=3, max_new_tokens=4, assisted=True)
     for _ in ours:
         pass
     times = ours.result().times
@@ -201,7 +210,7 @@ def test_a_draft_and_a_schedule_are_passed_in(model: ipex_assist.AssistedModel) 
     prompt = model.encode("the quick")
     plain = model.generate(prompt, max_new_tokens=13, assisted=False, ignore_eos=True)
     draft = ScriptedDraft([*prompt, *plain.tokens], lambda at: False, 1_000)
-    result = model.generate(prompt, max_new_tokens=13, ignore_eos=True, draft=draft, schedule=Constant(2))
+    result = model.generate(prompt, max_new_tokens=13, ignore_eos=True, draft=draft, schedule=ConstantSchedule(2))
     assert result.tokens == plain.tokens
     assert draft.accepted == [2, 2, 2, 2]
     assert not model.generate(prompt, max_new_tokens=13, assisted=False, draft=draft).assisted

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
 from ipex_assist import GrammarSpec
-from ipex_assist.batch.worker import Desk
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.workers.request_loop import RequestLoop
 
 pytest.importorskip("llguidance")
 
@@ -85,7 +85,7 @@ def test_an_assistant_with_another_vocabulary(folder: Path, tmp_path: Path) -> N
 
 
 def test_wrong_grammars(model: Any) -> None:
-    """Said before anything runs; the model goes on."""
+    """LogLine before anything runs; the model goes on."""
     with pytest.raises(IpexAssistError, match="cannot be compiled"):
         model.generate("a", grammar=GrammarSpec("regex", "(a"))
     assert model.generate("a", max_new_tokens=3).new_tokens == 3
@@ -94,12 +94,12 @@ def test_wrong_grammars(model: Any) -> None:
 def test_an_engine_says_that_the_request_is_wrong(model: Any) -> None:
     """A special token that only the model's own vocabulary can lack: by `refused` the server answers 400."""
     replies: list[Any] = []
-    desk = Desk(model, replies.append)
+    loop = RequestLoop(model, replies.append)
     asked = {"prompt": "a", "chat": False, "messages": None, "options": {"max_new_tokens": 3}}
     for number, value in enumerate(("start: <[99999]>", "start: <|nothing|>", 'start: "add" <[0]>')):
-        desk.inbox.put({"id": number, **asked, "grammar": {"kind": "lark", "value": value}})
-    desk.inbox.put(None)
-    desk.work()
+        loop.inbox.put({"id": number, **asked, "grammar": {"kind": "lark", "value": value}})
+    loop.inbox.put(None)
+    loop.run()
     found = {reply["id"]: reply for reply in replies}
     assert [found[number].get("refused") for number in range(3)] == [True, True, None]
     assert "99999" in found[0]["error"]

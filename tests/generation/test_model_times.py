@@ -11,8 +11,10 @@ import tiny_models
 from decoding import GREEDY, PROMPT, run
 from test_speedup import Clock, Timed
 
-from ipex_assist import api
-from ipex_assist.engine import work as work_module
+import ipex_assist
+from ipex_assist.engine import scheduler as scheduler_module
+from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.generation import loading
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.result import AssistantTimes, TargetTimes, Times
 from ipex_assist.generation.stats import Loading, Statistics
@@ -27,14 +29,14 @@ CHOOSING = 0.003
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time passes in passes, and CHOOSING seconds of it where tokens are chosen."""
-    clock, verify = Clock(), work_module.verify
+    clock, verify = Clock(), scheduler_module.verify
 
     def slow(*arguments: Any) -> Any:
         clock.now += CHOOSING
         return verify(*arguments)
 
     monkeypatch.setattr(stats_module, "time", clock)
-    monkeypatch.setattr(work_module, "verify", slow)
+    monkeypatch.setattr(scheduler_module, "verify", slow)
     return clock
 
 
@@ -103,17 +105,17 @@ def test_what_was_not_measured_is_none() -> None:
 
 def test_loading_is_timed_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model's own seconds, in every result; tokenizers and calibration are no part of it."""
-    clock, load_model = Clock(), api.load_model
+    clock, load_model = Clock(), loading.load_model
 
-    def slow(*arguments: Any, **options: Any) -> Any:
-        clock.now += 2.0 if options.get("exact", True) else 0.5
-        return load_model(*arguments, **options)
+    def slow(request: LoadRequest) -> Any:
+        clock.now += 2.0 if request.exact else 0.5
+        return load_model(request)
 
-    monkeypatch.setattr(api, "time", clock)
-    monkeypatch.setattr(api, "load_model", slow)
+    monkeypatch.setattr(loading, "time", clock)
+    monkeypatch.setattr(loading, "load_model", slow)
     target = str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "target"))
     for assistant, seconds in ((None, None), ("self", 0.5)):
-        model = api.load(target, assistant, executor="torch", precision="fp32", assistant_precision="bf16")
+        model = ipex_assist.load(target, assistant, executor="torch", precision="fp32", assistant_precision="bf16")
         result = model.generate("the quick brown fox", max_new_tokens=4)
         assert (result.times.target.load_s, result.times.assistant.load_s) == (2.0, seconds)
         assert result.as_dict()["times"]["target"]["prompt_s"] > 0

@@ -12,6 +12,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.memory import Memory
 from ipex_assist.executors import traffic
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.traffic import Traffic, linear_bytes, machine_gb_per_s, table_bytes, traffic_of
 from ipex_assist.generation.stats import Statistics
 from ipex_assist.speculative.round import Round
@@ -92,7 +93,7 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
     wide |= {"ffn_dim": 512} if variant.startswith("opt") else {} if "n_embd" in wide else {"intermediate_size": 512}
     wide |= {"word_embed_proj_dim": 128 if variant == "opt-350m" else 256} if variant.startswith("opt") else {}
     tiny_models.save(tmp_path, variant, **wide)
-    model = load_model(open_checkpoint(str(tmp_path)), precision, "native")
+    model = load_model(LoadRequest(open_checkpoint(str(tmp_path)), precision, "native"))
     ours = traffic_of(model, precision)
     nbytes = model.packed.nbytes  # type: ignore[attr-defined]
     assert ours.weight_bytes == nbytes - table_bytes(model.spec, precision)
@@ -100,7 +101,7 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
     linears = linear_bytes(model.spec, precision)
     assert linears <= ours.weight_bytes <= 1.15 * linears + 8192
     assert ours.kv_bytes_per_token == model.spec.kv_bytes_per_token(4 if precision == "fp32" else 2)
-    narrow = load_model(open_checkpoint(str(tmp_path)), precision, "native", kv_precision="int8")
+    narrow = load_model(LoadRequest(open_checkpoint(str(tmp_path)), precision, "native", kv_precision="int8"))
     assert traffic_of(narrow, precision).kv_bytes_per_token == model.spec.kv_bytes_per_token(1, 4)
 
 
@@ -108,7 +109,7 @@ def test_traffic_is_the_image_without_its_tables(tmp_path: Path, variant: str, p
 def test_traffic_of_experts_is_that_of_one_row(tmp_path: Path, executor: str) -> None:
     """All experts together would be several times what a pass can have read."""
     model = tiny_models.save(tmp_path, "qwen2-moe", hidden_size=256, moe_intermediate_size=128)
-    ours = load_model(open_checkpoint(str(tmp_path)), "fp32", executor)
+    ours = load_model(LoadRequest(open_checkpoint(str(tmp_path)), "fp32", executor))
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() >= 2 and "embed" not in name)
     idle = 2 * (6 - 3) * 3 * 256 * 128
     assert 4 * (matrices - idle) <= 1.001 * traffic_of(ours, "fp32").weight_bytes
@@ -118,7 +119,7 @@ def test_traffic_of_experts_is_that_of_one_row(tmp_path: Path, executor: str) ->
 def test_traffic_of_other_executors(tmp_path: Path) -> None:
     """The matrices alone are counted: those of the torch executor are packed by a library that does not tell."""
     model = tiny_models.save(tmp_path, "llama")
-    ours = load_model(open_checkpoint(str(tmp_path)), "fp32", "torch")
+    ours = load_model(LoadRequest(open_checkpoint(str(tmp_path)), "fp32", "torch"))
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
     assert traffic_of(ours, "fp32").weight_bytes == 4 * matrices
 

@@ -26,7 +26,7 @@ print(*found, torch.get_num_threads())
 
 _AS_A_COMMAND = """
 import sys, torch
-from ipex_assist.commands.load import load_models
+from ipex_assist.commands.shared.load import load_models
 from ipex_assist.generation.load_options import LoadOptions
 folder, executor = sys.argv[1:]
 load_models(LoadOptions.of(target=folder, assistant="none", executor=executor, precision="bf16"), 16, threads=2)

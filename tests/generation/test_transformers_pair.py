@@ -15,9 +15,9 @@ from test_transformers_model import PROMPT, save
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
-from ipex_assist import api
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.choose import library_executor
+from ipex_assist.generation import resolved
 from ipex_assist.generation.transformers_model import TransformersModel
 
 TOKENS = checkpoint_files.TOKENS
@@ -150,7 +150,7 @@ def test_a_model_with_a_state_takes_no_assistant(
         with pytest.raises(UsageError, match=r"stateful is a \w+, whose state cannot be taken back.*--no-assisted"):
             load(tmp_path / target, tmp_path / assistant)
     plain = load(tmp_path / "stateful").generate(PROMPT, max_new_tokens=6)
-    monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path / "stateful"))
+    monkeypatch.setattr(resolved, "default_assistant", lambda *_: str(tmp_path / "stateful"))
     with caplog.at_level(logging.WARNING, "ipex_assist"):
         model = ipex_assist.load(str(tmp_path / "stateful"), precision="fp32", executor=library_executor())
         ours = model.generate(PROMPT, max_new_tokens=6)
@@ -166,7 +166,7 @@ def test_an_assistant_that_fails_only_when_it_is_used(
     save(tmp_path)
     named = load(tmp_path, tmp_path)
     plain = named.generate(PROMPT, max_new_tokens=12, assisted=False)
-    monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path))
+    monkeypatch.setattr(resolved, "default_assistant", lambda *_: str(tmp_path))
     default: Any = ipex_assist.load(str(tmp_path), precision="fp32", executor=library_executor())
     for model in (named, default):
         original = model.target.generate
@@ -270,7 +270,7 @@ def test_our_decoder_is_not_left_for_an_assistant(
     options = {"precision": "fp32", "executor": "torch"}
     with pytest.raises(UsageError, match=r"cannot run the assistant .*gpt2 \(activation .quick_gelu.*slower.*lookup"):
         ipex_assist.load(str(tmp_path / "llama"), str(tmp_path / "gpt2"), **options)
-    monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path / "gpt2"))
+    monkeypatch.setattr(resolved, "default_assistant", lambda *_: str(tmp_path / "gpt2"))
     model = ipex_assist.load(str(tmp_path / "llama"), **options)
     assert isinstance(model, ipex_assist.AssistedModel)
     assert "generating without the default assistant" in caplog.text
@@ -287,7 +287,7 @@ def test_a_default_assistant_whose_config_leaves_its_vocabulary_to_its_class(
         config = json.loads(path.read_text())
         assert config.pop("vocab_size") == rows
         path.write_text(json.dumps(config))
-    monkeypatch.setattr(api, "default_assistant", lambda *_: str(tmp_path / "assistant"))
+    monkeypatch.setattr(resolved, "default_assistant", lambda *_: str(tmp_path / "assistant"))
     model = ipex_assist.load(str(tmp_path / "target"), precision="fp32", executor=library_executor())
     assert model.identity.assistant == str(tmp_path / "assistant")
     assert "generating without" not in caplog.text

@@ -13,9 +13,9 @@ import checkpoint_files
 import pytest
 
 import ipex_assist
+from ipex_assist.deferred_imports import keep_torch_to
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors import native_loading
-from ipex_assist.executors.late_torch import keep_torch_to
 from ipex_assist.native.library import unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="the native core cannot run here")

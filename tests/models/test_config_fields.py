@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.models import ARCHITECTURES
 from ipex_assist.models.config import NotComputed
 
@@ -139,7 +140,7 @@ def test_right_logits_or_a_refusal(model_type: str) -> None:
         model, logits = expected
         checkpoint = InMemory(changed | {"architectures": [architecture.name]}, stored(model))
         try:
-            ours = load_model(checkpoint, "fp32", "native" if HAS_NATIVE else "torch", exact=False)
+            ours = load_model(LoadRequest(checkpoint, "fp32", "native" if HAS_NATIVE else "torch", exact=False))
         except (NotComputed, IpexAssistError):
             assert what != "nothing"
             refused += 1

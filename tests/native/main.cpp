@@ -2,7 +2,7 @@
 #include <string>
 
 #include "check.h"
-#include "kernels/cpu.h"
+#include "kernels/dispatch.h"
 
 using namespace check;
 
@@ -36,6 +36,8 @@ int main(int count, char** arguments) {
         test_cpu();
     } else if (part == "threads") {
         test_threads();
+    } else if (part == "plan") {
+        test_pass_plan();
     } else if (part == "thread-limit") {
         test_thread_limit();
     } else if (part == "levels") {

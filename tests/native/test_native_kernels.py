@@ -21,7 +21,7 @@ FLAGS = {  # for every file, and for the linker; plain: the objects of the libra
     "address": (("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), ()),
     "thread": (("-O1", "-fsanitize=thread"), ()),
 }
-PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "api", "threads", "cpu"]
+PARTS = ["packing", "linears", "rows", "attention", "levels", "model", "refusals", "api", "plan", "threads", "cpu"]
 Run = Callable[..., str]
 
 
@@ -106,7 +106,7 @@ def skip_without_avx2() -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_plain(part: str, run: Run) -> None:
     """Every kernel gives the right values and bits; buffers end at a page that may not be touched."""
-    if part not in ("threads", "cpu"):
+    if part not in ("plan", "threads", "cpu"):
         skip_without_avx2()
     assert ", 0 failed" in run("plain", part)
 
@@ -115,7 +115,7 @@ def test_plain(part: str, run: Run) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_address_and_undefined(part: str, run: Run) -> None:
     """A read past a packed block, an overflow, a shift too far: the sanitizers end the program at the first."""
-    if part not in ("threads", "cpu"):
+    if part not in ("plan", "threads", "cpu"):
         skip_without_avx2()
     assert ", 0 failed" in run("address", part)
 

@@ -1,4 +1,5 @@
 // How threads wait for each other: for how long they spin, when they sleep, and who wakes them.
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@
 namespace check {
 namespace {
 
-// How often a thread of this process has given its processor back.
+// How often a thread of this process has given up its CPU.
 long switches(long thread) {
     std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
     const std::string name = "voluntary_ctxt_switches:";
@@ -24,7 +25,7 @@ long switches(long thread) {
     return -1;
 }
 
-// Who sleeps and takes no part is not woken, whoever else is.
+// A run wakes the threads that take part in it, and no others.
 void test_sleepers_are_left_alone() {
     Pool pool(8, nullptr);
     std::atomic<long> last{0};
@@ -38,75 +39,77 @@ void test_sleepers_are_left_alone() {
         rounds(pool, 1, 2);
     }
     const long after = switches(last);
-    CHECK(before >= 0 && after - before < 8, "it gave its processor back %ld times, and then %ld", before, after);
+    CHECK(before >= 0 && after - before < 8, "it gave up its CPU %ld times, and then %ld times", before, after);
 }
 
-using Time = Patience::Time;
+using Time = AdaptiveSpin::Time;
 
 Time milliseconds(double count) { return Time(int64_t(count * 1e6)); }
 
-// A clock that goes on by pauses and by sleeping, and what was spent on each.
+// A clock that pauses, yields and sleeping move on, and the time spent on pauses.
 struct FakeTime {
-    Time at{0}, spun{0};
-    int parks = 0;
+    Time at{0}, spun{0}, taken{0};  // taken: how long another thread has the CPU at each yield
+    int parks = 0, yields = 0;
 
-    // Both are called through a reference.
     Time now() const { return at; }
     void pause() { at += Time(50), spun += Time(50); }
-    // A partner that comes after `length`; returns for how long this wait span.
-    Time wait(Patience& patience, Time length) {
+    void yield() { at += taken, yields++; }
+    // A partner that arrives after `length`; returns how long this wait spun.
+    Time wait(AdaptiveSpin& spin, Time length) {
         const Time until = at + length, before = spun;
-        patience.wait([&] { return at >= until; }, [&] { parks++, at = until; }, *this);
+        spin.wait([&] { return at >= until; }, [&] { parks++, at = until; }, *this);
         return spun - before;
     }
 };
 
-// Whoever waits alone on the machine always spins, whatever lies between two barriers, and parks late once in a while.
-void test_patience_alone() {
-    Patience patience;
+// On CPUs of its own a thread always spins, whatever lies between two barriers; a single long wait changes nothing.
+void test_spin_on_free_cpus() {
+    AdaptiveSpin spin;
     FakeTime time;
-    for (int i = 0; i < 5000; i++) time.wait(patience, Time(i % 400 * 1000));
+    for (int i = 0; i < 5000; i++) time.wait(spin, Time(i % 400 * 1000));
     CHECK(time.parks == 0, "%d parks of waits that are shorter than the limit", time.parks);
-    const Time spun = time.wait(patience, milliseconds(0.8));
-    CHECK(time.parks == 1 && spun >= Patience::LONGEST && spun < Patience::LONGEST + milliseconds(0.01),
+    const Time spun = time.wait(spin, milliseconds(0.8));
+    CHECK(time.parks == 1 && spun >= AdaptiveSpin::LONGEST && spun < AdaptiveSpin::LONGEST + milliseconds(0.01),
           "%d parks, %ld ns", time.parks, long(spun.count()));
-    CHECK(patience.limit() == Patience::LONGEST, "one such wait is no company: %ld ns", long(patience.limit().count()));
+    CHECK(spin.limit() == AdaptiveSpin::LONGEST, "one such wait is no sign of neighbours: %ld ns",
+          long(spin.limit().count()));
 }
 
-// With neighbours on the CPUs every 50th wait lasts a slice: those park early, and the short ones between them never.
-void test_patience_in_company() {
-    Patience patience;
+// With other programs on the CPUs every 50th wait lasts a time slice: those park early, the short ones between them
+// never.
+void test_spin_on_shared_cpus() {
+    AdaptiveSpin spin;
     FakeTime time;
-    time.wait(patience, milliseconds(4));
-    CHECK(patience.limit() == Patience::SHORTEST, "%ld ns behind a slice", long(patience.limit().count()));
+    time.wait(spin, milliseconds(4));
+    CHECK(spin.limit() == AdaptiveSpin::SHORTEST, "%ld ns after a wait of a time slice", long(spin.limit().count()));
     Time long_ones{0};
     int parks = 0;
     for (int i = 1; i <= 5000; i++) {
         const int before = time.parks;
-        const Time spun = time.wait(patience, i % 50 ? Time(i % 20 * 2000) : milliseconds(4));
+        const Time spun = time.wait(spin, i % 50 ? Time(i % 20 * 2000) : milliseconds(4));
         if (i % 50) continue;
         long_ones += spun, parks += time.parks - before;
     }
     CHECK(parks == 100 && time.parks == 101, "%d parks in 100 long waits, %d in all", parks, time.parks);
-    CHECK(long_ones < 100 * (Patience::SHORTEST * 3 / 2), "%ld ns of spinning in them", long(long_ones.count()));
+    CHECK(long_ones < 100 * (AdaptiveSpin::SHORTEST * 3 / 2), "%ld ns of spinning in them", long(long_ones.count()));
     // The neighbours have gone.
-    for (int i = 0; i < 1000; i++) time.wait(patience, Time(2000));
-    CHECK(patience.limit() == Patience::LONGEST, "%ld ns after 1000 short waits", long(patience.limit().count()));
+    for (int i = 0; i < 1000; i++) time.wait(spin, Time(2000));
+    CHECK(spin.limit() == AdaptiveSpin::LONGEST, "%ld ns after 1000 short waits", long(spin.limit().count()));
     parks = time.parks;
-    time.wait(patience, milliseconds(0.3));
+    time.wait(spin, milliseconds(0.3));
     CHECK(time.parks == parks, "it does not spin again");
 }
 
-// A wake-up that is none, as signals cause them: the thread sleeps on, and does not spin again.
-void test_patience_false_alarm() {
-    Patience patience;
+// A spurious wake-up, as by a signal: the thread sleeps on and does not spin again.
+void test_spurious_wakeups() {
+    AdaptiveSpin spin;
     FakeTime time;
     const Time until = milliseconds(9);
     int parks = 0;
     const bool spinning =
-        patience.wait([&] { return time.at >= until; }, [&] { parks++, time.at += milliseconds(3); }, time);
+        spin.wait([&] { return time.at >= until; }, [&] { parks++, time.at += milliseconds(3); }, time);
     CHECK(!spinning && parks == 3, "%d parks", parks);
-    CHECK(time.spun < Patience::LONGEST + milliseconds(0.01), "%ld ns", long(time.spun.count()));
+    CHECK(time.spun < AdaptiveSpin::LONGEST + milliseconds(0.01), "%ld ns", long(time.spun.count()));
 }
 
 Time processor_time() {
@@ -115,8 +118,7 @@ Time processor_time() {
     return std::chrono::seconds(used.tv_sec) + Time(used.tv_nsec);
 }
 
-// Who waits for a partner that is away leaves its CPU to others, and is back when the partner is; what the pool
-// counted.
+// A thread whose partner comes late leaves its CPU to others; and the pool's counts of such waits.
 void test_parking() {
     for (const std::vector<int>& counts : std::vector<std::vector<int>>{{2}, {10}, {3, 2}}) {
         const std::vector<int32_t> nodes = nodes_of(counts);
@@ -141,7 +143,7 @@ void test_parking() {
     }
 }
 
-// A thread that fails wakes those who sleep for it, on every node.
+// A thread that fails wakes the threads that wait for it, on every node.
 void test_failure_wakes() {
     for (const std::vector<int>& counts : std::vector<std::vector<int>>{{3}, {2, 3}}) {
         const std::vector<int32_t> nodes = nodes_of(counts);
@@ -164,15 +166,70 @@ void test_failure_wakes() {
     }
 }
 
+// Between two runs a worker spins for 2 ms where nobody else wants its CPU, and yields at every look at the clock.
+void test_idle_on_free_cpus() {
+    FakeTime time;
+    CHECK(!IdleSpin::wait([] { return false; }, time), "it waits on");
+    CHECK(time.spun >= IdleSpin::LONGEST && time.spun < IdleSpin::LONGEST + milliseconds(0.01), "%ld ns",
+          long(time.spun.count()));
+    CHECK(time.yields == int(time.spun.count() / 50 / IdleSpin::PAUSES), "%d yields", time.yields);
+    const Time until = time.at + milliseconds(1.5);
+    CHECK(IdleSpin::wait([&] { return time.at >= until; }, time), "it sleeps before a run that comes after 1.5 ms");
+}
+
+// Where another thread takes the CPU, the worker sleeps as soon as it has it back; unless its run has come meanwhile.
+void test_idle_on_shared_cpus() {
+    FakeTime time;
+    time.taken = milliseconds(3);
+    CHECK(!IdleSpin::wait([] { return false; }, time), "it waits on");
+    CHECK(time.yields == 1 && time.spun < milliseconds(0.01), "%d yields, %ld ns", time.yields,
+          long(time.spun.count()));
+    CHECK(IdleSpin::wait([&] { return time.yields == 2; }, time), "it sleeps though its run has come");
+    time.taken = Time(1000);  // what the system call itself takes is nobody else's
+    CHECK(!IdleSpin::wait([] { return false; }, time) && time.yields > 100, "%d yields", time.yields);
+}
+
+// The same with real threads: a busy thread on a worker's CPU gets it between two runs.
+void test_idle_pool_beside_a_busy_thread() {
+    cpu_set_t allowed, one;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    int32_t cpu = 0;
+    while (!CPU_ISSET(cpu, &allowed)) cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    std::atomic<bool> stop{false};
+    std::thread busy([&] {
+        sched_setaffinity(0, sizeof one, &one);
+        while (!stop) SystemTime().pause();
+    });
+    const int32_t cpus[] = {cpu, cpu};
+    Pool pool(2, cpus);
+    constexpr int RUNS = 40;
+    Time first{0}, last{0};
+    for (int i = 0; i <= RUNS; i++) {
+        pool.run([&](int thread) {
+            if (thread == 1) (i ? last : first) = processor_time();
+        });
+        std::this_thread::sleep_for(milliseconds(6));
+    }
+    stop = true;
+    busy.join();
+    CHECK(last - first < RUNS * IdleSpin::LONGEST / 4, "%ld ns of CPU time in %d idle phases",
+          long((last - first).count()), RUNS);
+}
+
 }  // namespace
 
 void test_waiting() {
     test_sleepers_are_left_alone();
-    test_patience_alone();
-    test_patience_in_company();
-    test_patience_false_alarm();
+    test_spin_on_free_cpus();
+    test_spin_on_shared_cpus();
+    test_spurious_wakeups();
     test_parking();
     test_failure_wakes();
+    test_idle_on_free_cpus();
+    test_idle_on_shared_cpus();
+    test_idle_pool_beside_a_busy_thread();
 }
 
 }  // namespace check

@@ -21,12 +21,12 @@ from batch_runs import children, gone, wait_for
 from engine_fake import ENDLESS, PLAY
 
 from ipex_assist import cli
-from ipex_assist.batch.worker import WorkerSettings
-from ipex_assist.commands.arguments import load_options
+from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.arguments import model_name, parse, worker_settings
 from ipex_assist.serve.listen import listen
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.one_stack
 
@@ -255,9 +255,9 @@ def test_memory_is_planned_for_as_many_texts_as_an_engine_has_at_a_time() -> Non
         return worker_settings(args, ServeOptions.from_flags(args), load_options(args))
 
     planned = settings("--max-concurrency", "40", "--text-tokens", "300")
-    assert (planned.concurrency, planned.texts_at_once) == (40, (512,) * 40)
+    assert (planned.concurrency, planned.concurrent_lengths) == (40, (512,) * 40)
     by_memory = settings()
-    assert (by_memory.concurrency, by_memory.texts_at_once, by_memory.texts) == (None, (), (1024,) * 16)
+    assert (by_memory.concurrency, by_memory.concurrent_lengths, by_memory.lengths) == (None, (), (1024,) * 16)
 
 
 def test_what_requests_call_the_model(tmp_path: Path) -> None:

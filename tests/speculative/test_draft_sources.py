@@ -19,15 +19,16 @@ import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.pair_cache import PairCache
-from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupFirst, PromptLookup
+from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.universal import Pieces, UniversalAssistant
+from ipex_assist.speculative.universal_assistant import FragmentTokenizer, UniversalAssistant
 
 GREEDY = Sampling()
 PROMPT = "def add(a, b):\n    return a + b\n"
@@ -96,7 +97,7 @@ class Recorded:
 def test_lookup_first_asks_the_model_without_a_long_match() -> None:
     """It tells the one that proposed what was accepted, which the other must not hear."""
     other = Recorded()
-    source = LookupFirst(PromptLookup(), other, long_match=3)
+    source = LookupWithFallback(PromptLookup(), other, long_match=3)
     assert source.unread([1, 2, 3, 4]) == 5
     assert source.propose([1, 2, 3, 4], 2).tokens == [0, 0]
     source.accept(1)
@@ -211,10 +212,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pieces_go_there_and_back(text: str) -> None:
     """Text behind a text, in both tokenizers: nothing lost or doubled at the seam."""
     for tokenizer in (checkpoint_files.tiny_tokenizer(), words()):
-        pieces = Pieces(tokenizer)
+        pieces = FragmentTokenizer(tokenizer)
         before = pieces.first_tokens("def add(a, b):\n    ")
-        tokens = pieces.tokens_behind(before, text)
-        assert pieces.text_behind(before, tokens) == text
+        tokens = pieces.tokens_after(before, text)
+        assert pieces.text_after(before, tokens) == text
         assert pieces.text(pieces.tokens(text)) == text
 
 
@@ -223,18 +224,18 @@ def test_universal_drafts_the_text_that_the_assistant_would_write(folders: Path)
     target, other = checkpoint_files.tiny_tokenizer(), words()
     model = tiny_models.model(folders / "other", exact=False)
     source = UniversalAssistant(model, other, target, checkpoint_files.VOCAB_SIZE, 128)
-    ids = Pieces(other).first_tokens(PROMPT)
+    ids = FragmentTokenizer(other).first_tokens(PROMPT)
     alone = tiny_models.text(folders / "other", tokens=128, exact=False)
     drafted: list[int] = []
     pending = ids
     for _ in range(4):
         drafted.append(int(alone.forward(pending).argmax()))
         pending = drafted[-1:]
-    expected = Pieces(other).text(drafted)
+    expected = FragmentTokenizer(other).text(drafted)
     tokens = list(target(PROMPT)["input_ids"])
     assert source.unread(tokens) == len(ids)
     proposal = source.propose(tokens, 4)
-    got = Pieces(target).text(proposal.tokens)
+    got = FragmentTokenizer(target).text(proposal.tokens)
     assert got
     assert expected.startswith(got.rstrip("\ufffd"))
     longer = [*tokens, *target(" fox")["input_ids"]]
@@ -272,7 +273,9 @@ def test_every_name_gives_the_targets_text(folders: Path, name: str, schedule: s
 def test_the_targets_copy_shares_its_embedding(folders: Path) -> None:
     """Of the copy's own table no page is written; its drafts are those of a copy with a table of its own."""
     model: Any = ipex_assist.load(str(folders / "target"), "self", executor="native")
-    alone: Any = load_model(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
+    alone: Any = load_model(
+        LoadRequest(open_checkpoint(str(folders / "target")), "int4", "native", group=DRAFT_INT4_GROUP)
+    )
     tokens = model.tokenizer(PROMPT)["input_ids"]
     ours, expected = (tiny_models.Text(each).forward(tokens) for each in (model.assistant, alone))
     assert torch.equal(ours, expected)

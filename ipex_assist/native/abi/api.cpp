@@ -11,7 +11,8 @@
 #include <string>
 
 #include "abi/checks.h"
-#include "kernels/cpu.h"
+#include "kernels/dispatch.h"
+#include "memory/numa_nodes.h"
 #include "operations/pass.h"
 #include "operations/single_linear.h"
 #include "threads/lease.h"

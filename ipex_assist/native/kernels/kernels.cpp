@@ -8,15 +8,15 @@
 #define IPEX_ASSIST_HAS_AMX
 #endif
 
-#include "kernels/attend.h"
-#include "kernels/linear_float.h"
+#include "kernels/attention.h"
+#include "kernels/linear_fp32_bf16.h"
 #include "kernels/linear_mxfp4.h"
 #include "packing/pack_mxfp4.h"
-#include "kernels/rows.h"
+#include "kernels/row_operations.h"
 #ifdef IPEX_ASSIST_HAS_AMX
-#include "kernels/linear_amx_many.h"
+#include "kernels/linear_int8_int4_amx_prefill.h"
 #endif
-#include "kernels/peak.h"
+#include "kernels/peak_rate.h"
 
 namespace ipex_assist {
 namespace {

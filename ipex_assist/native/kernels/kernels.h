@@ -1,23 +1,24 @@
-// The kernels' interface: plain structures and one table of functions for each instruction set.
+// The kernels' interface: plain structures, and one table of functions for each instruction set.
 //
-// A matrix is packed in blocks of 16 output columns. Within a block the order is that of the input columns: of each 64
-// bytes, lane j holds the next 4 bytes of output column j. These are 1 fp32, 2 bf16, 4 int8, or 8 int4 values, which
-// is what vfmadd, vdpbf16ps and vpdpbusd multiply with a broadcast piece of a row, and also what a tile of AMX holds
-// as its B operand. So one copy of the weights serves single rows and long prompts.
+// A matrix is packed in blocks of 16 output columns. A block is a sequence of lines of 64 bytes in the order of its
+// input columns; of each line, lane j holds the next 4 bytes of output column j: 1 fp32, 2 bf16, 4 int8 or 8 int4
+// values. That is what vfmadd, vdpbf16ps and vpdpbusd multiply with 4 bytes of a row that are broadcast to all lanes,
+// and 16 lines are the B operand of an AMX tile product. So one copy of the weights serves decode steps and long
+// prompts.
 //
 //   fp32   [depth][16]                      depth padded to 32
 //   bf16   [depth/2][16][2]                 depth padded to 32
-//   int8   [depth/4][16][4]                 depth padded to 128; unsigned, value + 128; one scale a column, beside it
+//   int8   [depth/4][16][4]                 depth padded to 128; unsigned, value + 128; one scale a column, kept apart
 //   int4   [depth/group] of                 depth padded to 128; group 32, 64 or 128
-//            [16] scale, zero in its lowest 5 bits (32 bits: a float with 19 significant bits, and an integer 0…31)
+//            [16] scale and zero            32 bits: a float with 19 significant bits; the zero, 0…31, in the lowest 5
 //            [group/32][4][16][4] bytes     low nibble: quads 0…3 of the 32 columns, high nibble: quads 4…7
 //          value = scale · (nibble - zero)
 //   mxfp4  [depth/128] of                   depth padded to 128
-//            [16][4] bytes                  exponents of 2, + 127, of a column's groups of 32; 0 is a scale of 0
-//            [4][4][16][4] bytes            as those of int4
+//            [16][4] bytes                  exponents of 2, + 127, of a column's 4 groups of 32; 0 is a scale of 0
+//            [4][4][16][4] bytes            as in int4
 //          value = 2^(exponent - 127) · E2M1(nibble): 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on their negatives
 //
-// Input columns may lie in another order than the checkpoint's (Linear.order): then rows are put into that order too.
+// Input columns may be in another order than the checkpoint's (Linear.order): then rows are put into that order, too.
 #pragma once
 #include <cstdint>
 
@@ -30,7 +31,7 @@ enum Activation : int32_t { SILU, RELU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // t
 enum SourceType : int32_t { SOURCE_F32, SOURCE_F16, SOURCE_BF16 };
 
 constexpr int LANES = 16;             // output columns of a block
-constexpr int SCALE_COLUMNS = 128;    // input columns that share one scale of an int8 row
+constexpr int SCALE_COLUMNS = 128;    // input columns that share one scale of an int8 row: a span
 constexpr int BLOCK_POSITIONS = 256;  // positions of a block of the KV cache
 constexpr int ATTENTION_GROUP = 32;   // elements of a query, or softmax weights, that share a scale where keys are int8
 // Blocks of a KV split. Splits start at multiples of 8 blocks of a sequence; the blocks of a split are merged first,
@@ -38,7 +39,7 @@ constexpr int ATTENTION_GROUP = 32;   // elements of a query, or softmax weights
 constexpr int SPLIT_BLOCKS = 8;
 // A pass of up to 16 rows takes the decode path: threads share its attention by blocks, not by rows. Changes no bits.
 constexpr int DECODE_ROWS = 16;
-constexpr int ZERO_BITS = 31;
+constexpr int ZERO_BITS = 31;  // the mask of an int4 group's zero
 
 // Blocks of a linear on one memory node, from `first` on: block b lies at weights + b · block_bytes.
 struct NodeBlocks {
@@ -54,10 +55,10 @@ struct Linear {
     const uint8_t* weights;  // blocks · block_bytes(precision, group, depth)
     const float* scales;     // int8: (blocks · 16)
     const float* bias;       // (blocks · 16), or null
-    const int32_t* order;    // (depth) which column of a row goes with input column i; null where that is i
-    int64_t unit = 1;        // blocks that stay with one thread: 2 where those of gate and up take turns
-    // Of each memory node, and {blocks, null}; null where all blocks lie side by side, as kernels take them (model.h:
-    // each_part).
+    const int32_t* order;    // (depth) the column of a row that input column i is; null where that is i
+    int64_t unit = 1;        // consecutive blocks that one thread must have: 2 where gate and up alternate
+    // The blocks of each memory node, then {blocks, null}. Null where all blocks are contiguous: kernels take only such
+    // linears (model.h splits the others).
     const NodeBlocks* nodes = nullptr;
 };
 
@@ -75,112 +76,112 @@ inline int64_t padded_depth(Precision precision, int64_t width) {
     return round_up(width, precision == FP32 || precision == BF16 ? 32 : SCALE_COLUMNS);
 }
 
-// Inputs of a linear, in the form its precision multiplies: values (rows, depth), and for integers a scale for every
-// 128 columns and the negated sum of every `group` columns (128 for int8, 32 for mxfp4).
+// The input rows of a linear, in the form that its precision multiplies: fp32, bf16, or int8 for integer weights.
 struct Rows {
-    uint8_t* values;
-    float* scales;
-    int32_t* negated_sums;
+    uint8_t* values;  // (rows, depth)
+    float* scales;    // int8: (rows, depth / 128)
+    int32_t*
+        negated_sums;  // int8: (rows, depth / group), minus the sum of each group (128 columns for int8, 32 for mxfp4)
     int64_t depth;
-    // Integers once more as tiles of 16 rows, (rows / 16, depth / 64, 16, 64), for linears of more than 16 rows; null
-    // where the kernels use none, and where they are to make them themselves. Room for rows up to a multiple of 32.
+    // The int8 values again as AMX tiles, (rows / 16, depth / 64, 16, 64), for linears of more than 16 rows, with room
+    // up to a multiple of 32 rows. Null where the kernels use none, and where they are to make the tiles themselves.
     uint8_t* tiles = nullptr;
 };
 
 // One block of 256 positions of one KV head. Keys are packed like weights whose output columns are positions, values
-// like weights whose input columns are positions. int8 has a scale a position; keys are stored + 128, values are
+// like weights whose input columns are positions. In int8 each position has a scale; keys are stored + 128, values are
 // signed.
 struct KeyValueBlock {
     uint8_t* keys;        // BLOCK_POSITIONS / 16 blocks of depth `key_depth`
-    uint8_t* values;      // value_blocks blocks of depth BLOCK_POSITIONS
-    float* key_scales;    // int8: (BLOCK_POSITIONS), null in other precisions
+    uint8_t* values;      // head_dim / 16 blocks, rounded up, of depth BLOCK_POSITIONS
+    float* key_scales;    // int8: (BLOCK_POSITIONS); null in other precisions
     float* value_scales;  // likewise
 };
 
-// Queries of one KV head against one block of keys; all arrays are the calling thread's own.
+// A query tile: queries of one KV head that attend to one block together. All arrays are the calling thread's own.
+// Where the block is int8 and `precision` is BF16, queries and softmax weights are quantized to 8 bits.
 struct AttentionTile {
     Precision precision;  // of queries and probabilities: FP32 or BF16
     int32_t queries;      // rows of `query`
     int32_t head_dim;
-    int64_t key_depth;  // head_dim padded to 32
-    float scale;
-    const uint8_t* query;  // (queries, key_depth), as Rows.values; of int8 blocks in BF16 by store_query, 2 bytes each
-    const float* query_scales;     // (queries, key_depth / 32), of store_query …
-    const int32_t* query_offsets;  // … likewise
-    const int32_t* first;          // per query: the first position of the block it sees …
+    int64_t key_depth;             // head_dim padded to 32
+    float scale;                   // of scores
+    const uint8_t* query;          // (queries, key_depth), as Rows.values; quantized by store_query, 2 bytes each
+    const float* query_scales;     // quantized: (queries, key_depth / 32), of store_query
+    const int32_t* query_offsets;  // likewise
+    const int32_t* first;          // (queries) the first position of the block that a query sees …
     const int32_t* end;            // … and the one after the last; first >= end where it sees none
     float* scores;                 // (queries, BLOCK_POSITIONS)
-    uint8_t* probabilities;  // (queries, BLOCK_POSITIONS), as Rows.values; of int8 blocks in BF16 weights of values, 2
-                             // bytes each
-    float* weight_scales;    // (queries, BLOCK_POSITIONS / 32), of these
-    uint8_t*
-        widened;  // widened_bytes(key_depth); where int8 is widened to fp32, 16 columns at a time, or for sums of tiles
-    float cap;    // scores x become cap · tanh(x / cap); 0: they stay
-    const float* slopes;     // per query, ALiBi: what scores gain a position, ÷ scale; null where there is none
-    const float* distances;  // per query: from its own position to the first of the block
+    uint8_t* probabilities;        // (queries, BLOCK_POSITIONS), as Rows.values; quantized, 2 bytes each
+    float* weight_scales;          // quantized: (queries, BLOCK_POSITIONS / 32)
+    uint8_t* widened;              // widened_bytes(key_depth): 16 columns of int8 as fp32, or sums of AMX tiles
+    float cap;                     // scores x become cap · tanh(x / cap); 0: they stay
+    const float* slopes;           // (queries) ALiBi's slope ÷ scale; null where there is none
+    const float* distances;        // (queries) the block's first position minus the query's
 };
 
 inline int64_t widened_bytes(int64_t key_depth) {
     return (key_depth > BLOCK_POSITIONS ? key_depth : BLOCK_POSITIONS) * LANES * 4;
 }
 
-// Softmax-weighted values of one block: sum of exp(scale · (score - maximum)), and the values weighted with these.
-// `output` has room for head_dim rounded up to 16.
+// Attention of one query to some positions, before it is divided by `sum` (a split-KV partial). Two of them can be
+// merged.
 struct AttentionPartial {
-    float maximum;
-    float sum;
-    float* output;
+    float maximum;  // of the scores
+    float sum;      // of the weights exp(scale · (score - maximum))
+    float* output;  // (head_dim) the sum of the values times these weights, with room up to a multiple of 16
 };
 
 struct ArgMax {
     float value;
     int32_t index;
-    float sum;  // of exp(x - value)
+    float sum;  // of exp(x - value) over all x: the probability of `index` is 1 / sum
 };
 
 struct Kernels {
     const char* name;
-    int32_t bf16_row_bytes;  // bytes of a value in rows of bf16: 2, or 4 where they are kept widened
+    int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
     bool tiled;              // whether Rows.tiles are used
 
-    // out[r * stride + (b - first) * 16 …] for blocks first <= b < last.
+    // Blocks first <= b < last; row r of block b goes to out[r * stride + (b - first) * 16 …].
     void (*linear)(const Linear&, const Rows&, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
-    // Columns first … last of row `row`, from x (width); beyond width they are zero. Both are multiples of
-    // SCALE_COLUMNS or the end.
+    // Columns [first, last) of row `row`, from x (width); from `width` on they are zero. Both are multiples of
+    // SCALE_COLUMNS, or `last` is the depth.
     void (*quantize)(Precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row,
                      const Rows&);
     void (*normalize)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
                       float* out);
     void (*add)(float* x, const float* y, int64_t size);
-    // Gated: in holds blocks of gate and up by turns. out gets blocks · 16 columns.
+    // out (blocks · 16). Gated: blocks of gate and up alternate in `in`.
     void (*activate)(Activation, bool gated, const float* in, int64_t blocks, float* out);
-    // The first rotary_dim values of a head.
+    // Rotary embedding of a head's first rotary_dim values; the sine has rotate_half's sign.
     void (*apply_rotary)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
-    // x = outer · tanh(inner · x), to about 3e-7 · outer.
+    // x = outer · tanh(inner · x), with an error of about 3e-7 · outer.
     void (*soft_cap)(float* x, int64_t size, float inner, float outer);
-    // Values (size) in the row form of a precision without scales.
+    // x (size) as Rows.values of FP32 or BF16, with zeros up to `padded`.
     void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);
-    // A query of an int8 block, where attention computes in BF16: 2 bytes an element, scales and offsets.
+    // Quantizes a query for int8 blocks, where attention computes in BF16: see AttentionTile.
     void (*store_query)(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* to, float* scales,
                         int32_t* offsets);
-    // At a position of a block, in the block's precision: FP32, BF16, or INT8 by the largest of the row's values / 127,
-    // which is NaN where one of them is no number.
+    // Into a position of a block, in the block's precision: FP32, BF16, or INT8 with the scale max |x| / 127, which is
+    // NaN where an element is NaN or infinite.
     void (*store_key)(Precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
                       const KeyValueBlock&);
     void (*store_value)(Precision, const float* value, int32_t head_dim, int32_t position, const KeyValueBlock&);
+    // A partial of each query of the tile; sum 0 where a query sees no position of the block.
     void (*attend)(const AttentionTile&, const KeyValueBlock&, AttentionPartial* partials);
     void (*merge)(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim);
     ArgMax (*argmax)(const float* x, int64_t size);
-    // Packs 16 output columns (fewer at the end of a matrix: `columns`) of `width` inputs, `stride` elements apart.
-    // False where NaN or infinity was among them: what is packed then means nothing.
+    // Packs a block: `columns` output columns (16, or fewer at the end of a matrix) of `width` inputs, which begin
+    // `stride` elements apart. False where one is NaN or infinite: the block is then invalid.
     bool (*pack)(Precision, int32_t group, SourceType, const void* source, int64_t stride, int64_t columns,
                  int64_t width, int64_t depth, uint8_t* block, float* scales, float* scratch);
-    // False where NaN or infinity is among the values.
+    // To fp32. False where a value is NaN or infinite.
     bool (*widen)(SourceType, const void* source, int64_t size, float* out);
-    // Every byte once, as fast as memory gives them; `ahead` bytes prefetched, or none.
+    // Reads every byte once, for measuring bandwidth; prefetches `ahead` bytes ahead, 0: not at all.
     uint64_t (*read)(const uint8_t* data, int64_t size, int64_t ahead);
     void (*narrow)(SourceType, const float* source, int64_t size, void* out);  // to fp32 or bf16
-    // Nothing but the products of a precision, some for each step; returns how many there were.
+    // Multiply-adds of a precision and nothing else, for measuring the peak; returns their number.
     int64_t (*multiply)(Precision, int64_t steps);
 };
 

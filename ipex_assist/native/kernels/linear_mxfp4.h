@@ -1,9 +1,9 @@
-// Linears of MXFP4 weights with int8 rows: as those of int4 (linear_integer.h), whose nibbles are looked up.
+// Linears of MXFP4 weights with int8 rows: as those of int4 (linear_int8_int4.h), whose nibbles are looked up.
 //
 // Twice a value of E2M1 is a whole number from -12 to 12, so that sums of 32 products are integers and exact, and have
 // the same bits by whichever instructions; the other half is in the scale, a power of two.
 #pragma once
-#include "kernels/linear_integer.h"
+#include "kernels/linear_int8_int4.h"
 
 namespace ipex_assist {
 namespace {
@@ -51,8 +51,8 @@ struct MxSums {
         if (TWO_CHAINS) FOR_EACH(m, M, sums[m] = _mm512_add_epi32(sums[m], high[m]));
     }
 #else
-    // Pairs of values times signed bytes are at most 2 · 24 · 128 = 6144, and 4 of them 24576: below 32767, where
-    // vpmaddubsw and 16 bits would end. So the sums are exact.
+    // Pairs of values times signed bytes are at most 2 · 24 · 128 = 6144, and 4 of them 24576: below 32767, the limit
+    // of vpmaddubsw and of 16 bits. So the sums are exact.
     __attribute__((always_inline)) void add(const uint8_t* lines, const RowPointers<int8_t, M>& rows, int column,
                                             __m512i values) {
         __m512i low[M], high[M];

@@ -1,4 +1,4 @@
-// How large each channel of a model's keys is: what their int8 form is divided by.
+// Factors that even out the channels of int8 keys.
 #include "kv_cache/key_factors.h"
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int32_t ROWS = 16;
 
-// +1 or -1: the last bit of a number's hash, which has no structure that weights may have. Likewise in
+// +1 or -1, by the last bit of a hash: without any structure that weights may have. The same in
 // executors/key_factors.py.
 float sign(uint32_t number) {
     number *= 0x9e3779b1u;
@@ -43,7 +43,7 @@ void probe(const Model& model, size_t index, const Rows& in, float* keys, int64_
     model.multiply(layer.qkv, in, ROWS, model.key_column() / LANES, model.value_column() / LANES, keys, stride);
 }
 
-// Near the root of a size whose square this is.
+// A power of two near the square root of a magnitude, which is given squared.
 float factor(double square) {
     if (!std::isfinite(square) || square <= 0) return 1;
     const double exponent = std::rint(std::log2(square) / 4);

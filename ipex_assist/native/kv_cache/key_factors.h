@@ -1,4 +1,4 @@
-// How large each channel of a model's keys is: what their int8 form is divided by.
+// Factors that even out the channels of int8 keys.
 #pragma once
 #include <vector>
 
@@ -6,15 +6,15 @@
 
 namespace ipex_assist {
 
-// (layers, kv_heads, head_dim) powers of two. Channels of a key may lie a hundredfold apart, and always the same ones
-// do (large biases): by one scale for all of them the small ones would be nothing but rounding. So keys are divided by
-// these factors before they are rounded, and queries multiplied with them, which is exact. A factor is near the square
-// root of its channel's size (root mean square): that halves the distance, as in SmoothQuant (Xiao et al. 2022,
-// arXiv:2211.10438); factors as large as the channels would leave those that matter most with the error of all others.
-// The two channels that rotation turns against each other have one factor.
+// Returns powers of two, (layers, kv_heads, head_dim). The channels of keys may differ in magnitude a hundredfold,
+// always the same ones (large biases): with one scale for all of them the small ones would be lost in rounding. So keys
+// are divided by these factors before they are rounded, and queries are multiplied by them, which is exact. A factor is
+// near the square root of its channel's root mean square, which halves the differences on a logarithmic scale, as in
+// SmoothQuant (Xiao et al. 2022, arXiv:2211.10438); factors as large as the channels would give the largest ones the
+// rounding errors of all others. The two channels that rotary embedding combines share a factor.
 //
-// What the keys are is seen on 16 rows of +1 and -1, weighted as the norm before them weights its rows: a matter of the
-// weights alone. Throws std::invalid_argument for a model whose weights are not there.
+// Magnitudes are measured on 16 rows of +1 and -1, weighted by the norm before the keys: they depend on the weights
+// alone. Throws std::invalid_argument for a model whose weights are not loaded.
 std::vector<float> key_factors(const Model& model);
 
 }  // namespace ipex_assist

@@ -20,7 +20,7 @@ public:
         data_ = static_cast<uint8_t*>(got);
         madvise(data_, bytes, MADV_HUGEPAGE);
     }
-    // From a border of huge pages on.
+    // Aligned to huge pages.
     static Memory at_border(size_t bytes) { return like(nullptr, bytes); }
     // `bytes` of a file from `offset` (a multiple of the page size), read-only and shared with others who map it.
     Memory(int file, int64_t offset, size_t bytes) : bytes_(bytes) {
@@ -28,7 +28,7 @@ public:
         if (got == MAP_FAILED) throw std::bad_alloc();
         data_ = static_cast<uint8_t*>(got);
     }
-    // Of our own, for `replace`: as far behind a border of huge pages as `place` is, so that these can move there.
+    // For `replace`: at the same offset within a huge page as `place`, so that huge pages can move there.
     static Memory like(const uint8_t* place, size_t bytes) {
         constexpr size_t HUGE_PAGE = size_t(2) << 20;
         void* got = mmap(nullptr, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -42,7 +42,7 @@ public:
         madvise(made.data_, bytes, MADV_HUGEPAGE);
         return made;
     }
-    // Puts `piece` in place of as many bytes from `from` on, at the same moment for all threads. In whole pages.
+    // Maps `piece` over as many bytes from `from` on, atomically for all threads. In whole pages.
     void replace(size_t from, Memory&& piece) {
         void* place = mremap(piece.data_, piece.bytes_, piece.bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, data_ + from);
         if (place == MAP_FAILED) throw std::bad_alloc();
@@ -63,7 +63,7 @@ public:
     T* as() const {
         return reinterpret_cast<T*>(data_);
     }
-    // At least `bytes`; what was in it is lost if it grows.
+    // To at least `bytes`; the contents are lost where it grows.
     void grow(size_t bytes) {
         if (bytes > bytes_) *this = Memory(bytes);
     }

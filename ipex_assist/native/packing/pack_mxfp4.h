@@ -1,15 +1,15 @@
-// Packing into MXFP4, and what packs into any format.
+// Packing into MXFP4, and `pack`, which packs a block in any format.
 #pragma once
 #include "kernels/linear_mxfp4.h"
-#include "packing/pack.h"
+#include "packing/pack_block.h"
 
 namespace ipex_assist {
 namespace {
 
-// A group of 16 columns, x (32, 16), as 4 lines; returns its exponents + 127. The largest value is 4 to 8 times the
-// scale (Open Compute Project, Microscaling Formats 1.0, 6.3): so what is in MXFP4 already stays what it is, but for
-// values below 2^-126, as half a scale shall not be a denormal number. The others go to the nearest, of ties to the
-// even nibble, and beyond 6 to 6.
+// Packs a group of 16 columns, x (32, 16), as 4 lines; returns its exponents + 127. The largest value is 4 to 8 times
+// the scale (Open Compute Project, Microscaling Formats 1.0, 6.3): so values that are MXFP4 already stay exact, except
+// below 2^-126, because half a scale must not be denormal. Others are rounded to nearest, ties to the even nibble, and
+// saturate at 6.
 inline __m512i pack_mxfp4_group(const float* x, uint8_t* to) {
     __m512 most = _mm512_setzero_ps();
     for (int64_t k = 0; k < MX_GROUP; k++) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + k * LANES)));
@@ -48,7 +48,7 @@ inline bool pack_mxfp4(SourceType type, const uint8_t* source, int64_t stride, i
         const int64_t number = g % SCALE_COLUMNS / MX_GROUP;
         uint8_t* span = block + g / SCALE_COLUMNS * MX_BYTES;
         const __m512i exponent = pack_mxfp4_group(x, span + 64 + number * 256);
-        // The byte of each group comes in from above.
+        // The byte of each group is shifted in from the top.
         head = _mm512_or_si512(_mm512_srli_epi32(head, 8), _mm512_slli_epi32(exponent, 24));
         if (number + 1 == MX_GROUPS) _mm512_storeu_si512(span, head);
     });

@@ -1,4 +1,4 @@
-// A lock that survives fork(), and what is needed to notice a fork.
+// A lock that a child of fork() can use, and a counter of forks.
 #include "threads/lock.h"
 
 #include <linux/futex.h>
@@ -38,13 +38,13 @@ bool Lock::lock() {
     uint32_t taken = held;
     for (;;) {
         uint32_t seen = word_.load(std::memory_order_relaxed);
-        if (seen != held && seen != awaited) {  // free, or held by a thread that is not in this process
+        if (seen != held && seen != awaited) {  // free, or held by a thread of a parent
             if (word_.compare_exchange_weak(seen, taken, std::memory_order_acquire)) return seen == 0;
             continue;
         }
         if (seen == held && !word_.compare_exchange_weak(seen, awaited, std::memory_order_relaxed)) continue;
         futex_wait(word_, awaited);
-        taken = awaited;  // others may sleep, too
+        taken = awaited;  // other threads may sleep, too
     }
 }
 

@@ -1,0 +1,26 @@
+"""Who answers in a conversation: a model in this process, or a server."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+Message = dict[str, str]  # role and content
+Span = tuple[str, bool]  # some text, and whether it was drafted
+
+
+class Partner(Protocol):
+    """Who answers."""
+
+    name: str
+
+    def answer(self, messages: list[Message]) -> Generator[list[Span], None, None]:
+        """The answer in spans, as they come.
+
+        Raises IpexAssistError where there is none, and KeyboardInterrupt once Ctrl-C has ended it.
+        """
+        ...
+
+    def summary(self) -> str:
+        """How the last answer came: its speed and its draft."""
+        ...

@@ -1,0 +1,1 @@
+"""What several subcommands share: their options, loading, output, and starting again under a placement."""

@@ -1,0 +1,136 @@
+"""The flags of `ipex-assist`, and what is wrong with their values before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ipex_assist.commands.shared.environment import VersionAction
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import add_flags, flags_of, options_of
+from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.launch import add_placement_arguments
+from ipex_assist.speculative.assistant_name import NONE
+from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+
+EPILOG = """\
+  ipex-assist batch|serve|chat|submit|bench|quantize|eval|models|cache|env --help   prompts, a server, jobs, …
+"""
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Flags in one wide column, so that the help fits two screens."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=37, width=115)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # "-m, --model ID" instead of "-m ID, --model ID".
+        text = ", ".join(action.option_strings)
+        if action.nargs == 0 or not action.option_strings:
+            return text or super()._format_action_invocation(action)
+        return f"{text} {self._format_args(action, (action.dest or '').upper())}"
+
+
+def inheriting_parser(
+    prog: str, usage: str, description: str, epilog: str, not_here: Mapping[tuple[str, ...], str]
+) -> argparse.ArgumentParser:
+    """A subcommand's parser with all flags of `ipex-assist`, the same objects.
+
+    not_here: flags that have no meaning there; giving one is a UsageError with this reason.
+    """
+
+    class NotHere(argparse.Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            raise UsageError(f"{option_string}: {not_here[tuple(self.option_strings)]}")
+
+    parser = ArgumentParser(
+        prog=prog,
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        formatter_class=Formatter,
+        add_help=False,  # is inherited, too
+        parents=[build_parser()],
+        conflict_handler="resolve",  # a flag that is added again replaces the inherited one
+        allow_abbrev=False,
+    )
+    for flags in not_here:
+        parser.add_argument(*flags, action=NotHere, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags, in groups. A precision that is not given is None."""
+    parser = ArgumentParser(
+        prog="ipex-assist",
+        usage="%(prog)s [options]",
+        add_help=False,  # stands at the end
+        description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
+        epilog=EPILOG,
+        formatter_class=Formatter,
+        allow_abbrev=False,  # `--dry` would not be recognised as the flag to leave out of the command that is printed
+    )
+
+    add_flags(parser.add_argument_group("models"), LoadOptions)
+
+    prompt = parser.add_argument_group(
+        "prompt (text that is piped in follows it, or is the prompt where neither is given)"
+    )
+    prompt.add_argument("-p", "--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
+    prompt.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+
+    add_flags(parser.add_argument_group("generation"), GenerationOptions)
+    add_placement_arguments(parser)
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one object on one line instead of text")
+    output.add_argument("--no-stream", action="store_true", help="print the text at its end")
+    output.add_argument("--show-accepted", action="store_true", help="drafted text in green, the target's own in bold")
+    output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, all statistics, messages")
+    output.add_argument("--version", action=VersionAction)
+    output.add_argument("-h", "--help", action="help", help="this text")
+    return parser
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parse and check; UsageError says which value is wrong and what would be right."""
+    args = build_parser().parse_args(argv)
+    if args.prompt is not None and args.prompt_file is not None:
+        raise UsageError("--prompt and --prompt-file are both given; give one of them")
+    if args.prompt is not None and not args.prompt.strip():
+        raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+    return args
+
+
+def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
+    """What the flags ask to be loaded: no assistant where nothing may draft."""
+    options = LoadOptions.from_flags(args, **more)
+    drafts = DraftOptions.from_flags(args)
+    return replace(options, assistant=options.assistant if drafts.may_draft else NONE, calibrate=drafts.is_adaptive)
+
+
+def idle_flags(args: argparse.Namespace, options: GenerationOptions) -> list[str]:
+    """Flags that were given and have no effect, because text is not drawn."""
+    drawn = {"do_sample": options.draws}
+    given = {name: getattr(args, name) for name in options_of(GenerationOptions)}
+    return [
+        max(flags_of(name, one), key=len)
+        for name, one in options_of(GenerationOptions).items()
+        if given[name] is not None
+        and (one.needs is not None and not drawn[one.needs])
+        and (name, given[name]) != ("temperature", 0)  # which itself says that text is not drawn
+    ]
+
+
+def read_text(path: str | Path) -> str:
+    """Return the content of the UTF-8 file that --text names. Raises UsageError where it is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--text {path} cannot be read as UTF-8 text: {error}") from error

@@ -1,0 +1,217 @@
+"""How much memory a run will fill, from headers and configs alone. Never imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ipex_assist.checkpoints.open import OpenCheckpoints, check_source
+from ipex_assist.checkpoints.packed_size import estimate_bytes
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.memory import read_memory, resident_bytes
+from ipex_assist.executors.kv_memory import spare_beside
+from ipex_assist.executors.planned_bytes import ModelBytes
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
+from ipex_assist.speculative.assistant_name import SELF, parse_assistant
+from ipex_assist.speculative.default_assistants import default_assistant
+from ipex_assist.speculative.schedule import LONGEST_DRAFT
+
+RUNTIME_BYTES = 700 << 20  # Python, torch and IPEX with a tokenizer, as measured after start
+PASS_ROWS = 256  # native/sizes.py
+PROMPT_TOKENS = 512  # room assumed for a prompt that has not been read yet
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes by purpose; None where a model's size is not known.
+
+    kv: keys and values of all sequences that run at a time, and `kv_each` those of each, where that is known.
+    workspace: what passes need beside them. pooled: keys and values lie in a pool of what the weights leave, a part of
+    which stays free (see KvMemory).
+    """
+
+    target: int | None
+    assistant: int | None
+    kv: int
+    kv_each: tuple[int, ...] = ()
+    workspace: int = 0
+    pooled: bool = False
+
+    @property
+    def spare(self) -> int:
+        """Bytes beside weights, keys and values, without the runtime's."""
+        return spare_beside(self.kv, self.workspace) if self.pooled else self.workspace
+
+    @property
+    def total(self) -> int | None:
+        """Bytes for all purposes, the runtime's own among them; None where the target's size is not known."""
+        if self.target is None:
+            return None
+        return self.target + (self.assistant or 0) + self.kv + self.spare + RUNTIME_BYTES
+
+
+def need_of(
+    target: ModelBytes, assistant: ModelBytes | None, lengths: Sequence[int], *, copy: bool = False
+) -> MemoryNeed:
+    """Memory of models, and of sequences with these numbers of tokens. copy: the assistant is the target's own copy,
+    and shares its table.
+    """
+    sizes = tuple(target.kv(tokens) + (assistant.kv(tokens) if assistant else 0) for tokens in lengths)
+    own = None
+    if assistant is not None and assistant.weights is not None:
+        own = assistant.weights - (assistant.table if copy else 0)
+    workspace = target.workspace + (assistant.workspace if assistant else 0)
+    return MemoryNeed(target.weights, own, sum(sizes), sizes, workspace, pooled=target.unit > 1)
+
+
+def within(need: MemoryNeed, kv_memory: int | None) -> MemoryNeed:
+    """The need where keys and values have a pool of `kv_memory` bytes, which fills up in the end; None: no limit.
+
+    Prefixes for later requests are kept there, too.
+    """
+    return need if kv_memory is None or not need.pooled else replace(need, kv=kv_memory, pooled=False)
+
+
+def estimate_need(
+    model: str,
+    assistant: str | None,
+    precision: str | None,
+    assistant_precision: str | None,
+    max_new_tokens: int,
+    revision: str | None = None,
+    *,
+    offline: bool = True,
+    checkpoints: OpenCheckpoints | None = None,
+    lengths: Sequence[int] = (),
+    kv_precision: str | None = None,
+    native: bool = False,
+    wanted: int | None = None,
+) -> MemoryNeed:
+    """Estimate the bytes that `load(model, assistant)` and a generation will take, without downloading anything.
+
+    precision None: bf16, or the 4 bits a checkpoint is stored in. offline: read only what is on this machine; else the
+    hub is asked for the sizes of models that are not. checkpoints: those that are open already; what is opened here
+    joins them. lengths: in tokens, of each sequence that runs at a time; none: one, of usual length.
+    kv_precision: of keys and values; None: that of attention.
+    native: they run on the native core, which says itself what it takes. wanted: rows of a pass of the target whose
+    logits are wanted; as many as drafts may have where None.
+    Raises UsageError for a path to nothing, so that nobody plans with it.
+    """
+    lengths = lengths or (max_new_tokens + PROMPT_TOKENS,)
+    plan = _Plan(OpenCheckpoints() if checkpoints is None else checkpoints, offline, native, max(lengths), kv_precision)
+    drafts = parse_assistant(assistant).model  # lookup takes next to nothing
+    copy = drafts == SELF
+    if copy:
+        drafts, assistant_precision = model, assistant_precision or "int4"
+    for source in (model, *([drafts] if drafts else [])):
+        _check(source)
+    if drafts == "auto":
+        drafts = plan.default_assistant(model, revision)
+    target = plan.model_bytes(model, precision, revision, wanted=wanted or wanted_rows(len(lengths)))
+    if drafts is None:
+        return need_of(target, None, lengths)
+    drafts_in = assistant_precision or plan.stored(drafts) or beside_experts(plan.precision(model, precision, revision))
+    other = plan.model_bytes(
+        drafts, drafts_in, revision if copy else None, wanted=min(len(lengths), PASS_ROWS), group=DRAFT_INT4_GROUP
+    )
+    return need_of(target, other, lengths, copy=copy and native)
+
+
+def wanted_rows(texts: int) -> int:
+    """Rows of a pass whose logits are wanted, where all texts draft as long as they ever do."""
+    return min(PASS_ROWS, texts * (1 + LONGEST_DRAFT))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where sizes come from; see `estimate_need`."""
+
+    checkpoints: OpenCheckpoints
+    offline: bool
+    native: bool
+    longest: int
+    kv_precision: str | None
+
+    def model_bytes(
+        self, source: str, precision: str | None, revision: str | None, *, wanted: int, group: int = INT4_GROUP
+    ) -> ModelBytes:
+        """The bytes of one model; those of texts are 0 where our decoder does not run it, or it is not here."""
+        try:
+            checkpoint = self.checkpoints.open(source, revision=revision, offline=True)
+            spec = checkpoint.decoder_spec()
+            from ipex_assist.executors.model_bytes import checkpoint_bytes, library_bytes  # late: most of a start
+
+            chosen = self.precision(source, precision, revision)
+            if self.native:
+                return checkpoint_bytes(
+                    checkpoint,
+                    chosen,
+                    wanted=wanted,
+                    longest=self.longest,
+                    group=group,
+                    kv_precision=self.kv_precision,
+                )
+            weights = self._weights(source, precision, revision)
+            return replace(library_bytes(spec, chosen, kv_precision=self.kv_precision), weights=weights)
+        except IpexAssistError:
+            # Loading reports what is wrong with the checkpoint.
+            return ModelBytes(self._weights(source, precision, revision), 0, 1, 0, 0, 0)
+
+    def _weights(self, source: str, precision: str | None, revision: str | None) -> int | None:
+        try:
+            return estimate_bytes(
+                source, precision, revision=revision, offline=self.offline, checkpoints=self.checkpoints
+            )
+        except IpexAssistError:
+            return None
+
+    def precision(self, source: str, precision: str | None, revision: str | None) -> str:
+        """The precision that a model will have."""
+        return precision or self.stored(source, revision) or "bf16"
+
+    def stored(self, source: str, revision: str | None = None) -> str | None:
+        """The precision of a checkpoint that is quantized already, where the native core keeps it."""
+        try:
+            checkpoint = self.checkpoints.open(source, revision=revision, offline=True)
+            return checkpoint.stored_precision if self.native and not checkpoint.why_not_ours() else None
+        except IpexAssistError:
+            return None
+
+    def default_assistant(self, model: str, revision: str | None) -> str | None:
+        """The family's."""
+        try:
+            config = self.checkpoints.open(model, revision=revision, offline=True).config
+            return default_assistant(config, model)
+        except IpexAssistError:
+            return None
+
+
+def _check(source: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # opening it reports that
+        check_source(source)
+
+
+def check_memory(need: MemoryNeed) -> None:
+    """IpexAssistError with the numbers where a run cannot fit; better than being killed half way."""
+    available = read_memory().available
+    if need.total is None or not available:
+        return
+    # What this process has loaded before of what every run loads is not needed again.
+    here = min(RUNTIME_BYTES, resident_bytes())
+    if need.total - here <= available:
+        return
+    parts = [f"{gib(need.target or 0)} for the target"]
+    if need.assistant:
+        parts.append(f"{gib(need.assistant)} for the assistant")
+    parts.append(f"{gib(need.kv)} for keys and values")
+    parts.append(f"{gib(need.spare + RUNTIME_BYTES - here)} for passes and the libraries")
+    raise IpexAssistError(
+        f"too little memory: {gib(need.total - here)} are needed ({', '.join(parts)}) and {gib(available)} are "
+        "available. Use a smaller --precision or model, fewer --max-new-tokens, or --no-assisted"
+    )
+
+
+def gib(size: int) -> str:
+    """Return a number of bytes as text in GiB."""
+    return f"{size / (1 << 30):.1f} GiB"

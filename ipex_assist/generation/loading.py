@@ -1,0 +1,237 @@
+"""Loads a target and its assistant as one model that generates text."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ipex_assist import launch
+from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.deferred_imports import torch_is_here
+from ipex_assist.env.errors import UsageError
+from ipex_assist.env.isa import read_isa
+from ipex_assist.executors.choose import compute_threads, library_executor
+from ipex_assist.executors.interface import FewerThreads, Model
+from ipex_assist.executors.kv_memory import KvMemory
+from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.native_loading import one_torch_thread
+from ipex_assist.generation.assisted_model import AssistedModel
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.resolved import ResolvedOptions, compare_vocabularies, resolve
+from ipex_assist.generation.stats import Loading
+from ipex_assist.generation.text_model import TextModel
+from ipex_assist.launch.plan import MASK_AT_START
+from ipex_assist.models import find
+from ipex_assist.native import library
+from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
+from ipex_assist.speculative import calibration
+from ipex_assist.speculative.assistant_name import AUTO, SELF
+from ipex_assist.speculative.drafting import Drafting
+from ipex_assist.speculative.pair_cache import PairCache, pair_facts
+from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
+from ipex_assist.tokenization.vocabulary import SharedVocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("ipex_assist")
+
+
+def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) -> TextModel:
+    """`load` with everything in one object. precision None is bf16, or the 4 bits of a checkpoint that is quantized
+    already (GPTQ, AWQ); assistant_precision None is the assistant's own such bits, then the target's precision.
+
+    checkpoints: those that are open already, which are not opened again.
+    """
+    model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints))
+    if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
+        with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
+            _ = model.drafting.costs
+    # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
+    # are started from here on shall have all of them.
+    launch.restore_affinity(launch.inherited_plan(os.environ))
+    return model
+
+
+def _build(request: ResolvedOptions) -> TextModel:
+    """Load what was asked for; our own decoder runs it, or transformers does."""
+    checkpoint, assistant, executor = request.checkpoint, request.assistant, request.executor
+    if reason := checkpoint.why_not_ours():
+        # Nobody is to take it for the native core, which may have been asked for.
+        level = logging.WARNING if executor == "native" or find(checkpoint.architecture) else logging.INFO
+        log.log(level, "%s runs through transformers, not our own decoder: %s", checkpoint.source, reason)
+        return _by_transformers(request)
+    if assistant is not None and (reason := assistant.why_not_ours()):
+        raise UsageError(
+            f"our decoder cannot run the assistant {assistant.source} ({reason}), and through transformers, which can, "
+            f"{checkpoint.source} would be slower with it than without. Choose another --assistant-model, self or "
+            "lookup, or go without by --no-assisted"
+        )
+    read_tokenizer = _reading(request)
+    shared, assistant_tokenizer = _vocabulary(request, read_tokenizer)
+    target, assistant_model, loading = _models(request, read_tokenizer)
+    tokenizer = read_tokenizer()
+    draft_vocabulary = request.options.draft_vocabulary
+    measure = functools.partial(calibration.calibrate, target, assistant_model, shared.limited(draft_vocabulary))
+    drafting = Drafting(
+        target.spec.vocab_size,
+        measure,
+        assistant_model,
+        request.name.lookup,
+        draft_vocabulary,
+        assistant_tokenizer,
+        tokenizer,
+        shared,
+    )
+    if drafting.possible:
+        drafting.go_on_from(_cache(request, assistant_model is not None))
+    eos = frozenset(eos_token_ids(checkpoint, tokenizer))
+    identity = request.identity(assistant_tokenizer is not None)
+    model = AssistedModel(target, tokenizer, eos, identity, assistant_model, drafting=drafting)
+    model.loading = loading
+    return model
+
+
+def _reading(request: ResolvedOptions) -> Callable[[], PreTrainedTokenizerBase]:
+    """What gives the target's tokenizer. A quick start reads it in a thread, while the packed weights are checked."""
+    if request.quick and request.tokenizer is None:
+        aside = ThreadPoolExecutor(1)
+        reading = aside.submit(load_tokenizer, request.checkpoint)
+        aside.shutdown(wait=False)
+        return reading.result
+    tokenizer = request.tokenizer or load_tokenizer(request.checkpoint)
+    return lambda: tokenizer
+
+
+def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> tuple[Model, Model | None, Loading]:
+    """The target, the assistant where a model drafts, and how long loading each of them took."""
+    options = request.options
+    if options.kv_memory is not None and request.executor != "native":
+        log.warning(
+            "--kv-memory: no effect with --executor %s, where each text has memory of its own", request.executor
+        )
+    asked = LoadRequest(
+        request.checkpoint,
+        request.precision,
+        request.executor,
+        progress=options.progress,
+        cache_packed=options.cache_packed,
+        kv_memory=KvMemory(options.kv_memory, options.kv_share),
+        kv_precision=options.kv_precision,
+        quick=request.quick,
+        before_packing=before_packing,
+    )
+    started = time.perf_counter()
+    target = load_model(asked)
+    loaded = time.perf_counter()
+    if request.assistant is None and request.name.model != SELF:
+        return target, None, Loading(loaded - started)
+    assert request.assistant_precision is not None
+    assistant = load_model(
+        replace(
+            asked,
+            checkpoint=request.assistant or request.checkpoint,
+            precision=request.assistant_precision,
+            exact=False,
+            table_of=None if request.assistant else target,
+            group=DRAFT_INT4_GROUP,
+            quick=False,
+            before_packing=None,
+        )
+    )
+    if options.draft_threads is not None:
+        _use_threads(assistant, options.draft_threads, request.executor)
+    return target, assistant, Loading(loaded - started, time.perf_counter() - loaded)
+
+
+def _use_threads(assistant: Model, number: int, executor: str) -> None:
+    """Run the assistant's decode passes on this many threads."""
+    if not isinstance(assistant, FewerThreads):
+        log.warning("--draft-threads: no effect with --executor %s, whose passes have all threads", executor)
+    elif number > assistant.thread_choices[0]:
+        raise UsageError(f"--draft-threads {number}: there are {assistant.thread_choices[0]} threads")
+    else:
+        assistant.use_threads(number)
+
+
+def _by_transformers(request: ResolvedOptions) -> TextModel:
+    """A model that our decoder does not run: transformers has no draft source but an assistant model."""
+    from ipex_assist.generation.transformers_model import TransformersModel
+
+    options = request.options
+    if request.name.lookup or request.name.model == SELF:
+        raise UsageError(
+            f"{request.checkpoint.architecture or 'this architecture'} runs through transformers, which drafts with an "
+            "assistant model only: name one with --assistant-model, or go without by --no-assisted"
+        )
+    idle = {
+        "--cache-packed": options.cache_packed,
+        "--draft-threads": options.draft_threads is not None,
+        "--draft-vocabulary": options.draft_vocabulary is not None,
+        "--kv-memory": options.kv_memory is not None,
+        "--kv-precision": options.kv_precision is not None,
+    }
+    for flag in (flag for flag, given in idle.items() if given):
+        log.warning("%s: no effect, since %s runs through transformers", flag, request.checkpoint.source)
+    executor = library_executor() if request.executor == "native" else request.executor
+    return TransformersModel(
+        request.checkpoint,
+        request.assistant,
+        request.precision,
+        request.assistant_precision,
+        executor,
+        progress=options.progress,
+        universal=options.universal,
+        named=request.name.model != AUTO,
+    )
+
+
+def _vocabulary(
+    request: ResolvedOptions, read_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> tuple[SharedVocabulary, PreTrainedTokenizerBase | None]:
+    """How far the vocabulary is shared; the assistant's tokenizer where it is another one, and that is allowed."""
+    if request.assistant is None or request.shared is not None:
+        return request.shared or SharedVocabulary(), None
+    other = load_tokenizer(request.assistant)
+    try:
+        return compare_vocabularies(request.checkpoint, read_tokenizer(), request.assistant, other), None
+    except UsageError:
+        if not request.options.universal:
+            raise
+        log.warning("%s has another vocabulary: its drafts are encoded again, as text", request.assistant.source)
+        return SharedVocabulary(), other
+
+
+def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
+    """Open the cache of what earlier processes learnt of this pair. drafts: a model does, not lookup alone."""
+    import importlib.metadata  # late, as it takes long
+
+    pair = pair_facts(
+        request.checkpoint,
+        request.precision,
+        request.assistant or (request.checkpoint if drafts else None),
+        request.assistant_precision,
+        draft_vocabulary=request.options.draft_vocabulary,
+        kv_precision=request.options.kv_precision,
+        int4_groups=(INT4_GROUP, DRAFT_INT4_GROUP),
+    )
+    plan = launch.inherited_plan(os.environ)
+    machine = {
+        "executor": request.executor,
+        "machine": read_isa().model,
+        "cpus": sorted(plan.cpus if plan else MASK_AT_START),
+        "threads": plan.threads if plan else compute_threads(),
+        "draft_threads": request.options.draft_threads,
+        "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
+        "torch": importlib.metadata.version("torch"),
+    }
+    return PairCache(pair, machine, refresh=request.options.recalibrate)

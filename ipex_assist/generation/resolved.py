@@ -1,0 +1,131 @@
+"""Opens the checkpoints that are asked for, and decides what the options leave open."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.executors.choose import resolve_executor, stored_precision
+from ipex_assist.generation.load_options import LoadOptions
+from ipex_assist.generation.result import Identity
+from ipex_assist.generation.rows_of_config import vocabulary_rows
+from ipex_assist.quantization.precision import beside_experts, kv_precision_of
+from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, parse_assistant
+from ipex_assist.speculative.default_assistants import default_assistant
+from ipex_assist.tokenization.tokenizer import load_tokenizer
+from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("ipex_assist")
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    """What is to be loaded; `assistant` is None where nothing, lookup alone, or the target's copy drafts.
+
+    precision, assistant_precision, executor: those of `options`, or what stands for their None and "auto".
+    shared: how far the assistant's vocabulary is the target's, where that was compared already; tokenizer: the
+    target's, where that was loaded for it.
+    """
+
+    options: LoadOptions
+    checkpoint: Checkpoint
+    assistant: Checkpoint | None
+    name: AssistantName
+    precision: str
+    assistant_precision: str | None
+    executor: str
+    shared: SharedVocabulary | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def quick(self) -> bool:
+        """Whether a first pass may be slower: where there is no assistant, its time teaches nobody anything."""
+        nothing_drafts = self.assistant is None and self.name.model is None and not self.name.lookup
+        return self.options.quick_start and self.executor == "native" and nothing_drafts
+
+    def identity(self, universal: bool) -> Identity:
+        """The names that results repeat."""
+        model = SELF if self.name.model == SELF else self.assistant.source if self.assistant else None
+        if model is not None and universal:
+            model += " (universal)"
+        parts = [*(["lookup"] if self.name.lookup else []), *([model] if model else [])]
+        return Identity(
+            target=self.checkpoint.source,
+            assistant="+".join(parts) or None,
+            precision=self.precision,
+            assistant_precision=self.assistant_precision if model else None,
+            executor=self.executor,
+            kv_precision=kv_precision_of(self.precision, self.options.kv_precision),
+        )
+
+
+def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptions:
+    """Open the checkpoints, and settle what the options leave open."""
+    if options.target is None:
+        raise UsageError("target: which model? Give a hub id, a folder or a .gguf file")
+    checkpoint = checkpoints.open(options.target, revision=options.revision, offline=options.offline)
+    if not checkpoint.why_not_ours():
+        checkpoint.check_weights()  # before an assistant is downloaded for a target that cannot be read
+    name = parse_assistant(options.assistant)
+    assistant_precision = options.assistant_precision
+    family = _Family()
+    if name.model == AUTO:
+        family = _family_assistant(checkpoint, options, checkpoints)
+    elif name.model not in (None, SELF):
+        family = _Family(checkpoints.open(str(name.model), offline=options.offline))
+    elif name.model == SELF:
+        assistant_precision = assistant_precision or "int4"
+    assistant = family.assistant
+    drafted = assistant_precision if assistant or name.model == SELF else None
+    executor = resolve_executor(options.executor, options.precision, drafted)
+    precision = options.precision or stored_precision(checkpoint, executor) or "bf16"
+    if assistant is not None:
+        assistant_precision = assistant_precision or stored_precision(assistant, executor)
+        assistant_precision = assistant_precision or beside_experts(precision)
+    return ResolvedOptions(
+        options, checkpoint, assistant, name, precision, assistant_precision, executor, family.shared, family.tokenizer
+    )
+
+
+@dataclass(frozen=True)
+class _Family:
+    """An assistant, how far its vocabulary is the target's, and the target's tokenizer; None is not known yet."""
+
+    assistant: Checkpoint | None = None
+    shared: SharedVocabulary | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+
+def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints: OpenCheckpoints) -> _Family:
+    """The family's default. Nobody asked for it by name, so one that cannot be had or does not fit ends nothing."""
+    name = default_assistant(checkpoint.config, options.target or "")
+    if name is None:
+        log.warning(
+            "no default assistant for %s: generating without one; name one with --assistant-model",
+            checkpoint.architecture,
+        )
+        return _Family()
+    try:
+        assistant = checkpoints.open(name, offline=options.offline)
+        if not checkpoint.why_not_ours() and (reason := assistant.why_not_ours()):
+            raise IpexAssistError(reason)
+        tokenizer = load_tokenizer(checkpoint)
+        return _Family(
+            assistant, compare_vocabularies(checkpoint, tokenizer, assistant, load_tokenizer(assistant)), tokenizer
+        )
+    except IpexAssistError as error:
+        log.warning("generating without the default assistant %s: %s", name, error)
+        return _Family()
+
+
+def compare_vocabularies(
+    target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, other: PreTrainedTokenizerBase
+) -> SharedVocabulary:
+    return share_vocabulary(tokenizer, other, vocabulary_rows(target, tokenizer), vocabulary_rows(assistant, other))

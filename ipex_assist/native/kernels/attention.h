@@ -1,0 +1,373 @@
+// Attention of some queries to one block of 256 positions, and the merge of partials. A partial depends on its query
+// and block alone, and the order of merges on positions alone: so neither other rows nor the thread that computes a
+// block can change bits. The merge is online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
+#pragma once
+#include "kernels/attention_int8.h"
+#include "kernels/linear_fp32_bf16.h"
+#ifdef IPEX_ASSIST_HAS_AMX
+#include "kernels/attention_int8_amx.h"
+#endif
+
+namespace ipex_assist {
+namespace {
+
+// The index, in elements, of row `k` and column `column` in a packed block of that depth. step: elements of a lane.
+inline int64_t packed_index(int step, int64_t depth, int64_t column, int64_t k) {
+    return ((column / LANES) * (depth / step) + k / step) * (LANES * step) + column % LANES * step + k % step;
+}
+
+// A key is a column of its block: one lane of each line. Lanes from head_dim on stay the zeros that they are.
+template <class T>
+inline void store_down(const T* values, int count, T* to) {
+    for (int j = 0; j < count; j++) to[j * LANES] = values[j];
+}
+
+// A value is a row of its block. In bf16 a lane holds two positions: the other one stays as it is.
+inline void store_across(Precision precision, __m512 v, int32_t position, uint8_t* line) {
+    if (precision == FP32) return _mm512_storeu_ps(reinterpret_cast<float*>(line), v);
+    const __m512i halves = _mm512_cvtepu16_epi32(to_bf16(v)), lower = _mm512_set1_epi32(0xffff);
+    const __m512i both = _mm512_loadu_si512(line);
+    const __m512i mixed = position % 2 ? _mm512_or_si512(_mm512_and_si512(lower, both), _mm512_slli_epi32(halves, 16))
+                                       : _mm512_or_si512(_mm512_andnot_si512(lower, both), halves);
+    _mm512_storeu_si512(line, mixed);
+}
+
+inline void store_packed(Precision precision, const float* x, int32_t head_dim, uint8_t* to, int64_t depth,
+                         int32_t position, bool key) {
+    const int step = precision == FP32 ? 1 : 2, bytes = 4 / step;
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        const int count = head_dim - d < LANES ? head_dim - d : LANES;
+        const __m512 v = _mm512_maskz_loadu_ps(lanes(count), x + d);
+        if (!key) {
+            store_across(precision, v, position, to + packed_index(step, depth, d, position / step * step) * bytes);
+            continue;
+        }
+        uint8_t* at = to + packed_index(step, depth, position, d) * bytes;
+        if (precision == FP32) {
+            store_down(x + d, count, reinterpret_cast<float*>(at));
+        } else {
+            alignas(32) uint32_t pairs[LANES / 2];
+            _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), to_bf16(v));
+            store_down(pairs, (count + 1) / 2, reinterpret_cast<uint32_t*>(at));
+        }
+    }
+}
+
+// Stores a key or value as int8 and returns its scale, max |x| / 127. With NaN or infinity in the row the scale is NaN,
+// and so is every result that the row contributes to. A row below 1e-36, whose reciprocal overflows, becomes zeros.
+inline float store_int8(const float* x, int32_t head_dim, uint8_t* to, int64_t depth, int32_t position, bool key) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        largest = _mm512_max_epu32(largest, size_bits(_mm512_maskz_loadu_ps(lanes(head_dim - d), x + d)));
+    }
+    const uint32_t bits = _mm512_reduce_max_epu32(largest);
+    float most;
+    std::memcpy(&most, &bits, sizeof most);
+    const bool number = finite(largest);
+    const __m512 factor = _mm512_set1_ps(number && most >= 1e-36f ? 127.0f / most : 0.0f);
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        const int count = head_dim - d < LANES ? head_dim - d : LANES;
+        const __mmask16 mask = number ? lanes(count) : 0;
+        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + d), factor));
+        const __m128i bytes = _mm512_cvtsepi32_epi8(q);
+        alignas(16) uint8_t values[LANES];
+        _mm_store_si128(reinterpret_cast<__m128i*>(values), bytes);
+        // Keys are unsigned, like the weights of linears. From head_dim on they meet a query's zeros.
+        for (int j = 0; j < count; j++) {
+            const int64_t at = key ? packed_index(4, depth, position, d + j) : packed_index(4, depth, d + j, position);
+            to[at] = uint8_t(values[j] + (key ? 128 : 0));
+        }
+    }
+    return number ? most / 127.0f : NAN;
+}
+
+void store_key(Precision precision, const float* key, int32_t head_dim, int64_t key_depth, int32_t position,
+               const KeyValueBlock& block) {
+    if (precision == INT8) {
+        block.key_scales[position] = store_int8(key, head_dim, block.keys, key_depth, position, true);
+    } else {
+        store_packed(precision, key, head_dim, block.keys, key_depth, position, true);
+    }
+}
+
+void store_value(Precision precision, const float* value, int32_t head_dim, int32_t position,
+                 const KeyValueBlock& block) {
+    if (precision == INT8) {
+        block.value_scales[position] = store_int8(value, head_dim, block.values, BLOCK_POSITIONS, position, false);
+    } else {
+        store_packed(precision, value, head_dim, block.values, BLOCK_POSITIONS, position, false);
+    }
+}
+
+// 16 columns of int8 keys (stored + 128) or values, as fp32.
+inline void widen_int8(const uint8_t* from, int64_t depth, bool keys, uint8_t* to) {
+    const __m512i flip = _mm512_set1_epi32(keys ? int32_t(0x80808080) : 0);
+    for (int64_t k = 0; k < depth; k += 4, from += 64, to += 4 * 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + PREFETCH), _MM_HINT_T0);
+        const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(from), flip);
+        for (int i = 0; i < 4; i++) {
+            const __m512i value = _mm512_srai_epi32(_mm512_slli_epi32(line, 24 - 8 * i), 24);
+            _mm512_storeu_ps(reinterpret_cast<float*>(to + i * 64), _mm512_cvtepi32_ps(value));
+        }
+    }
+}
+
+// 16 columns of a packed block from `column` on, the first `used` rows of them, as D multiplies them: in place, or
+// widened into `buffer`.
+template <class D>
+inline const uint8_t* columns_of(const uint8_t* packed, bool widened, bool keys, int64_t column, int64_t depth,
+                                 int64_t used, uint8_t* buffer) {
+    if (!widened) return packed + column * depth * (D::STEP == 1 ? 4 : 2);
+    widen_int8(packed + column * depth, used, keys, buffer);
+    return buffer;
+}
+
+// The model's soft cap of scores, and ALiBi (Press et al. 2021, arXiv:2108.12409).
+inline void adjust_scores(const AttentionTile& t, int64_t limit) {
+    const __m512 steps = _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    for (int32_t q = 0; q < t.queries; q++) {
+        float* scores = t.scores + q * BLOCK_POSITIONS;
+        if (t.cap > 0) soft_cap(scores, limit, t.scale / t.cap, t.cap / t.scale);
+        if (!t.slopes) continue;
+        const __m512 slope = _mm512_set1_ps(t.slopes[q]), step = _mm512_set1_ps(LANES);
+        __m512 distance = _mm512_add_ps(steps, _mm512_set1_ps(t.distances[q]));
+        for (int64_t i = 0; i < limit; i += LANES) {
+            _mm512_storeu_ps(scores + i, _mm512_fmadd_ps(slope, distance, _mm512_loadu_ps(scores + i)));
+            distance = _mm512_add_ps(distance, step);
+        }
+    }
+}
+
+// Those of the 16 positions from `i` on that a query sees.
+inline __mmask16 visible(const AttentionTile& t, int32_t q, int64_t i) {
+    if (t.first[q] <= i && t.end[q] >= i + LANES) return 0xffff;  // nearly always
+    return __mmask16(lanes(t.end[q] - i) & ~lanes(t.first[q] - i));
+}
+
+inline float largest_score(const AttentionTile& t, int32_t q, int64_t limit) {
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < limit; i += LANES) {
+        most = _mm512_mask_max_ps(most, visible(t, q, i), most, _mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i));
+    }
+    return _mm512_reduce_max_ps(most);
+}
+
+// exp(scale · (score - maximum)) of the 16 positions from `i` on; zero where the query does not see the position.
+inline __m512 probability(const AttentionTile& t, int32_t q, int64_t i, float maximum) {
+    const __m512 shifted = _mm512_sub_ps(_mm512_loadu_ps(t.scores + q * BLOCK_POSITIONS + i), _mm512_set1_ps(maximum));
+    return _mm512_maskz_mov_ps(visible(t, q, i), exponential(_mm512_mul_ps(shifted, _mm512_set1_ps(t.scale))));
+}
+
+inline __m512 weighed(const AttentionTile& t, int32_t q, int64_t i, __m512 p, const float* value_scales) {
+    return _mm512_maskz_mul_ps(visible(t, q, i), p, _mm512_loadu_ps(value_scales + i));
+}
+
+// Scores to softmax weights of the positions that a query sees, times the scales of int8 values; zero at the other
+// positions below `limit`.
+inline void softmax(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                    AttentionPartial& partial) {
+    partial.maximum = largest_score(t, q, limit);
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < limit; i += LANES) {
+        __m512 p = probability(t, q, i, partial.maximum);
+        sum = _mm512_add_ps(sum, p);
+        if (value_scales) p = weighed(t, q, i, p, value_scales);
+        store_row(t.precision, p, t.probabilities, q * BLOCK_POSITIONS + i);
+    }
+    partial.sum = _mm512_reduce_add_ps(sum);
+}
+
+// The same, with the weights quantized to 8 bits.
+inline void softmax_digits(const AttentionTile& t, int32_t q, int64_t limit, const float* value_scales,
+                           AttentionPartial& partial) {
+    partial.maximum = largest_score(t, q, limit);
+    __m512 sum = _mm512_setzero_ps(), weights[HALF / LANES];
+    for (int64_t i = 0; i < limit; i += HALF) {
+        const int64_t vectors = (limit - i < HALF ? limit - i : HALF) / LANES;
+        __m512i sizes = _mm512_setzero_si512();
+        for (int64_t v = 0; v < vectors; v++) {
+            const __m512 p = probability(t, q, i + v * LANES, partial.maximum);
+            sum = _mm512_add_ps(sum, p);
+            weights[v] = weighed(t, q, i + v * LANES, p, value_scales);
+            sizes = _mm512_max_epu32(sizes, size_bits(weights[v]));
+        }
+        float* scales = t.weight_scales + (q * BLOCK_POSITIONS + i) / ATTENTION_GROUP;
+        store_weights(weights, sizes, vectors, t.probabilities + q * BLOCK_POSITIONS * 2, i, scales);
+    }
+    partial.sum = _mm512_reduce_add_ps(sum);
+}
+
+// The output of query `q` where the product with all positions of the block has NaN or infinity. Positions that it does
+// not see have weight zero, but zero times NaN is NaN: they may hold what a rolled-back draft or an earlier sequence
+// has left, or later rows of this pass. Here their values are zero, and the order of the sums is the same.
+template <class D>
+void attend_seen(const AttentionTile& t, const KeyValueBlock& block, int32_t q, int64_t limit, float* output) {
+    constexpr int64_t bytes = D::STEP == 1 ? 4 : 2;
+    const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
+    for (int64_t d = 0; d < t.head_dim; d += LANES) {
+        alignas(64) uint8_t seen[BLOCK_POSITIONS * LANES * bytes];
+        std::memcpy(seen, block.values + d * BLOCK_POSITIONS * bytes, size_t(limit * LANES * bytes));
+        for (int64_t i = 0; i < limit; i++) {
+            if (i >= t.first[q] && i < t.end[q]) continue;
+            for (int64_t j = 0; j < LANES; j++)
+                std::memset(seen + packed_index(D::STEP, BLOCK_POSITIONS, j, i) * bytes, 0, bytes);
+        }
+        float_rows<D>(1, weights, BLOCK_POSITIONS, seen, limit / D::STEP, nullptr, 0, output + d, 0);
+    }
+}
+
+inline bool finite(const float* x, int64_t size) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < size; i += LANES) largest = _mm512_max_epu32(largest, size_bits(_mm512_loadu_ps(x + i)));
+    return finite(largest);
+}
+
+// Scores of all queries against the 16 positions from `i` on.
+template <class D>
+void score_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t i) {
+    const uint8_t* keys = columns_of<D>(block.keys, block.key_scales, true, i, t.key_depth, t.key_depth, t.widened);
+    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
+        const auto* query = reinterpret_cast<const typename D::Row*>(t.query) + q * t.key_depth;
+        float* scores = t.scores + q * BLOCK_POSITIONS + i;
+        float_rows<D>(part, query, t.key_depth, keys, t.key_depth / D::STEP, nullptr, 0, scores, BLOCK_POSITIONS);
+        for (int64_t m = 0; block.key_scales && m < part; m++) {
+            const __m512 score =
+                _mm512_mul_ps(_mm512_loadu_ps(scores + m * BLOCK_POSITIONS), _mm512_loadu_ps(block.key_scales + i));
+            _mm512_storeu_ps(scores + m * BLOCK_POSITIONS, score);
+        }
+    }
+}
+
+// 16 columns of values from `d` on, weighted with each query's probabilities of the first `limit` positions.
+template <class D>
+void weigh_columns(const AttentionTile& t, const KeyValueBlock& block, int64_t d, int64_t limit,
+                   AttentionPartial* partials) {
+    const uint8_t* values =
+        columns_of<D>(block.values, block.value_scales, false, d, BLOCK_POSITIONS, limit, t.widened);
+    for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+        const int64_t part = t.queries - q < TILE_ROWS ? t.queries - q : TILE_ROWS;
+        const auto* weights = reinterpret_cast<const typename D::Row*>(t.probabilities) + q * BLOCK_POSITIONS;
+        // Partials of one tile lie at equal distances.
+        const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
+        float_rows<D>(part, weights, BLOCK_POSITIONS, values, limit / D::STEP, nullptr, 0, partials[q].output + d,
+                      stride);
+    }
+}
+
+// Positions that a tile's queries see, a multiple of 16.
+inline int64_t limit_of(const AttentionTile& t) {
+    int32_t end = 0;
+    for (int32_t q = 0; q < t.queries; q++) end = t.first[q] < t.end[q] && t.end[q] > end ? t.end[q] : end;
+    return (end + LANES - 1) / LANES * LANES;
+}
+
+// `limit` is that of the query that sees most. Positions that another query does not see are left out of its maximum
+// and sum; to its output they add zeros, in chains in the order of the positions. Such a chain may end as -0 or +0,
+// which makes no difference to the total, as that is never -0. NaN in values that a query does not see is handled at
+// the end. (In int8 only scales can be NaN, and those the softmax leaves out: integers times zero are zero.)
+template <class D>
+void attend_block(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
+    const int64_t limit = limit_of(t);
+    for (int64_t i = 0; i < limit; i += LANES) score_columns<D>(t, block, i);
+    if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
+    for (int32_t q = 0; q < t.queries; q++) {
+        if (t.first[q] < t.end[q]) {
+            softmax(t, q, limit, block.value_scales, partials[q]);
+        } else {
+            partials[q].sum = 0;
+            convert(t.precision, t.scores, 0, limit, t.probabilities + q * BLOCK_POSITIONS * sizeof(typename D::Row));
+        }
+    }
+    for (int64_t d = 0; d < t.head_dim; d += LANES) weigh_columns<D>(t, block, d, limit, partials);
+    for (int32_t q = 0; !block.value_scales && q < t.queries; q++) {
+        const bool hidden = t.first[q] < t.end[q] && (t.first[q] > 0 || t.end[q] < limit);
+        if (hidden && !finite(partials[q].output, t.head_dim)) attend_seen<D>(t, block, q, limit, partials[q].output);
+    }
+}
+
+// The products of attention over int8 in integers, on vectors.
+struct OnVectors {
+    static void score(const AttentionTile& t, const KeyValueBlock& block, int64_t limit) {
+        const int64_t each = lines_ahead(t);
+        for (int64_t i = 0; i < limit; i += LANES) {
+            const uint8_t *keys = block.keys + i * t.key_depth, *next = keys + LANES * t.key_depth;
+            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+#define CALL(M)                                                                                               \
+    key_tile<M>(t, q, keys, Ahead{next + q / TILE_ROWS * each * t.key_depth * 2, each}, block.key_scales + i, \
+                t.scores + q * BLOCK_POSITIONS + i)
+                IPEX_ASSIST_BY_ROWS(t.queries - q, CALL)
+#undef CALL
+            }
+        }
+    }
+    static void weigh(const AttentionTile& t, const KeyValueBlock& block, int64_t used,
+                      const AttentionPartial* partials) {
+        const int64_t each = lines_ahead(t);
+        for (int64_t d = 0; d < t.head_dim; d += LANES) {
+            const uint8_t *values = block.values + d * BLOCK_POSITIONS, *next = values + LANES * BLOCK_POSITIONS;
+            for (int32_t q = 0; q < t.queries; q += TILE_ROWS) {
+                const int32_t part = t.queries - q < TILE_ROWS ? t.queries - q : int32_t(TILE_ROWS);
+                const int64_t stride = part > 1 ? partials[q + 1].output - partials[q].output : 0;
+#define CALL(M)                                                                                       \
+    value_tile<M>(t, q, values, used, Ahead{next + q / TILE_ROWS * each * BLOCK_POSITIONS * 2, each}, \
+                  partials[q].output + d, stride)
+                IPEX_ASSIST_BY_ROWS(part, CALL)
+#undef CALL
+            }
+        }
+    }
+    static int64_t lines_ahead(const AttentionTile& t) {  // each tile of queries prefetches its part of 8 lines
+        const int64_t tiles = (t.queries + TILE_ROWS - 1) / TILE_ROWS;
+        return (8 + tiles - 1) / tiles;
+    }
+};
+
+// The same over an int8 block in integer arithmetic. Positions that a query does not see have weight zero, and integers
+// times zero are zero; NaN in a key or value is in its scale.
+template <class Products>
+void attend_integers(const AttentionTile& t, const KeyValueBlock& block, AttentionPartial* partials) {
+    const int64_t limit = limit_of(t), used = (limit + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+    for (int64_t i = 0; i < BLOCK_POSITIONS; i += LANES) {
+        _mm_prefetch(reinterpret_cast<const char*>(block.key_scales + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(block.value_scales + i), _MM_HINT_T0);
+    }
+    Products::score(t, block, limit);
+    if (t.cap > 0 || t.slopes) adjust_scores(t, limit);
+    for (int32_t q = 0; q < t.queries; q++) {
+        if (t.first[q] < t.end[q]) {
+            softmax_digits(t, q, limit, block.value_scales, partials[q]);
+        } else {
+            partials[q].sum = 0;
+            std::memset(t.probabilities + q * BLOCK_POSITIONS * 2, 0, size_t(BLOCK_POSITIONS * 2));
+            std::fill_n(t.weight_scales + q * (BLOCK_POSITIONS / ATTENTION_GROUP), BLOCK_POSITIONS / ATTENTION_GROUP,
+                        0.0f);
+        }
+    }
+    Products::weigh(t, block, used, partials);
+}
+
+void attend(const AttentionTile& tile, const KeyValueBlock& block, AttentionPartial* partials) {
+    if (tile.precision == FP32) return attend_block<Fp32>(tile, block, partials);
+    if (!block.key_scales) return attend_block<Bf16>(tile, block, partials);
+#ifdef IPEX_ASSIST_HAS_AMX
+    if (tile.queries >= TILED_QUERIES) return attend_integers<OnTiles>(tile, block, partials);
+#endif
+    attend_integers<OnVectors>(tile, block, partials);
+}
+
+void merge(AttentionPartial& into, const AttentionPartial& next, float scale, int32_t head_dim) {
+    const float most = into.maximum > next.maximum ? into.maximum : next.maximum;
+    float factors[LANES] = {(into.maximum - most) * scale, (next.maximum - most) * scale};
+    _mm512_storeu_ps(factors, exponential(_mm512_loadu_ps(factors)));
+    into.maximum = most;
+    into.sum = into.sum * factors[0] + next.sum * factors[1];
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(into.output + d), _mm512_set1_ps(factors[0]));
+        const __m512 added = _mm512_fmadd_ps(_mm512_loadu_ps(next.output + d), _mm512_set1_ps(factors[1]), kept);
+        _mm512_storeu_ps(into.output + d, added);
+    }
+}
+
+}  // namespace
+}  // namespace ipex_assist

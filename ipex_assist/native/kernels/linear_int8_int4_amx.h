@@ -1,0 +1,237 @@
+// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. Rows.values must have room
+// for 16 rows or a multiple of 32.
+#pragma once
+#include "kernels/linear_bf16_amx.h"
+#include "kernels/linear_int8_int4.h"
+#include "memory/memory.h"
+
+namespace ipex_assist {
+namespace {
+
+constexpr int64_t VECTOR_ROWS = 1;  // one is as fast without tiles, and faster where its weights are in a cache
+
+// int8 rows as the tiles take them, with the scales and start values of a group side by side.
+struct AmxRows {
+    const uint8_t* values;
+    const float* scales;    // (groups, M)
+    const int32_t* starts;  // (groups, M)
+};
+
+// The groups of int8: weights lie as the tiles take them, and are stored + 128, which adds 128 times the sum of the
+// row.
+struct Int8Groups {
+    static constexpr int COLUMNS = SCALE_COLUMNS, BYTES = SCALE_COLUMNS * LANES, UNPACKED = 64, AHEAD = 2048;
+    static constexpr bool SIGNED = false;
+    static int32_t start(int32_t negated_sum) { return negated_sum * 128; }
+    static __m512 begin(const Linear&, int64_t) { return _mm512_setzero_ps(); }
+    static __m512 end(const Linear& w, int64_t b, __m512 total) {
+        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
+        return _mm512_fmadd_ps(total, _mm512_loadu_ps(w.scales + b * LANES), bias);
+    }
+    static const uint8_t* unpack(const uint8_t* group, uint8_t*) { return group; }
+
+    template <int M>
+    static void add(const uint8_t*, const int32_t* sums, const float* scales, const int32_t* starts, __m512* total) {
+        FOR_EACH(m, M, {
+            const __m512i sum = _mm512_add_epi32(_mm512_set1_epi32(starts[m]), _mm512_load_si512(sums + m * LANES));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scales[m]), total[m]);
+        });
+    }
+};
+
+// The groups of int4, 64 or 128 columns deep (32 do not fill a tile).
+template <int GROUP>
+struct Int4Groups {
+    static constexpr int COLUMNS = GROUP, BYTES = (GROUP / 8 + 1) * 64, UNPACKED = GROUP * LANES, AHEAD = 4096;
+    static constexpr bool SIGNED = false;
+    static int32_t start(int32_t negated_sum) { return negated_sum; }
+    static __m512 begin(const Linear& w, int64_t b) {
+        return w.bias ? _mm512_loadu_ps(w.bias + b * LANES) : _mm512_setzero_ps();
+    }
+    static __m512 end(const Linear&, int64_t, __m512 total) { return total; }
+
+    // Unsigned bytes in the order of int8 weights; `add` subtracts their zeros.
+    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        FOR_EACH(s, GROUP / 8, {
+            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
+            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
+            _mm512_store_si512(to, _mm512_and_si512(both, nibble));
+            _mm512_store_si512(to + 4 * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
+        });
+        return bytes;
+    }
+
+    template <int M>
+    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t* starts,
+                    __m512* total) {
+        const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS), head = _mm512_loadu_si512(group);
+        const __m512i zero = _mm512_and_si512(head, zero_bits);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
+        FOR_EACH(m, M, {
+            const __m512i sum = dot_words(_mm512_load_si512(sums + m * LANES), zero, starts + m);
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, total[m]);
+        });
+    }
+};
+
+// The same, with the zeros subtracted as the bytes are unpacked: 2 operations for each line in place of 2 for each row,
+// which is faster where there are more rows than lines in a group.
+template <int GROUP>
+struct SignedInt4Groups : Int4Groups<GROUP> {
+    static constexpr bool SIGNED = true;
+
+    static const uint8_t* unpack(const uint8_t* group, uint8_t* bytes) {
+        const __m512i nibble = _mm512_set1_epi8(15), head = _mm512_loadu_si512(group);
+        const __m512i zeros = _mm512_and_si512(head, _mm512_set1_epi32(ZERO_BITS));
+        const __m512i zero = _mm512_shuffle_epi8(zeros, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+        FOR_EACH(s, GROUP / 8, {
+            const __m512i both = _mm512_loadu_si512(group + 64 + s * 64);
+            uint8_t* to = bytes + (s / 4 * 8 + s % 4) * 64;
+            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+            _mm512_store_si512(to, _mm512_sub_epi8(_mm512_and_si512(both, nibble), zero));
+            _mm512_store_si512(to + 4 * 64, _mm512_sub_epi8(high, zero));
+        });
+        return bytes;
+    }
+
+    template <int M>
+    static void add(const uint8_t* group, const int32_t* sums, const float* scales, const int32_t*, __m512* total) {
+        const __m512i head = _mm512_loadu_si512(group);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(ZERO_BITS), head));
+        FOR_EACH(m, M, {
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(scales[m]));
+            total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + m * LANES)), factor, total[m]);
+        });
+    }
+};
+
+// Sums of up to 16 rows with a group of one block or two. Tiles 0 and 1: sums, 2 and 3: rows, 5 to 7: weights.
+#define INTEGER_DOT(c, a, b)               \
+    if (F::SIGNED) {                       \
+        TILE_DOT_SIGNED(c, a, b);          \
+    } else {                               \
+        TILE_DOT_SIGNED_UNSIGNED(c, a, b); \
+    }
+template <class F, int N>
+inline void amx_group_of_16(const uint8_t* rows, int64_t depth, const uint8_t* left, const uint8_t* right,
+                            int32_t* sums, int32_t* right_sums) {
+    TILE_ZERO(0);
+    if (N > 1) TILE_ZERO(1);
+    TILE_LOAD(2, rows, depth);
+    TILE_LOAD(5, left, 64);
+    INTEGER_DOT(0, 2, 5);
+    if (N > 1) {
+        TILE_LOAD(6, right, 64);
+        INTEGER_DOT(1, 2, 6);
+    }
+    if (F::COLUMNS > 64) {
+        TILE_LOAD(3, rows + 64, depth);
+        TILE_LOAD(7, left + TILE_BYTES, 64);
+        INTEGER_DOT(0, 3, 7);
+        if (N > 1) {
+            TILE_LOAD(5, right + TILE_BYTES, 64);
+            INTEGER_DOT(1, 3, 5);
+        }
+    }
+    TILE_STORE(0, sums, 64);
+    if (N > 1) TILE_STORE(1, right_sums, 64);
+}
+#undef INTEGER_DOT
+
+// `count` rows (at most M) times N blocks. Weights and sums go through memory on their way to and from the tiles:
+// weights are unpacked one group before the tiles need them, and sums are used one group later.
+template <class F, int M, int N, int64_t AHEAD>
+HOT_LOOP void amx_integer_blocks(const Linear& w, const AmxRows& in, int64_t count, int64_t b, float* out,
+                                 int64_t stride) {
+    const int64_t groups = w.depth / F::COLUMNS, bytes = groups * F::BYTES;
+    const uint8_t* block = w.weights + b * bytes;
+    alignas(64) int32_t sums[2][N][M * LANES];
+    alignas(64) uint8_t unpacked[2][N][F::UNPACKED];
+    const uint8_t* weights[2][N];
+    __m512 total[N][M];
+    FOR_EACH(n, N, {
+        const __m512 start = F::begin(w, b + n);
+        FOR_EACH(m, M, total[n][m] = start);
+        weights[0][n] = F::unpack(block + n * bytes, unpacked[0][n]);
+    });
+    const auto add = [&](int64_t g) __attribute__((always_inline)) {
+        FOR_EACH(n, N, {
+            F::template add<M>(block + n * bytes + g * F::BYTES, sums[g & 1][n], in.scales + g * M, in.starts + g * M,
+                               total[n]);
+        });
+    };
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t* next = block + (g + 1) * F::BYTES;
+        const uint8_t* rows = in.values + g * F::COLUMNS;
+        for (int n = 0; n < N; n++) {
+            prefetch_lines<AHEAD>(next - F::BYTES + n * bytes, F::BYTES / 64);
+            if (g + 1 < groups) weights[(g + 1) & 1][n] = F::unpack(next + n * bytes, unpacked[(g + 1) & 1][n]);
+        }
+        amx_group_of_16<F, N>(rows, w.depth, weights[g & 1][0], weights[g & 1][N - 1], sums[g & 1][0],
+                              sums[g & 1][N - 1]);
+        if (g > 0) add(g - 1);
+    }
+    add(groups - 1);
+    FOR_EACH(n, N, FOR_EACH(m, M, {
+                 if (m < count) _mm512_storeu_ps(out + m * stride + n * LANES, F::end(w, b + n, total[n][m]));
+             }));
+}
+
+// At least `bytes` of the calling thread's own memory.
+inline uint8_t* own_memory(size_t bytes) {
+    thread_local Memory memory;
+    memory.grow(bytes);
+    return memory.data();
+}
+
+// `count` rows (at most M) times blocks [first, last), of which N at a time share the tiles of rows.
+template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
+inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+                              int64_t stride) {
+    const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SCALE_COLUMNS;
+    float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
+    // Rows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers, each
+    // of which costs a hundred cycles.
+    for (int64_t m = 0; m < M; m++) {
+        for (int64_t g = 0; g < groups; g++) {
+            scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SCALE_COLUMNS] : 0;
+            starts[g * M + m] = m < count ? F::start(in.negated_sums[m * groups + g]) : 0;
+        }
+    }
+    const AmxRows rows{in.values, scales, starts};
+    tiles_begin(M);
+    int64_t b = first;
+    for (; b + N <= last; b += N)
+        amx_integer_blocks<F, M, N, AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+    for (; b < last; b++) amx_integer_blocks<F, M, 1, F::AHEAD>(w, rows, count, b, out + (b - first) * LANES, stride);
+}
+
+// Up to 16 rows. MORE: the same groups in the form for more than 8 rows.
+template <class F, class MORE = F>
+inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+                             int64_t stride) {
+    if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
+    if (count <= 6)
+        return amx_integer_strip<F, 6, 2>(w, in, count, first, last, out, stride);  // 5: what drafts of 4 take
+    if (count <= 8) return amx_integer_strip<F, 8, 2>(w, in, count, first, last, out, stride);
+    amx_integer_strip<MORE, 16, 2>(w, in, count, first, last, out, stride);
+}
+
+// Up to 16 rows of int8, or of int4 in groups of 64 and 128.
+inline void amx_integer(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+                        int64_t stride) {
+    if (w.precision == INT8) {
+        amx_integer_rows<Int8Groups>(w, in, count, first, last, out, stride);
+    } else if (w.group == 64) {
+        amx_integer_rows<Int4Groups<64>, SignedInt4Groups<64>>(w, in, count, first, last, out, stride);
+    } else {
+        amx_integer_rows<Int4Groups<128>>(w, in, count, first, last, out, stride);
+    }
+    tiles_end();
+}
+
+}  // namespace
+}  // namespace ipex_assist

@@ -1,0 +1,27 @@
+"""The flags that say how many workers run and where. Never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.launch import InstanceRequest, request_from
+
+
+def check_instances(args: argparse.Namespace) -> None:
+    """UsageError where --no-launch goes with what only a placement could do."""
+    if args.no_launch and (args.cores_per_instance is not None or isinstance(args.instances, str)):
+        raise UsageError("--no-launch places nothing: give --instances as a number, without --cores-per-instance")
+    if args.no_launch and args.instances is not None and args.instances < 1:
+        raise UsageError(f"--instances {args.instances}: at least 1 is needed.")
+
+
+def instance_request(args: argparse.Namespace, model_bytes: int | None) -> InstanceRequest:
+    """Return the instances that the flags ask for: one per NUMA node, unless something else is said."""
+    instances = args.instances
+    if instances is None and args.cores_per_instance is None and args.threads is None:
+        instances = "per-node"
+    fields = asdict(request_from(args, model_bytes))
+    fields.update(instances=instances, cores_per_instance=args.cores_per_instance)
+    return InstanceRequest(**fields)

@@ -1,0 +1,247 @@
+"""Instances as pinned processes of this machine, which speak JSON lines over pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ipex_assist.launch import Command
+from ipex_assist.launch.spawn import signal_group, spawn_command
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
+
+READ_BYTES = 1 << 18
+LONGEST_LINE = 1 << 16  # of standard error; results may be longer
+EXIT_SECONDS = 1.0  # between the last word of a process and its end
+REAP_SECONDS = 5.0  # a killed process that does not end by then hangs in the kernel, as on a dead file server
+CLOSE_SECONDS = 2.0
+
+
+class _Worker:
+    """One process and its three pipes, none of which can make us wait."""
+
+    def __init__(self, command: Command, settings: Mapping[str, Any]) -> None:
+        self.process = spawn_command(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.requests = self.process.stdin.fileno()
+        self.replies = self.process.stdout.fileno()
+        self.messages = self.process.stderr.fileno()
+        self.outgoing = bytearray(json.dumps(settings).encode() + b"\n")
+        self.incoming: dict[int, bytes] = {self.replies: b"", self.messages: b""}
+        self.refusal: tuple[str, int] | None = None
+        self.killed_for: str | None = None
+        self.ready = False
+        self.in_flight = 0
+        for fd in (self.requests, self.replies, self.messages):
+            os.set_blocking(fd, False)
+
+    def write(self) -> bool:
+        """Send what fits into the pipe; whether all has been sent."""
+        try:
+            while self.outgoing:
+                del self.outgoing[: os.write(self.requests, self.outgoing)]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:  # the end of its replies says so, too
+            self.outgoing.clear()
+        return True
+
+    def read(self, fd: int) -> tuple[list[bytes], bool]:
+        """The lines that came through `fd`, and whether more may come; BlockingIOError where there is nothing now."""
+        data = os.read(fd, READ_BYTES)
+        *lines, rest = (self.incoming[fd] + data).split(b"\n")
+        if fd == self.messages and (len(rest) > LONGEST_LINE or not data):
+            lines, rest = [*lines, rest], b""
+        self.incoming[fd] = rest
+        return [line for line in lines if line], bool(data)
+
+    def drain(self, fd: int) -> list[bytes]:
+        """Return the lines that are in the pipe already."""
+        found: list[bytes] = []
+        more = True
+        with suppress(BlockingIOError):
+            while more:
+                lines, more = self.read(fd)
+                found += lines
+        return found
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+class LocalPool:
+    """Runs one process per command. `settings` is the first line that each is sent."""
+
+    def __init__(self, commands: Sequence[Command], settings: Mapping[str, Any]) -> None:
+        self._commands, self._settings = commands, settings
+        self._workers: dict[int, _Worker] = {}
+        self._events: list[Event] = []
+        self._selector = selectors.EpollSelector()
+
+    @property
+    def size(self) -> int:
+        return len(self._commands)
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when `wait` would return something, but for some ends of processes."""
+        return self._selector.fileno()
+
+    def describe(self, instance: int) -> str:
+        return self._commands[instance].placement.describe()
+
+    def host(self, instance: int) -> str:
+        return socket.gethostname()
+
+    def start(self, instance: int) -> None:
+        worker = self._workers[instance] = _Worker(self._commands[instance], self._settings)
+        for fd in (worker.replies, worker.messages):
+            self._selector.register(fd, selectors.EVENT_READ, instance)
+        self._send(instance)
+
+    def submit(self, instance: int, request: Mapping[str, Any]) -> None:
+        self._workers[instance].in_flight += 1
+        self._tell(instance, request)
+
+    def cancel(self, instance: int, request: int) -> None:
+        self._tell(instance, {"cancel": request})
+
+    def _tell(self, instance: int, message: Mapping[str, Any]) -> None:
+        self._workers[instance].outgoing += json.dumps(message).encode() + b"\n"
+        self._send(instance)
+
+    def _send(self, instance: int) -> None:
+        """Send now, or as the pipe gets room: an instance that reads nothing must not stop the others."""
+        worker = self._workers[instance]
+        waits = worker.requests in self._selector.get_map()
+        if worker.write():
+            if waits:
+                self._selector.unregister(worker.requests)
+        elif not waits:
+            self._selector.register(worker.requests, selectors.EVENT_WRITE, instance)
+
+    def wait(self, seconds: float) -> Sequence[Event]:
+        for key, _ in self._selector.select(0 if self._events else seconds):
+            worker = self._workers.get(key.data)
+            if worker is None:  # it ended a moment ago, in this very loop
+                continue
+            if key.fd == worker.requests:
+                self._send(key.data)
+                continue
+            try:
+                lines, more = worker.read(key.fd)
+            except BlockingIOError:
+                continue
+            self._take(key.data, worker, key.fd, lines)
+            if not more:
+                if key.fd == worker.messages:
+                    self._selector.unregister(key.fd)
+                else:
+                    self._end(key.data, None)
+        # A child that it forked may keep its pipes open beyond its death.
+        for instance in [i for i, worker in self._workers.items() if worker.process.poll() is not None]:
+            self._end(instance, None)
+        events, self._events = self._events, []
+        return events
+
+    def _take(self, instance: int, worker: _Worker, fd: int, lines: Sequence[bytes]) -> None:
+        if fd == worker.messages:
+            self._events += [LogLine(instance, line.decode(errors="replace")) for line in lines]
+            return
+        for line in lines:
+            reply = json.loads(line)
+            if "ready" in reply:
+                worker.ready = True
+                self._events.append(Ready(instance, reply["ready"]))
+            elif "refusal" in reply:
+                worker.refusal = (reply["refusal"], reply["exit_code"])
+            elif "chunk" in reply:
+                self._events.append(Streamed(instance, reply["id"], reply["chunk"]))
+            elif "stats" in reply:
+                self._events.append(Measured(instance, reply["stats"]))
+            else:
+                worker.in_flight -= 1
+                self._events.append(_answered(instance, reply))
+
+    def end(self, instance: int, reason: str) -> None:
+        if instance in self._workers:
+            self._end(instance, reason)
+
+    def kill(self, instance: int, reason: str) -> None:
+        """`end` without waiting: `wait` reports Ended when the kernel has freed what the process had."""
+        worker = self._workers.get(instance)
+        if worker is not None:
+            worker.killed_for = worker.killed_for or reason
+            signal_group(worker.process.pid, signal.SIGKILL)
+
+    def _end(self, instance: int, reason: str | None) -> None:
+        """Kill the process and its children, read what it sent before, and report its end."""
+        worker = self._workers.pop(instance)
+        for fd in (worker.requests, worker.replies, worker.messages):
+            with suppress(KeyError):
+                self._selector.unregister(fd)
+        if reason is not None:
+            signal_group(worker.process.pid, signal.SIGKILL)
+        code = _reap(worker.process)
+        signal_group(worker.process.pid, signal.SIGKILL)  # and its children
+        for fd in (worker.replies, worker.messages):
+            self._take(instance, worker, fd, worker.drain(fd))
+        worker.close()
+        self._events.append(Ended(instance, reason or worker.killed_for or _describe_end(code), worker.refusal))
+
+    def close(self) -> None:
+        """End all processes: those without a prompt end by themselves, the others are killed."""
+        for worker in self._workers.values():
+            with suppress(OSError):
+                worker.process.stdin.close()  # type: ignore[union-attr]
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for worker in self._workers.values():
+            if worker.in_flight or not worker.ready:
+                signal_group(worker.process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            signal_group(worker.process.pid, signal.SIGKILL)
+        for worker in self._workers.values():
+            _reap(worker.process)
+            worker.close()
+        self._workers.clear()
+        self._selector.close()
+
+
+def _answered(instance: int, reply: Mapping[str, Any]) -> Answered:
+    again, refused = reply.get("again", False), reply.get("refused", False)
+    return Answered(instance, reply["result"], reply.get("error"), again, reply.get("id", 0), refused)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a process that is ending; it is killed if it is not."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(EXIT_SECONDS)
+    signal_group(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(REAP_SECONDS)
+    return None
+
+
+def _describe_end(code: int | None) -> str:
+    if code is None:
+        return "hangs in the kernel, where no signal reaches it"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,43 @@
+"""The first line that a worker is sent: what to load, and for how many requests. Never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ipex_assist.generation.load_options import LoadOptions
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The settings of a worker. max_new_tokens: of its requests, for which there must be memory.
+
+    threads: where no launcher has planned them. verbose: whether to report loading. concurrency: the most requests at
+    a time; None leaves it to the worker. lengths: in tokens, of the longest requests to come, the longest first.
+    neighbours: how many instances share the machine's memory, this one among them. grammars: whether requests may have
+    grammars, so that the vocabulary is prepared before the worker is ready.
+    """
+
+    load: LoadOptions
+    max_new_tokens: int
+    threads: int | None = None
+    verbose: bool = False
+    concurrency: int | None = None
+    lengths: tuple[int, ...] = ()
+    neighbours: int = 1
+    grammars: bool = False
+
+    @property
+    def concurrent_lengths(self) -> tuple[int, ...]:
+        """The requests that there must be memory for at a time; empty where the worker takes what memory allows."""
+        return () if self.concurrency is None else self.lengths[: self.concurrency]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> WorkerSettings:
+        """The inverse of `as_dict`."""
+        return cls(**{**fields, "load": LoadOptions.of(**fields["load"]), "lengths": tuple(fields["lengths"])})

@@ -1,0 +1,122 @@
+"""A worker: loads the model once, then answers requests, several at a time; JSON lines in and JSON lines out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.workers.capacity import concurrency_of
+from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
+from ipex_assist.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from ipex_assist.generation.text_model import TextModel
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serve until the requests end; never returns. Raises UsageError where a person has typed the command."""
+    if argv or (sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError(
+            "ipex-assist worker is the engine process of ipex-assist batch and serve, which start it: type one of these"
+        )
+    requests, replies = _take_over_pipes()
+    # A scheduler signals every process of a job at once. The coordinator decides what is still done; when it is gone,
+    # the kernel ends us (PR_SET_PDEATHSIG), and so does the end of the requests.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        _serve(requests, replies)
+    except BrokenPipeError:  # the coordinator is gone
+        pass
+    finally:
+        sys.stderr.flush()
+        # Nothing is left to be saved, and tearing down the libraries takes its time.
+        os._exit(0)
+
+
+def _take_over_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Requests and replies, out of reach of libraries that print to standard output."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return requests, replies
+
+
+def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    first = requests.readline()
+    if not first:
+        return
+    started = time.perf_counter()
+    settings = WorkerSettings.from_dict(json.loads(first))
+    try:
+        model = _load(settings)
+        concurrency = concurrency_of(model, settings)
+    except IpexAssistError as error:
+        _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
+        return
+    except Exception as error:
+        _send(replies, {"refusal": f"{describe(error)} while loading", "exit_code": 1})
+        return
+    _send(replies, {"ready": {**_facts(model), "concurrency": concurrency, "load_s": time.perf_counter() - started}})
+    outbox = Outbox(model, lambda lines: _write(replies, lines))
+    loop = RequestLoop(model, outbox.put, outbox.flush)
+    threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
+    loop.run()
+
+
+def _facts(model: TextModel) -> dict[str, Any]:
+    names = model.identity
+    return {
+        "target": names.target,
+        "assistant": names.assistant,
+        "precision": names.precision,
+        "executor": names.executor,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+    }
+
+
+def _read(requests: IO[bytes], loop: RequestLoop) -> None:
+    for line in requests:
+        loop.inbox.put(json.loads(line))
+    loop.inbox.put(None)
+
+
+def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
+    _write(replies, encoded(reply))
+
+
+def _write(replies: IO[bytes], lines: bytes) -> None:
+    view = memoryview(lines)
+    while view:
+        view = view[replies.write(view) :]
+
+
+def _load(settings: WorkerSettings) -> TextModel:
+    configure_messages(settings.verbose, "%(message)s", progress=False)
+    from ipex_assist.commands.shared.load import load_models
+
+    load = settings.load
+    if settings.neighbours > 1 and load.kv_memory is None:
+        load = replace(load, kv_share=1 / settings.neighbours)
+    model, _ = load_models(
+        load,
+        settings.max_new_tokens,
+        settings.threads,
+        verbose=settings.verbose,
+        lengths=settings.concurrent_lengths,
+    )
+    if settings.grammars:
+        model.prepare_grammars()
+    return model

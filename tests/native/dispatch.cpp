@@ -1,0 +1,79 @@
+// Which kernels a processor gets, and which memory nodes its threads are on.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "kernels/dispatch.h"
+#include "memory/numa_nodes.h"
+
+// guard.cpp's, where that is linked.
+extern std::atomic<bool> arch_prctl_refused __attribute__((weak));
+
+namespace check {
+namespace {
+
+// Processors of one node and of two, as the system's folders tell it; a node without processors is nobody's.
+void test_nodes() {
+    char made[] = "/tmp/nodes-XXXXXX";
+    const std::string folder = mkdtemp(made);
+    for (const char* name : {"/node0", "/node1", "/node3"}) std::filesystem::create_directory(folder + name);
+    for (const char* name : {"/node1/cpu2", "/node1/cpu7", "/node3/cpu12"})
+        std::filesystem::create_directory(folder + name);
+    const int32_t near[] = {2, 7}, far[] = {2, 7, 12}, again[] = {2, 12, 7}, unknown[] = {5, 6};
+    using Nodes = std::vector<int32_t>;
+    CHECK(memory_nodes(near, 2, folder).empty(), "one node");
+    CHECK((memory_nodes(far, 3, folder) == Nodes{0, 0, 1}), "two nodes");
+    CHECK((memory_nodes(again, 3, folder) == Nodes{0, 1, 2}), "a node that comes again");
+    CHECK(memory_nodes(far, 1, folder).empty(), "one processor");
+    CHECK(memory_nodes(unknown, 2, folder).empty(), "nodes that the system does not tell");
+    std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+
+void test_cpu() {
+    test_nodes();
+    const char* names[] = {"none", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
+    constexpr int best = 6;
+    int before = 0;
+    for (int limit = 0; limit <= best; limit++) {
+        std::string remark;
+        const Kernels* kernels = choose_kernels(names[limit], remark);
+        std::printf("%s: %s\n", names[limit], kernels ? kernels->name : remark.c_str());
+        const bool as_named = kernels && std::string(kernels->name) == names[limit];
+        CHECK(as_named == remark.empty(), "%s: less than is named without a remark, or a remark without need: %s",
+              names[limit], remark.c_str());
+        int level = 0;
+        for (int i = 0; kernels && i <= best; i++) level = std::string(kernels->name) == names[i] ? i : level;
+        CHECK(level <= limit && level >= before, "%s gives level %d, a lower limit %d", names[limit], level, before);
+        before = level;
+    }
+    std::string remark, other;
+    if (&arch_prctl_refused && before == best) {
+        arch_prctl_refused = true;  // as an old kernel or a filter of system calls does
+        for (const char* limit : {"", "amx"}) {
+            const Kernels* kernels = choose_kernels(limit, remark);
+            CHECK(kernels && std::string(kernels->name) == "avx512_bf16", "AMX without permission");
+            CHECK(remark ==
+                      "this processor has AMX, but the system does not permit its tiles (arch_prctl: Operation not "
+                      "permitted)",
+                  "%s", remark.c_str());
+        }
+        CHECK(choose_kernels("avx512_vnni", remark) && remark.empty(), "AMX was not asked for: %s", remark.c_str());
+        arch_prctl_refused = false;
+    }
+    CHECK(choose_kernels(nullptr, remark) == choose_kernels("amx", other), "no limit is the best");
+    CHECK(choose_kernels("", remark) == choose_kernels("amx", other), "an empty limit is none");
+    for (const char* wrong : {"avx", "avx2-vnni", "AMX", "amx "}) {
+        CHECK(!choose_kernels(wrong, remark), "%s is no level's name and must not mean any of them", wrong);
+        CHECK(remark.find("none, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16 or amx") != std::string::npos, "%s",
+              remark.c_str());
+    }
+}
+
+}  // namespace check

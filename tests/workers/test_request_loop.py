@@ -1,0 +1,255 @@
+"""How a worker serves several requests at a time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import checkpoint_files
+import pytest
+from conftest import HAS_NATIVE
+
+import ipex_assist
+from ipex_assist.generation.stream import OwnRounds, RoundStream
+from ipex_assist.generation.text_model import TextModel
+from ipex_assist.speculative.round import Round
+from ipex_assist.workers import request_loop
+from ipex_assist.workers.request_loop import RequestLoop
+
+needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("many") / "tiny"
+    return str(checkpoint_files.save(checkpoint_files.tiny_model("llama", eos_token_id=None), folder))
+
+
+@pytest.fixture
+def model(tiny: str) -> TextModel:
+    return ipex_assist.load(tiny, None, precision="fp32", executor="torch")
+
+
+def request(number: int, **fields: object) -> dict[str, Any]:
+    return {"id": number, "prompt": "the fox", "messages": None, "chat": False, "options": {}} | fields
+
+
+def served(model: TextModel, *requests: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What the loop replies to requests that came at once, in its order."""
+    replies: list[dict[str, Any]] = []
+    loop = RequestLoop(model, replies.append)
+    for each in (*requests, None):
+        loop.inbox.put(each)
+    worker = threading.Thread(target=loop.run, daemon=True)
+    worker.start()
+    worker.join(60)
+    assert not worker.is_alive()
+    return replies
+
+
+def test_texts_are_those_that_each_has_alone(model: TextModel) -> None:
+    """Sixteen under way at a time; the short ones are done before the long ones that came before them."""
+    lengths = [3 + 9 * (number % 4 == 0) for number in range(16)]
+    requests = [
+        request(number, prompt=f"the fox number {number}", options={"max_new_tokens": length})
+        for number, length in enumerate(lengths)
+    ]
+    replies = served(model, *requests)
+    assert sorted(reply["id"] for reply in replies) == list(range(16))
+    assert [reply["id"] % 4 == 0 for reply in replies] == [False] * 12 + [True] * 4
+    for reply in replies:
+        number = reply["id"]
+        alone = model.generate(f"the fox number {number}", max_new_tokens=lengths[number])
+        assert reply["result"]["tokens"] == alone.tokens
+
+
+def test_a_stream_brings_the_text_piece_by_piece(model: TextModel) -> None:
+    """A part for each pass, before the result; who asked for no stream gets the result alone."""
+    options = {"max_new_tokens": 12, "logprobs": 2}
+    replies = served(model, request(1, options=options, stream=True), request(2, options=options))
+    chunks = [reply["chunk"] for reply in replies if "chunk" in reply]
+    results = {reply["id"]: reply["result"] for reply in replies if "result" in reply}
+    assert replies.index({"id": 1, "result": results[1]}) > replies.index({"id": 1, "chunk": chunks[-1]})
+    assert {reply["id"] for reply in replies if "chunk" in reply} == {1}
+    assert len(chunks) == 12
+    pieces = [piece for chunk in chunks for piece in chunk["pieces"]]
+    assert [token for _, token, _ in pieces] == results[1]["tokens"] == results[2]["tokens"]
+    assert "".join(text for text, _, _ in pieces) == results[1]["text"]
+    assert json.loads(json.dumps([each for chunk in chunks for each in chunk["logprobs"]])) == json.loads(
+        json.dumps(results[1]["logprobs"])
+    )
+
+
+def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(model: TextModel) -> None:
+    """In one write, so that whoever has the answer finds it counted; and nothing where nothing has changed."""
+    writes: list[list[dict[str, Any]]] = []
+    outbox = request_loop.Outbox(model, lambda lines: writes.append([json.loads(line) for line in lines.splitlines()]))
+    loop = RequestLoop(model, outbox.put, outbox.flush)
+    for each in (request(1, options={"max_new_tokens": 3}), None):
+        loop.inbox.put(each)
+    loop.run()
+    last = {name: value for line in writes[-1] for name, value in line.items()}
+    assert last["id"] == 1
+    assert (last["stats"]["engine"]["new_tokens"], last["stats"]["engine"]["finished"]) == (3, 1)
+    assert sum(last["stats"]["engine"]["passes_by_rows"].values()) == 3
+    count = len(writes)
+    outbox.flush(True)
+    assert len(writes) == count
+
+
+def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error at once, an error in the midst of a text, and a text that goes on until it is cancelled."""
+    rounds = model._rounds
+
+    def broken(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
+        found, drafting = rounds(tokens, limit, *more)
+        if limit == 7:
+            real = found
+            twice = (next(real) for _ in range(2))
+            found = OwnRounds(itertools.chain(twice, (1 / 0 for _ in "x")))  # type: ignore[misc]
+        return found, drafting
+
+    monkeypatch.setattr(model, "_rounds", broken)
+    replies = served(
+        model,
+        request(1, options={"max_new_tokens": 5}),
+        request(2, prompt="fox " * 500),
+        request(3, options={"max_new_tokens": 7}),
+        request(4, options={"max_new_tokens": 100}),
+        {"cancel": 4},
+        {"cancel": 99},
+    )
+    found = {reply["id"]: reply for reply in replies}
+    assert len(replies) == len(found) == 4
+    assert found[1]["result"]["new_tokens"] == 5
+    assert "shorten the prompt" in found[2]["error"]
+    assert "again" not in found[2]
+    assert found[3]["again"]
+    assert "ZeroDivisionError" in found[3]["error"]
+    assert (found[4]["result"], found[4]["error"]) == (None, "cancelled")
+
+
+def test_a_cancelled_text_makes_room_at_once(model: TextModel) -> None:
+    """Its rounds are closed between two of others; a later request is served."""
+    replies: list[dict[str, Any]] = []
+    loop = RequestLoop(model, replies.append)
+    loop.inbox.put(request(1, options={"max_new_tokens": 120}))
+    rounds = 0
+    real = model.target.forward
+
+    def forward(*arguments: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
+            loop.inbox.put({"cancel": 1})
+            loop.inbox.put(request(2, options={"max_new_tokens": 2}))
+            loop.inbox.put(None)
+        return real(*arguments)
+
+    model.target.forward = forward  # type: ignore[method-assign]
+    loop.run()
+    assert [reply["id"] for reply in replies] == [1, 2]
+    assert rounds <= 6
+
+
+def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an engine whose memory is full: the ones that run are answered, and one that waits can be cancelled."""
+    rounds = model._rounds
+    passes = 0
+
+    others: list[Any] = []
+
+    class Waiting:
+        """Rounds that never come."""
+
+        def ready(self) -> bool:
+            nonlocal passes
+            passes += 1
+            if passes == 50:
+                loop.inbox.put({"cancel": 1})
+                loop.inbox.put(None)
+            others[0].ready()  # the pass that it asks for is one of the texts that run
+            return False
+
+        def in_hand(self) -> bool:
+            return False
+
+        def __next__(self) -> Round:
+            raise AssertionError("nobody may wait for it")
+
+        def close(self) -> None:
+            pass
+
+    def some_wait(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
+        if limit == 7:
+            return Waiting(), False
+        found, drafting = rounds(tokens, limit, *more)
+        others.append(found)
+        return found, drafting
+
+    monkeypatch.setattr(model, "_rounds", some_wait)
+    replies: list[dict[str, Any]] = []
+    loop = RequestLoop(model, replies.append)
+    loop.inbox.put(request(1, options={"max_new_tokens": 7}))
+    loop.inbox.put(request(2, options={"max_new_tokens": 5}))
+    loop.run()
+    assert [(reply["id"], reply.get("error")) for reply in replies] == [(2, None), (1, "cancelled")]
+    assert passes == 50
+
+
+def test_no_pass_is_run_while_a_round_waits(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts that are read one after the other, the first texts are sent while the last are being read."""
+    passes = 0
+    texts: list[Text] = []
+    late: list[int] = []  # passes between a round and its way out
+    taken: list[int] = []
+
+    class Text:
+        """Has a round of every pass from its first on, five of them."""
+
+        def __init__(self, first: int) -> None:
+            self.first, self.rounds, self.left = first, list[int](), 5
+            texts.append(self)
+
+        def in_hand(self) -> bool:
+            return bool(self.rounds) or not self.left
+
+        def ready(self) -> bool:
+            nonlocal passes
+            if not self.in_hand():
+                passes += 1
+                for text in texts:
+                    if text.left and passes >= text.first:
+                        text.left -= 1
+                        text.rounds.append(passes)
+            return self.in_hand()
+
+        def __next__(self) -> None:
+            if not self.rounds:
+                raise StopIteration
+            taken.append(self.rounds.pop(0))
+
+        def result(self) -> Any:
+            return self
+
+        def as_dict(self) -> dict[str, Any]:
+            return {}
+
+    def after_step(idle: bool) -> None:
+        late.extend(passes - round_ for round_ in taken)
+        taken.clear()
+
+    monkeypatch.setattr(request_loop, "begin", lambda model, request: Text(request["id"]))
+    replies: list[dict[str, Any]] = []
+    loop = RequestLoop(model, replies.append, after_step)
+    for number in range(1, 9):
+        loop.inbox.put(request(number))
+    loop.inbox.put(None)
+    loop.run()
+    assert sorted(reply["id"] for reply in replies) == list(range(1, 9))
+    assert late == [0] * 40
