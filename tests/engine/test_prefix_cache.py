@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_assist.engine.prefix_cache import NaivePrefixes, PrefixCache
 from ipex_assist.executors.blocks import BlockPool
+
+pytestmark = pytest.mark.one_stack
 
 SIZE = 4
 TEXTS = st.lists(st.integers(0, 1), min_size=0, max_size=20)

@@ -21,6 +21,8 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.native.library import unavailable
 
+pytestmark = pytest.mark.one_stack
+
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
 

@@ -26,6 +26,8 @@ from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 
+pytestmark = pytest.mark.one_stack
+
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 
 # Little to compute, and much to keep: 8 MiB of bf16 keys and values a block.
