@@ -19,6 +19,7 @@ def native_build() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
 
@@ -100,6 +101,7 @@ setup(
         ],
         "dev": [
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "scipy>=1.11",
             "matplotlib>=3.8",

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,9 @@ import torch
 # All that is used of the project.
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import Choice, DraftRequest, Rows
+from ipex_assist.executors.interface import DraftInput, Rows, TokenLogprob
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.native import build, library
 
@@ -166,7 +167,7 @@ class Bits:
         """Add rows of logits."""
         self._digest.update(struct.pack("<qq", *found.shape) + found.float().contiguous().numpy().tobytes())
 
-    def choices(self, found: Sequence[Choice]) -> None:
+    def choices(self, found: Sequence[TokenLogprob]) -> None:
         """Add tokens with their probabilities, and the likeliest."""
         for each in found:
             self._digest.update(struct.pack("<if", each.token, each.log_probability))
@@ -256,7 +257,7 @@ def draft(model: NativeModel, bits: Bits) -> None:
     texts = [model.new_sequence(CAPACITY, 9) for _ in range(4)]
     bits.drafts([model.draft(texts[0], PROMPT[:20], 8)])
     bits.drafts([model.draft(texts[1], [5], 6, FEWER, 0.02)])
-    requests = [DraftRequest(each, PROMPT[i : 2 * i + 1], 2 + i, 0.01 * i) for i, each in enumerate(texts)]
+    requests = [DraftInput(each, PROMPT[i : 2 * i + 1], 2 + i, 0.01 * i) for i, each in enumerate(texts)]
     bits.drafts(model.draft_many(requests, FEWER))
     bits.logits(model.forward([Rows(each, [8]) for each in texts]))
 
@@ -273,7 +274,7 @@ def long_context(model: NativeModel, bits: Bits, count: int) -> None:
         sequence.truncate(count)
     other = sequence.fork(count - 200)
     bits.logits(model.forward([Rows(sequence, [3, 4], 2), Rows(other, PROMPT[:3], 3)]))
-    bits.drafts(model.draft_many([DraftRequest(sequence, [9], 5), DraftRequest(other, [9], 3)]))
+    bits.drafts(model.draft_many([DraftInput(sequence, [9], 5), DraftInput(other, [9], 3)]))
     bits.logits(model.extend(sequence, [5]))
 
 
@@ -310,7 +311,7 @@ def load(checkpoint: Path, precision: str, table_of: NativeModel | None = None) 
     plain, _, disk = precision.partition(" ")
     linears, _, kv = plain.partition("+")
     linears, _, group = linears.partition("-")
-    model = load_model(
+    request = LoadRequest(
         open_checkpoint(str(checkpoint)),
         linears,
         "native",
@@ -319,6 +320,7 @@ def load(checkpoint: Path, precision: str, table_of: NativeModel | None = None) 
         group=int(group or 64),
         kv_precision=kv or None,
     )
+    model = load_model(request)
     assert isinstance(model, NativeModel)
     return model
 
@@ -427,8 +429,8 @@ def with_nodes(folder: Path, cpus: Sequence[int]) -> list[str]:
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder)]
 
 
-def all_checksums(args: argparse.Namespace, levels: Sequence[str]) -> dict[str, str]:
-    """Processes of one thread run beside each other, those of two one after another."""
+def all_checksums(args: argparse.Namespace, levels: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Those of each process. Processes of one thread run beside each other, those of two one after another."""
     cpus = sorted(os.sched_getaffinity(0))
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for cpu in cpus[: args.jobs]:
@@ -441,16 +443,13 @@ def all_checksums(args: argparse.Namespace, levels: Sequence[str]) -> dict[str, 
         finally:
             free.put(cpu)
 
-    found: dict[str, str] = {}
     slowest_first = sorted(levels, key=LEVELS.index, reverse=True)
     with ThreadPoolExecutor(args.jobs) as pool:
-        for part in pool.map(alone, slowest_first):
-            found |= part
+        yield from pool.map(alone, slowest_first)
     for setup in SETUPS.values():
         if 1 < setup.threads <= len(cpus):
             for level in slowest_first:
-                found |= started(level, setup, cpus[: setup.threads], args)
-    return found
+                yield started(level, setup, cpus[: setup.threads], args)
 
 
 # ---- checkpoints
@@ -501,28 +500,32 @@ def checksum_of_files(folder: Path) -> str:
 # ---- the comparison
 
 
-def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """A line for each checksum of `before` that is another one or missing in `after`, and for each that is new."""
-    lines = [
-        f"differs: {key} ({before[key]} → {after[key]})" if key in after else f"missing: {key}"
-        for key in before
-        if after.get(key) != before[key]
+def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """A line for each checksum of `after` that is another one in `before`, or not there."""
+    return [
+        f"differs: {key} ({before[key]} → {checksum})" if key in before else f"new, and compared with nothing: {key}"
+        for key, checksum in after.items()
+        if before.get(key) != checksum
     ]
-    return lines + [f"new, and compared with nothing: {key}" for key in after if key not in before]
 
 
-def compare(expected: dict[str, Any], found: dict[str, Any], wanted: Callable[[str], bool]) -> int:
-    """Print what differs and how much is equal; the exit code."""
-    strangers = [name for name, checksum in found["models"].items() if expected["models"].get(name) != checksum]
-    if strangers:
-        print(f"other checkpoints than those of the file, so that nothing is proven: {', '.join(strangers)}")
-        return 1
-    before = {key: checksum for key, checksum in expected["checksums"].items() if wanted(key)}
-    lines = differences(before, found["checksums"])
-    print("\n".join(lines), end="\n" if lines else "")
-    equal = sum(found["checksums"].get(key) == checksum for key, checksum in before.items())
-    print(f"{equal} of {len(before)} checksums are equal: {expected['code']} and {found['code']}")
+def compare(before: dict[str, str], parts: Iterable[dict[str, str]]) -> int:
+    """Print what differs, as soon as it is known, and how much is equal; the exit code."""
+    found: dict[str, str] = {}
+    for part in parts:
+        found |= part
+        for line in differing(before, part):
+            print(line, flush=True)
+    for key in before.keys() - found.keys():
+        print(f"missing: {key}")
+    equal = sum(found.get(key) == checksum for key, checksum in before.items())
+    print(f"{equal} of {len(before)} checksums are equal")
     return int(equal < len(before) or not before)
+
+
+def strangers(expected: dict[str, str], found: dict[str, str]) -> list[str]:
+    """Checkpoints that are not those of a file, with which nothing can be proven."""
+    return [name for name, checksum in found.items() if expected.get(name) != checksum]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -538,25 +541,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.child:
         return child(args)
-    begun = time.perf_counter()
     checkout = library.PATH.parents[2]
     describe = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(describe, cwd=checkout, capture_output=True, text=True).stdout.strip()
     levels = args.levels.split(",") if args.levels else levels_here()
-    found: dict[str, Any] = {"code": f"{checkout} ({commit})", "models": make_models(args.models)}
+    models = make_models(args.models)
     if EMULATED in levels:
         build.build(emulated_core(args.models), emulate_amx=True)
-    found["checksums"] = all_checksums(args, levels)
-    print(f"{len(found['checksums'])} checksums of {found['code']} in {time.perf_counter() - begun:.0f} s")
+    print(f"the code of {checkout} ({commit})", flush=True)
     if args.write:
-        args.write.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        found: dict[str, str] = {}
+        for part in all_checksums(args, levels):
+            found |= part
+            result = {"commit": commit, "models": models, "checksums": found}
+            args.write.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+        print(f"{len(found)} checksums")
         return 0
+    expected = json.loads(args.compare.read_text())
+    if unknown := strangers(expected["models"], models):
+        print(f"{args.models} has other checkpoints than {args.compare}, so that nothing is proven: {unknown}")
+        return 1
 
     def wanted(key: str) -> bool:
         level, _, model, *_ = key.split(" | ")
         return level in levels and args.match in model
 
-    return compare(json.loads(args.compare.read_text()), found, wanted)
+    before = {key: checksum for key, checksum in expected["checksums"].items() if wanted(key)}
+    return compare(before, all_checksums(args, levels))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ import measure
 import ipex_assist
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
-from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.schedule import Plan, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import DraftPlan, RoundResult, RoundState, Schedule
 
 PROMPTS = draft_prompts.PROMPTS | draft_prompts.COPYING
 
@@ -63,14 +63,14 @@ class Noted:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.rounds: list[list[Any]] = []
-        self._planned = Plan(0)
+        self._planned = DraftPlan(0)
 
     @property
     def plain_s(self) -> float | None:
         """The schedule's."""
         return self.schedule.plain_s
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         """The schedule's."""
         self._planned = self.schedule.plan(now)
         return self._planned
@@ -87,9 +87,9 @@ def generate(model: Any, prompt: str, wrong: bool, options: GenerationOptions) -
     """A text, and what the adaptive schedule did where it is the one asked for."""
     tokens = model.encode(prompt, chat=True)
     noted = draft = None
-    if options.adapts:
+    if options.is_adaptive:
         noted = Noted(model.drafting.schedule(options, model.limit_of(len(tokens), options)))
-    if wrong and options.wanted:
+    if wrong and options.may_draft:
         draft = AlwaysWrong(model.draft_source(tokens, options), model.target.spec.vocab_size)
     return model.generate(tokens, options, draft=draft, schedule=noted), noted
 

@@ -23,9 +23,9 @@ from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.writer import ShardWriter
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.choose import resolve_executor
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.select_executor import resolve_executor
 
 SHARD_BYTES = 256 << 20  # held in memory while it is gathered; a larger tensor is a file of its own
 

@@ -28,10 +28,10 @@ import measure
 import numpy as np
 
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.expert_costs import ExpertCosts
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, Constant, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, ConstantSchedule, RoundResult, RoundState, Schedule
 
 VOCABULARY, CONTEXT, BATCH = 2048, 96, 16
 EXPERTS, PER_TOKEN, LAYERS = 32, 4, 4
@@ -240,9 +240,9 @@ def contenders(recorded: dict[str, Any], share: float) -> dict[str, Any]:
     mixture = ExpertCosts(EXPERTS, PER_TOKEN, tuple(read), EXPERTS_SHARE / PER_TOKEN)
     by_experts = Costs(verify, share, by_rows.rows, by_rows.read, mixture)
     return {
-        **{f"k={k}": (lambda costs, known, k=k: Constant(k), None) for k in range(9)},
-        "by rows": (lambda costs, known: Adaptive(costs, TOKENS, model_acceptance=known), by_rows),
-        "by experts": (lambda costs, known: Adaptive(costs, TOKENS, model_acceptance=known), by_experts),
+        **{f"k={k}": (lambda costs, known, k=k: ConstantSchedule(k), None) for k in range(9)},
+        "by rows": (lambda costs, known: AdaptiveSchedule(costs, TOKENS, model_acceptance=known), by_rows),
+        "by experts": (lambda costs, known: AdaptiveSchedule(costs, TOKENS, model_acceptance=known), by_experts),
     }
 
 
@@ -271,7 +271,7 @@ def one_order(
         schedule = make(costs, known)
         for one, right, seconds in rounds(schedule, text, share):
             taken, drafted, accepted = taken + seconds, drafted + one, accepted + right
-        if isinstance(schedule, Adaptive):
+        if isinstance(schedule, AdaptiveSchedule):
             costs = schedule.findings().costs
     return taken, drafted, accepted
 

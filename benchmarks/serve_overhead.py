@@ -48,7 +48,7 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
-from ipex_assist.tokenization.detokenizer import TextStream
+from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer
 
 ENGINE, HTTP = "engine", "HTTP"
 WARM_UP_TOKENS = 16
@@ -144,7 +144,7 @@ class Sides:
         sample, _ = serve(watched, work.prompts, options, work.concurrency)
         texts = []
         for request in watched.requests:  # after the turn: over HTTP, this is the server's work
-            stream = TextStream(self.model.tokenizer)
+            stream = IncrementalDetokenizer(self.model.tokenizer)
             texts.append("".join(map(stream.push, request.tokens)) + stream.finish())
         return Turn(sample, between([each.deliveries for each in watched.requests]), tuple(texts), {})
 

@@ -1,4 +1,4 @@
-"""What this machine is, and which variables suit it. Never imports torch."""
+"""Describes this machine, and chooses environment variables for it. Never imports torch."""
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.libraries import Libraries, find_libraries

@@ -1,4 +1,4 @@
-"""Where we keep what is worth keeping from one process to the next."""
+"""The cache folder for files that later processes can use again."""
 
 from __future__ import annotations
 

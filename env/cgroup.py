@@ -1,4 +1,4 @@
-"""What the control groups of this process allow: CPUs, memory nodes, CPU time and memory (cgroup v1 and v2)."""
+"""Reads the control group limits of this process: CPUs, memory nodes, CPU time and memory (cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_cgroup_limits(tree: Tree) -> CgroupLimits:
 
 
 def _nearest(tree: Tree, folders: list[str], names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The set of the innermost group that states one: an effective set already holds what its parents allow."""
+    """The set of the innermost group that states one. An effective set already respects its parents' sets."""
     for folder in folders:
         for name in names:
             ids = tree.ids(f"{folder}/{name}")
@@ -63,7 +63,7 @@ def _quota(tree: Tree, folder: str) -> float | None:
 
 
 def _memory(tree: Tree, folder: str) -> tuple[int, int] | None:
-    """Return one group's (limit, what is left of it) in bytes."""
+    """One group's limit and the bytes left of it; None without a limit."""
     limit = tree.number(f"{folder}/memory.max")
     if limit is None:
         limit = tree.number(f"{folder}/memory.limit_in_bytes")
@@ -78,7 +78,7 @@ def _memory(tree: Tree, folder: str) -> tuple[int, int] | None:
 
 
 def _folders(tree: Tree, controller: str) -> Iterator[str]:
-    """Yield the folders of this process's groups for one controller, innermost first, for v1 and then for v2."""
+    """The folders of this process's groups for one controller, innermost first, v1's before v2's."""
     for groups_of, mounts in ((controller, _mounts(tree, controller)), ("", _mounts(tree, ""))):
         path = _group_path(tree, groups_of)
         if path is None:
@@ -106,10 +106,10 @@ def _group_path(tree: Tree, controller: str) -> str | None:
 
 
 def _below(path: str, mount_root: str) -> str:
-    """`path` seen from a mount whose top is `mount_root`, without slashes at the ends.
+    """`path` relative to a mount whose root is `mount_root`, without slashes at the ends.
 
-    In a container the mount's top is often the container's own group (`/docker/…`), or the path starts with `/..`
-    because it was seen from another cgroup namespace. Then the mount itself is the group.
+    In a container the mount's root is often the container's own group (`/docker/…`), or the path starts with `/..`
+    because it was read in another cgroup namespace. Then the mount itself is the group.
     """
     parts = path.strip("/").split("/")
     if ".." in parts:
@@ -122,7 +122,7 @@ def _below(path: str, mount_root: str) -> str:
 
 
 def _mounts(tree: Tree, controller: str) -> list[tuple[str, str]]:
-    """Return (mount point without the leading slash, top of the mount in its hierarchy), the usual places last."""
+    """(mount point without the leading slash, root of the mount in its hierarchy), the default locations last."""
     found = []
     for kind, options, point, top in _cgroup_mounts(tree):
         if (kind == "cgroup2") if not controller else (kind == "cgroup" and controller in options.split(",")):
@@ -135,7 +135,7 @@ def _mounts(tree: Tree, controller: str) -> list[tuple[str, str]]:
 
 
 def _cgroup_mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (type, options, mount point, top) of every mounted cgroup hierarchy."""
+    """(type, options, mount point, root) of every mounted cgroup hierarchy."""
     mountinfo = tree.text("proc/self/mountinfo")
     if mountinfo is not None:
         for line in mountinfo.splitlines():
@@ -151,5 +151,5 @@ def _cgroup_mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _unescape(path: str) -> str:
-    """mountinfo writes blanks in paths as octal escapes."""
+    """Undo the octal escapes that mountinfo writes for blanks in paths."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)

@@ -1,7 +1,7 @@
-"""Which CPUs make up a core and a socket, and which cores are E-cores.
+"""Finds which CPUs make up a core and a socket, and which cores are E-cores.
 
-Core ids and package ids are never counted: they repeat (per die, per package), have gaps, and are -1 on some machines.
-What counts are the sets of siblings that each CPU names.
+Core ids and package ids are never counted: they repeat (for each die or package), have gaps, and are -1 on some
+machines. Cores and sockets are found by the sets of siblings that each CPU's files name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
         return tree.ids(*(f"{topology}/{name}" for name in names)) or same_package(cpu)
 
     def same_package(cpu: int) -> Collection[int]:
-        # Sandboxes may show the ids without the sets; with no id either, all CPUs are one socket.
+        # Sandboxes may show ids without sets; where there is no id either, all CPUs are one socket.
         return [other for other in online if package_ids()[other] == package_ids()[cpu]]
 
     @functools.cache
@@ -42,7 +42,7 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
     groups = _group(online, siblings)
     packages = _merge_split_packages(tree, _group(online, neighbours))
     if len(packages) >= len(groups) and set(package_ids().values()) == {-1}:
-        # The kernel's stand-ins where it knows no packages: id -1, and every CPU the only one of its kind.
+        # Where the kernel knows no packages it writes id -1, and every CPU as a package of its own.
         packages = [online]
     socket_of = {cpu: index for index, package in enumerate(packages) for cpu in package}
     cores = [Core(cpus, socket_of[cpus[0]]) for cpus in groups]
@@ -51,9 +51,9 @@ def read_cores(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tupl
 
 
 def _cores_by_cpuinfo(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tuple[Core, ...]:
-    """Return cores where kernels and sandboxes show no topology files: sockets by `physical id`, siblings by `core id`.
+    """Cores without topology files (some kernels and sandboxes): sockets by `physical id`, siblings by `core id`.
 
-    A package with as many siblings as cores has no second threads, whatever its core ids are.
+    A package with as many siblings as cores has no SMT, whatever its core ids are.
     """
     processors = read_cpuinfo(tree)
     if not all("physical id" in processors.get(cpu, {}) for cpu in online):
@@ -76,7 +76,7 @@ def _cores_by_cpuinfo(tree: Tree, online: tuple[int, ...], warnings: list[str]) 
 
 
 def read_cpuinfo(tree: Tree) -> dict[int, dict[str, str]]:
-    """The fields of proc/cpuinfo by the number of the CPU, of which only x86 has many."""
+    """The fields of proc/cpuinfo by CPU number. (Only x86 has many of them.)"""
     processors: dict[int, dict[str, str]] = {}
     for paragraph in (tree.text("proc/cpuinfo") or "").split("\n\n"):
         lines = (line.partition(":") for line in paragraph.splitlines())
@@ -87,10 +87,10 @@ def read_cpuinfo(tree: Tree) -> dict[int, dict[str, str]]:
 
 
 def _group(cpus: tuple[int, ...], named_by: Callable[[int], Collection[int]]) -> list[tuple[int, ...]]:
-    """Split `cpus` into groups, in the order of their first CPUs: a CPU belongs to the lowest one it names.
+    """Split `cpus` into groups, in the order of their first CPUs: a CPU joins the group of the lowest CPU it names.
 
-    The files of one group's CPUs should all say the same; where they do not, this rule still gives a partition.
-    Offline CPUs that are still named do not count.
+    The files of a group's CPUs should agree; where they do not, this rule still gives a partition. Offline CPUs that
+    are still named are ignored.
     """
     online = set(cpus)
     leader: dict[int, int] = {}
@@ -108,11 +108,10 @@ def _group(cpus: tuple[int, ...], named_by: Callable[[int], Collection[int]]) ->
 
 
 def _merge_split_packages(tree: Tree, packages: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Join the halves of a package that old kernels list apart because they lie in different NUMA nodes.
+    """Join the halves of a package that old kernels list separately because they are different NUMA nodes.
 
-    Kernels 3.x cut core_siblings at the node border on cluster-on-die Xeons. Two halves are one package when they
-    have the same package id and no core id in common; ids that merely repeat (one set per board) come with
-    the same core ids again.
+    Kernels 3.x split core_siblings by node on cluster-on-die Xeons. Two halves are one package if they have the same
+    package id and no core id in common; where package ids merely repeat (a set for each board), so do the core ids.
     """
 
     def identity(package: tuple[int, ...]) -> tuple[int | None, frozenset[int | None]]:
@@ -146,7 +145,7 @@ def _efficiency_cpus(tree: Tree, cores: list[Core]) -> frozenset[int]:
 
 
 def _low_capacity_cpus(tree: Tree, online: set[int]) -> set[int]:
-    """CPUs that the kernel rates below 80 % of the fastest (1024); favoured cores of one kind differ by less."""
+    """CPUs whose capacity the kernel rates below 80 % of the fastest; favoured cores of one type differ by less."""
     if not tree.exists(f"{CPU}/cpu{min(online)}/cpu_capacity"):
         return set()
     capacity = {cpu: tree.number(f"{CPU}/cpu{cpu}/cpu_capacity") or 1024 for cpu in online}
@@ -154,9 +153,9 @@ def _low_capacity_cpus(tree: Tree, online: set[int]) -> set[int]:
 
 
 def _clustered_cpus(tree: Tree, cores: list[Core]) -> set[int]:
-    """E-cores by their shape, where the kernel does not name them: no SMT, and an L2 cache shared by several cores.
+    """E-cores where the kernel does not name them: cores without SMT whose L2 cache several cores share.
 
-    They are E-cores only beside cores with an L2 of their own that run two threads or clock 15 % higher.
+    They count as E-cores only if there are also cores with an L2 of their own that have SMT or clock 15 % higher.
     """
     private: list[Core] = []
     clustered: list[Core] = []
@@ -189,7 +188,7 @@ def read_l3(tree: Tree, online: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _shares_cache_with(tree: Tree, cpu: int, level: int) -> tuple[int, ...]:
-    # L1 data, L1 instructions, L2, L3: in this order on every x86 part; the level is checked all the same.
+    # On x86 the indices are L1 data, L1 instructions, L2 and L3 in this order; the level is checked nevertheless.
     for index in (level, *(other for other in (1, 2, 3) if other != level)):
         cache = f"{CPU}/cpu{cpu}/cache/index{index}"
         if tree.number(f"{cache}/level") == level:

@@ -1,15 +1,15 @@
-"""The kernel's two ways to write a set of CPUs or nodes: lists (`0-27,56-83`) and masks (`ff,ffffffff`)."""
+"""Parses and formats sets of CPUs or nodes as the kernel writes them: lists (`0-27,56-83`), masks (`ff,ffffffff`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Linux builds for at most 8192 CPUs; anything beyond is a typing error, and must not be expanded into memory.
+# Linux supports at most 8192 CPUs; a larger number is a typing error, and must not be expanded into memory.
 MAX_CPU = 65535
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """Return the ids of a list such as `0-27,56-83`, ascending and once each; an empty text is an empty set.
+    """The ids of a list such as `0-27,56-83`, ascending and without duplicates; an empty text is an empty set.
 
     Raises:
         ValueError: the text is not a list, a range runs backwards, or an id is above `MAX_CPU`.
@@ -32,7 +32,7 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
 
 
 def format_cpulist(ids: Iterable[int]) -> str:
-    """Return `ids` as the shortest list, e.g. `0-27,56-83`. The empty set is the empty text."""
+    """The shortest list of `ids`, e.g. `0-27,56-83`. The empty set is an empty text."""
     parts: list[str] = []
     ordered = sorted(set(ids))
     start = 0
@@ -45,7 +45,7 @@ def format_cpulist(ids: Iterable[int]) -> str:
 
 
 def parse_cpumask(text: str) -> tuple[int, ...]:
-    """Return the ids of a mask such as `00000003,ffffffff` (groups of 32 bits, the highest first)."""
+    """The ids of a mask such as `00000003,ffffffff` (groups of 32 bits, the highest first)."""
     mask = 0
     for group in text.strip("\0 \t\r\n").split(","):
         mask = (mask << 32) | int(group, 16)

@@ -1,8 +1,8 @@
-"""The errors a user can meet; whatever is raised from here is printed as one message, never as a traceback."""
+"""Errors that are printed to the user as one message, never as a traceback."""
 
 
 class IpexAssistError(Exception):
-    """Something failed. The message says what happened, with the numbers, then what to type."""
+    """Something failed. The message says what happened, with the numbers, and then what the user can type."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Which instruction sets matter to inference the processor has: AVX2, AVX-512, VNNI, BF16, AMX."""
+"""Finds the processor's instruction sets that matter for inference: AVX2, AVX-512, VNNI, BF16, AMX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ipex_assist.env.tree import Tree
 
-# Name in reports → flags of /proc/cpuinfo that must all be there.
+# Name in reports → flags of /proc/cpuinfo, all of which must be set.
 FEATURES: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma"),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
@@ -24,13 +24,13 @@ FEATURES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Isa:
-    """The processor's name (empty if unknown) and the names from `FEATURES` that it has."""
+    """The processor's name (empty if unknown), and the names in `FEATURES` that it supports."""
 
     model: str
     features: frozenset[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return `{"model": …, "avx2": true, …}` with every feature named."""
+        """`{"model": …, "avx2": true, …}` with all features."""
         return {"model": self.model, **{name: name in self.features for name in FEATURES}}
 
 
@@ -38,7 +38,7 @@ def read_isa(root: str | Path = "/") -> Isa:
     """Read proc/cpuinfo below `root` with py-cpuinfo's parser.
 
     `cpuinfo.get_cpu_info()` takes over a second, because it starts processes and measures the clock; its
-    /proc/cpuinfo reader alone is immediate. All cores of a machine are alike in these flags, so the first is enough.
+    /proc/cpuinfo reader alone takes no time. All cores of a machine have the same flags, so the first CPU is enough.
     """
     first_cpu = (Tree(root).text("proc/cpuinfo") or "").partition("\n\n")[0]
     info = _parse_cpuinfo(first_cpu) if first_cpu else {}

@@ -1,4 +1,4 @@
-"""Finds the shared libraries worth preloading: Intel's OpenMP runtime and a faster malloc."""
+"""Finds shared libraries to preload: Intel's OpenMP runtime, and a faster malloc."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ipex_assist.env.errors import UsageError
 OpenMP = Literal["auto", "intel", "gnu", "none"]
 Allocator = Literal["auto", "tcmalloc", "jemalloc", "system"]
 
-# Debian and Red Hat install these only under versioned names unless the -dev package is there as well.
-# The debug and profiling variants of tcmalloc are slower, so that names must match as a whole.
+# Without the -dev package, Debian and Red Hat install these under versioned names only.
+# Names must match as a whole, because tcmalloc's debug and profiling variants are slower.
 PATTERNS = {
     "libiomp5": re.compile(r"libiomp5\.so(\.\d+)*"),
     "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*"),
@@ -38,7 +38,7 @@ ELF_64_BIT = 2
 
 @dataclass(frozen=True)
 class Libraries:
-    """Paths of what was found, None for what was not."""
+    """Paths of the libraries; None for one that was not found."""
 
     libiomp5: str | None = None
     tcmalloc: str | None = None
@@ -46,11 +46,14 @@ class Libraries:
 
     @property
     def allocator(self) -> str | None:
-        """tcmalloc where there is one, else jemalloc: the order of IPEX's launcher."""
+        """tcmalloc if it was found, else jemalloc: the order of IPEX's launcher."""
         return self.tcmalloc or self.jemalloc
 
     def missing(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> list[str]:
-        """What would make runs faster and is not there, each with how to install it; nothing that was declined."""
+        """A line for each library that would make runs faster and was not found, with how to install it.
+
+        Libraries that the user's choices rule out are not mentioned.
+        """
         lines = []
         if openmp in ("auto", "intel") and not self.libiomp5:
             lines.append("libiomp5.so not found, the GNU OpenMP runtime is slower: pip install intel-openmp")
@@ -59,10 +62,10 @@ class Libraries:
         return lines
 
     def restricted(self, openmp: OpenMP = "auto", allocator: Allocator = "auto") -> Libraries:
-        """Return what may be preloaded if the user wants this OpenMP runtime and this allocator.
+        """The libraries that may be preloaded, given the user's choice of OpenMP runtime and allocator.
 
         Raises:
-            UsageError: one that was asked for by name was not found.
+            UsageError: a library that was asked for by name was not found.
         """
         if openmp == "intel" and not self.libiomp5:
             raise UsageError("--openmp intel: libiomp5.so was not found; type pip install intel-openmp")
@@ -81,16 +84,16 @@ class Libraries:
 
 
 def find_libraries(environ: Mapping[str, str] = os.environ, folders: Iterable[str | Path] | None = None) -> Libraries:
-    """Look through `folders`, by default the running environment's library folders and then the system's."""
+    """Search `folders`; by default the library folders of the running environment, then the system's."""
     search = list(folders) if folders is not None else [*environment_dirs(environ), *linker_dirs(), *SYSTEM_DIRS]
     return Libraries(**{name: _find(pattern, search) for name, pattern in PATTERNS.items()})
 
 
 def environment_dirs(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Folders where pip and conda put shared libraries for this interpreter, the most specific first.
+    """Folders where pip and conda install shared libraries for this interpreter, the most specific first.
 
-    The intel-openmp wheel installs into `<prefix>/lib`, for `pip install --user` below the user's base.
-    An activated environment counts only after the interpreter's own.
+    The intel-openmp wheel installs into `<prefix>/lib`, with `pip install --user` below the user's base. An activated
+    environment comes after the interpreter's own.
     """
     prefixes = [sys.prefix, *(environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name))]
     if site.ENABLE_USER_SITE:
@@ -101,7 +104,7 @@ def environment_dirs(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def linker_dirs(configuration: str | Path = "/etc/ld.so.conf.d") -> list[str]:
-    """Folders that the dynamic linker was told of, such as those of oneAPI or of this architecture."""
+    """Folders in the dynamic linker's configuration, such as those of oneAPI or of this architecture."""
     folders = []
     for file in sorted(Path(configuration).glob("*.conf")):
         try:
@@ -126,15 +129,15 @@ def _find(pattern: re.Pattern[str], folders: Iterable[str | Path]) -> str | None
 
 
 def _preference(name: str) -> tuple[bool, bool, int]:
-    """The plain name first, full before minimal, `.so.4` (what programs link against) before `.so.4.5.10`."""
+    """Sort key: the plain name first, full before minimal, `.so.4` (which programs link to) before `.so.4.5.10`."""
     return not name.endswith(".so"), "_minimal" in name, name.count(".")
 
 
 def is_preloadable(path: str) -> bool:
-    """Whether the dynamic linker would take `path` from LD_PRELOAD into this kind of process.
+    """Whether the dynamic linker can load `path` by LD_PRELOAD into a process like this one.
 
-    LD_PRELOAD is split at blanks and colons, so that such paths cannot be named in it; a `.so` may also be a linker
-    script or built for another processor.
+    LD_PRELOAD is split at blanks and colons, so paths must not contain them; and a `.so` may be a linker script, or
+    built for another processor.
     """
     if re.search(r"[\s:]", path):
         return False

@@ -1,4 +1,4 @@
-"""The description of a machine that everything else works from: plain frozen data, no files.
+"""The description of a machine as plain frozen data; placement works on this, not on files.
 
 CPUs are always the kernel's CPU ids. A core is a set of sibling CPUs, a socket is a set of cores.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Core:
-    """One physical core: its CPUs that are online, ascending, the index of its socket, and whether it is an E-core."""
+    """A physical core: its online CPUs, ascending; the index of its socket; and whether it is an E-core."""
 
     cpus: tuple[int, ...]
     socket: int
@@ -20,10 +20,10 @@ class Core:
 
 @dataclass(frozen=True)
 class Node:
-    """One NUMA node. `cpus` are online; a node of HBM or CXL memory has none. Memory in bytes, None where unknown.
+    """A NUMA node. `cpus` are online ones; a node of HBM or CXL memory has none. Sizes in bytes, None where unknown.
 
-    `free_bytes` is what a new process can get without swapping: free pages, plus page cache and reclaimable slab.
-    `distances` are the kernel's (10 is local), one for each node of the machine in its order; empty where unknown.
+    `free_bytes` is what a new process can get without swapping: free pages, page cache and reclaimable slab.
+    `distances` are the kernel's (10 is local), to each node of the machine in order; empty where unknown.
     """
 
     id: int
@@ -39,11 +39,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Machine:
-    """The whole machine (`cores`, `nodes`) and this process's share of it (`allowed`, `allowed_nodes`, `cpu_quota`).
+    """The whole machine (`cores`, `nodes`), and this process's share of it (`allowed`, `allowed_nodes`, `cpu_quota`).
 
     `nodes` is empty on a kernel without NUMA. `cpu_quota` is in CPUs, None without a limit. `interleaved` are the nodes
-    over which a `numactl -i` around this process spreads its memory, empty without one. `virtual`: it is a VM. `l3` are
-    the sets of CPUs that share an L3 cache; CPUs without one are in none of them.
+    over which a `numactl -i` around this process spreads its memory, empty without one. `virtual`: it is a virtual
+    machine. `l3` are the sets of CPUs that share an L3 cache; CPUs without an L3 are in none.
     """
 
     cores: tuple[Core, ...]
@@ -58,7 +58,7 @@ class Machine:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All CPUs that are online."""
+        """All online CPUs."""
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
     @property
@@ -75,7 +75,7 @@ class Machine:
         return next((node for node in self.nodes if node.id == node_id), None)
 
     def cores_within(self, cpus: Iterable[int]) -> tuple[Core, ...]:
-        """The cores with a CPU in `cpus`, each cut down to those CPUs."""
+        """The cores that have a CPU in `cpus`, each reduced to those CPUs."""
         wanted = set(cpus)
         cut = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in wanted)) for core in self.cores)
         return tuple(core for core in cut if core.cpus)
@@ -84,10 +84,10 @@ class Machine:
         return self.cores_within(self.allowed)
 
     def default_cores(self) -> tuple[Core, ...]:
-        """The cores to compute on unless told otherwise: one socket's, P-cores only, as far as they are allowed.
+        """The cores to compute on by default: the allowed P-cores of one socket.
 
-        Of several sockets it is one whose memory is allowed, of these the one with the most such cores, then the
-        lowest index. Virtual machines often show every CPU as a socket; there a NUMA node takes the socket's place.
+        Of several sockets it is one whose memory is allowed; of these the one with most such cores, then the lowest
+        index. Virtual machines often show every CPU as a socket; there a NUMA node takes the socket's place.
         """
         cores = self.allowed_cores()
         fast = [core for core in cores if not core.efficiency] or list(cores)
@@ -106,12 +106,12 @@ class Machine:
         return _split(cores, lambda core: core.socket)
 
     def by_node(self, cores: Iterable[Core]) -> list[tuple[Core, ...]]:
-        """`cores` split by NUMA node; those in no node are one group, the last."""
+        """`cores` split by NUMA node; those in no node are the last group."""
         home = {cpu: index for index, node in reversed(list(enumerate(self.nodes))) for cpu in node.cpus}
         return _split(cores, lambda core: home.get(core.cpus[0], len(self.nodes)))
 
     def by_l3(self, cores: Iterable[Core]) -> list[tuple[Core, ...]]:
-        """`cores` split by the L3 cache they share; those without one are left out."""
+        """`cores` split by shared L3 cache; those without an L3 are left out."""
         home = {cpu: index for index, cpus in enumerate(self.l3) for cpu in cpus}
         return _split((core for core in cores if core.cpus[0] in home), lambda core: home[core.cpus[0]])
 
@@ -121,7 +121,7 @@ class Machine:
 
 
 def _split(cores: Iterable[Core], key: Callable[[Core], int]) -> list[tuple[Core, ...]]:
-    """Groups of equal keys, in the order of the keys, each in the order given."""
+    """Group `cores` by key: groups in ascending order of keys, each in the given order."""
     groups: dict[int, list[Core]] = {}
     for core in cores:
         groups.setdefault(key(core), []).append(core)

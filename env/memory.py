@@ -1,4 +1,4 @@
-"""How much memory the machine has and how much of it this process can still get."""
+"""Reads how much memory the machine has, and how much of it this process can still get."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ipex_assist.env.tree import Tree
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory in bytes. `available` can be had without swapping; both figures respect the control group's limit."""
+class MemoryInfo:
+    """Bytes of memory. `available`: without swapping. Both figures respect the control group's limit."""
 
     total: int
     available: int
 
 
-def read_memory(root: str | Path = "/") -> Memory:
-    """Read the machine's memory through psutil, or from a recorded machine's proc/meminfo; 0 where neither tells."""
+def read_memory(root: str | Path = "/") -> MemoryInfo:
+    """Read the memory of this machine by psutil, or of a recorded one by proc/meminfo; 0 where unknown."""
     tree = Tree(root)
     if tree.live:
         import psutil
@@ -34,11 +34,11 @@ def read_memory(root: str | Path = "/") -> Memory:
         total = min(total or limits.memory_limit, limits.memory_limit)
     if limits.memory_available is not None:
         available = min(available or limits.memory_available, limits.memory_available)
-    return Memory(total, available)
+    return MemoryInfo(total, available)
 
 
 def resident_bytes(*, own: bool = False) -> int:
-    """Return what this process has in memory; 0 where the kernel does not tell. own: without pages of files."""
+    """Resident memory of this process in bytes; 0 where the kernel does not say. own: without pages of files."""
     try:
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     except (OSError, ValueError):
@@ -57,9 +57,9 @@ def _meminfo(tree: Tree) -> tuple[int, int]:
 
 
 def release_free_memory() -> None:
-    """Give back what the allocator keeps of freed tensors: after loading, that is as much as the largest of them."""
+    """Give freed memory that the allocator holds back to the system: after loading, up to the largest tensor's size."""
     process = ctypes.CDLL(None)
-    # tcmalloc's and glibc's; what is not loaded is not found.
+    # The functions of tcmalloc and glibc; an allocator that is not loaded is not found.
     for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
         if hasattr(process, name):
             getattr(process, name)(*arguments)

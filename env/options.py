@@ -1,4 +1,4 @@
-"""Options stand once: a dataclass field with its default, range and help, for flags, JSON and Python alike."""
+"""Options declared once, as dataclass fields with default, range and help, for the command line, JSON and Python."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any, ClassVar, TypeVar
 
 from ipex_assist.env.errors import UsageError
 
-KEY = "option"  # of a field's metadata
+KEY = "option"  # under which a field's metadata holds its Option
 
 
 class Kind:
-    """What values an option takes; `take` and `read` raise ValueError with what is wrong ("must be …")."""
+    """The type of an option's values. `take` and `read` raise ValueError that says what is wrong ("must be …")."""
 
     def take(self, value: Any) -> Any:
-        """Return a value from JSON or Python as it is kept."""
+        """Check a value from JSON or Python, and return it in its stored form."""
         raise NotImplementedError
 
     def read(self, text: str) -> Any:
-        """Return a word of the command line as it is kept; of a list, one of its elements."""
+        """Parse a word of the command line: a value in its stored form, or one element of a list."""
         return self.take(text)
 
     def keywords(self) -> dict[str, Any]:
-        """Return further keywords of argparse's `add_argument`; without any the flag takes one word."""
+        """Further keyword arguments for argparse's `add_argument`. Without any, the flag takes one word."""
         return {}
 
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number between two others, or one of `also` (with what it means, for the message)."""
+    """A number between `lowest` and `highest`, or one of `also` (value → its meaning, for messages)."""
 
     lowest: float
     highest: float
@@ -42,7 +42,7 @@ class Number(Kind):
     also: Mapping[float, str] = field(default_factory=dict)
 
     def take(self, value: Any) -> Any:
-        """Return an int where `whole`, else an int or a float; true and false are no numbers."""
+        """An int where `whole`, else an int or a float; true and false are not numbers."""
         right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
         if isinstance(value, bool) or not right or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(self._range)
@@ -58,7 +58,7 @@ class Number(Kind):
         return f"must be {others}{kind} between {lowest} and {highest}"
 
     def read(self, text: str) -> Any:
-        """Read the number as Python does."""
+        """Parse the number as Python does."""
         try:
             value = int(text) if self.whole else float(text)
         except ValueError:
@@ -68,10 +68,10 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Size(Kind):
-    """A number of bytes, also as people write it: 8G, 1.5 GiB, 500M; a K is 1024."""
+    """A number of bytes, also written as 8G, 1.5 GiB or 500M; K is 1024."""
 
     def take(self, value: Any) -> int:
-        """Bytes; a text as from the command line."""
+        """A number of bytes, or a text as on the command line."""
         if isinstance(value, str):
             return self.read(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
@@ -79,7 +79,7 @@ class Size(Kind):
         return value
 
     def read(self, text: str) -> int:
-        """A number, whole or not, and K, M, G or T behind it, or none."""
+        """Parse a number, whole or not, that K, M, G or T may follow."""
         found = re.fullmatch(
             r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt])(?:i?b)?|b)?", text.strip(), re.ASCII | re.IGNORECASE
         )
@@ -95,28 +95,28 @@ class Switch(Kind):
     both: bool = False
 
     def take(self, value: Any) -> bool:
-        """Return the value, which is one of the two and no number."""
+        """True or false; 0 and 1 are refused."""
         if not isinstance(value, bool):
             raise ValueError("must be true or false")
         return value
 
     def read(self, text: str) -> bool:
-        """Refuse: a switch takes no word on the command line."""
+        """Always an error: a switch takes no word on the command line."""
         raise ValueError("takes no value")
 
     def keywords(self) -> dict[str, Any]:
-        """Leave a switch that is not given None, so that its default stands in the dataclass alone."""
+        """A switch that is not given stays None, so that its default is in the dataclass alone."""
         return {"action": argparse.BooleanOptionalAction if self.both else "store_true"}
 
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of some names."""
+    """One of the given names."""
 
     names: Sequence[str]
 
     def take(self, value: Any) -> str:
-        """Return the name."""
+        """The name itself."""
         if not isinstance(value, str) or value not in self.names:
             raise ValueError(f"must be one of {', '.join(self.names)}")
         return value
@@ -124,12 +124,12 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Any text but an empty one, or one that `check` raises UsageError or ValueError for."""
+    """A text that is not empty. check: raises UsageError or ValueError for a text that is not allowed."""
 
     check: Callable[[str], object] | None = None
 
     def take(self, value: Any) -> str:
-        """Return the text."""
+        """The text itself."""
         if not isinstance(value, str) or not value:
             raise ValueError("must be a text, not an empty one")
         if self.check is not None:
@@ -139,34 +139,34 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Texts(Kind):
-    """A list of texts, none of them empty; one text alone is a list of one. As a flag: repeatable."""
+    """A list of texts, none of them empty; a single text is a list of one. The flag may be repeated."""
 
     def take(self, value: Any) -> tuple[str, ...]:
-        """Return a tuple, which nobody can change behind our back."""
+        """The texts as a tuple, which the caller cannot change later."""
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
             raise ValueError("must be a text or a list of texts, none of them empty")
         return tuple(texts)
 
     def read(self, text: str) -> str:
-        """Return one of the texts."""
+        """One text of the list."""
         if not text:
             raise ValueError("is empty; give the text")
         return text
 
     def keywords(self) -> dict[str, Any]:
-        """Let each flag add one text."""
+        """Each occurrence of the flag adds a text."""
         return {"action": "append"}
 
 
 @dataclass(frozen=True)
 class TokenNumbers(Kind):
-    """A number for each of some token ids; JSON writes the ids as texts."""
+    """A mapping of token ids to numbers; in JSON the ids are strings."""
 
     number: Number
 
     def take(self, value: Any) -> dict[int, float]:
-        """Return the numbers by ids that are whole numbers."""
+        """The numbers by token ids as ints."""
         if not isinstance(value, Mapping):
             raise ValueError('must be an object of token ids and numbers, such as {"50256": -100}')
         taken = {}
@@ -182,7 +182,7 @@ class TokenNumbers(Kind):
         return taken
 
     def read(self, text: str) -> dict[int, float]:
-        """Read the object from JSON."""
+        """Parse a JSON object."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -192,10 +192,11 @@ class TokenNumbers(Kind):
 
 @dataclass(frozen=True)
 class Option:
-    """All that is known of an option besides its name and default.
+    """An option's properties besides its name and default.
 
-    metavar: in help. flags: None is made of the name, () is none, for what only Python can say. needs: the switch
-    without which the option has no effect. aliases: further flags that work the same, and that help does not list.
+    metavar: for the help. flags: None: made from the name; (): no flag, for options that only Python can set. needs:
+    the switch without which the option has no effect. aliases: further flags that work the same, and that help does
+    not list.
     """
 
     kind: Kind
@@ -216,7 +217,7 @@ def option(
     needs: str | None = None,
     aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field. Where `default` is None, None is a value: somebody else decides."""
+    """A dataclass field for an option. A default of None means that the value is decided elsewhere."""
     meta = {KEY: Option(kind, help, metavar, flags, needs, aliases)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=meta)
@@ -227,12 +228,12 @@ Own = TypeVar("Own", bound="Options")
 
 
 class Options:
-    """The base of dataclasses of options: values are checked as an object is made, None stands for the default."""
+    """Base class of option dataclasses. Values are checked when an object is made; None stands for the default."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for the first value that is of the wrong kind or out of range."""
+        """Raise UsageError for the first value of the wrong type or out of range."""
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             if value is None:
@@ -243,7 +244,7 @@ class Options:
 
     @classmethod
     def of(cls: type[Own], base: Own | None = None, /, **changes: Any) -> Own:
-        """`base`, or the defaults, with these changes. UsageError for a name that is none, or a wrong value."""
+        """`base`, or the defaults, with these changes. Raises UsageError for an unknown name or a wrong value."""
         names = {each.name for each in dataclasses.fields(cls)}
         for name in changes:
             if name not in names:
@@ -253,21 +254,21 @@ class Options:
 
     @classmethod
     def part_of(cls: type[Own], options: Any, **more: Any) -> Own:
-        """These fields of an object that has them, among others; `more` are fields that it has not."""
+        """An object of this class with fields taken from `options`, which has more; `more` are those it lacks."""
         names = [each.name for each in dataclasses.fields(cls) if each.name not in more]
         return cls(**{name: getattr(options, name) for name in names}, **more)
 
     @classmethod
     def from_flags(cls: type[Own], args: argparse.Namespace, **more: Any) -> Own:
-        """What a command line says, by `add_flags`; `more` is said by nobody's flag."""
+        """The options of a command line parsed with `add_flags`; `more` are fields without flags."""
         return cls.of(**{name: getattr(args, dest, None) for name, dest in destinations(cls).items()}, **more)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data that JSON can hold; `of(**data)` gives an equal object."""
+        """The fields as plain data for JSON; `of(**data)` gives an equal object."""
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def changed(self) -> dict[str, Any]:
-        """The fields that are not as by default."""
+        """The fields that differ from their defaults."""
         return {
             each.name: getattr(self, each.name)
             for each in dataclasses.fields(self)
@@ -276,19 +277,19 @@ class Options:
 
 
 def default_of(each: dataclasses.Field[Any]) -> Any:
-    """None for a field that must be given."""
+    """The default of a field; None for a field without one."""
     if each.default_factory is not dataclasses.MISSING:
         return each.default_factory()
     return None if each.default is dataclasses.MISSING else each.default
 
 
 def options_of(cls: type[Options]) -> dict[str, Option]:
-    """Field name → what is known of it, in the order of the fields."""
+    """The options of a class by field name, in the order of the fields."""
     return {each.name: each.metadata[KEY] for each in dataclasses.fields(cls) if KEY in each.metadata}
 
 
 def checked(name: str, take: Callable[[Any], Any], value: Any) -> Any:
-    """What `take` makes of the value; its ValueError becomes a UsageError that names the option as the user does."""
+    """`take(value)`, with a ValueError turned into a UsageError that names the option as the user wrote it."""
     try:
         return take(value)
     except ValueError as error:
@@ -297,33 +298,33 @@ def checked(name: str, take: Callable[[Any], Any], value: Any) -> Any:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """What somebody who wrote `name` may have meant, ready to be appended to a message."""
-    import difflib  # late: nobody waits for it but who made a slip
+    """ " (did you mean …?)" for the most similar of `names`, to append to a message; empty where none is similar."""
+    import difflib  # imported here, since only an error needs it
 
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def flags_of(name: str, one: Option) -> tuple[str, ...]:
-    """`--max-new-tokens` for max_new_tokens."""
+    """An option's flags: by default `--max-new-tokens` for max_new_tokens."""
     return ("--" + name.replace("_", "-"),) if one.flags is None else one.flags
 
 
 def destinations(cls: type[Options]) -> dict[str, str]:
-    """Field name → argparse's name, for those that have flags."""
+    """Field name → argparse's `dest`, for options that have flags."""
     flags = {name: flags_of(name, one) for name, one in options_of(cls).items()}
     return {name: max(each, key=len).lstrip("-").replace("-", "_") for name, each in flags.items() if each}
 
 
 def read_flag(cls: type[Options], name: str) -> Callable[[str], Any]:
-    """Reads and checks a word of the command line for this option; UsageError with the flag and what would be right."""
+    """A function that parses a word of the command line for this option; its UsageError names the flag."""
     one = options_of(cls)[name]
     flag = max(flags_of(name, one), key=len)
     return lambda text: checked(flag, one.kind.read, text)
 
 
 def add_flags(group: argparse._ActionsContainer, cls: type[Options], names: Iterable[str] | None = None) -> None:
-    """A flag for each of the options, or of those named; one that is not given is None."""
+    """Add a flag for each option, or for those in `names`. A flag that is not given is None."""
     table = options_of(cls)
     for each in dataclasses.fields(cls):
         if each.name not in table or (names is not None and each.name not in names):
@@ -341,14 +342,14 @@ def add_flags(group: argparse._ActionsContainer, cls: type[Options], names: Iter
 
 
 def described(default: Any, one: Option) -> str:
-    """The help with the default, where that says something."""
+    """The help text, with the default where that is worth showing."""
     if default is None or isinstance(default, (bool, tuple, dict)) or "(default" in one.help:
         return one.help
     return f"{one.help} (default: {default})" if one.help else f"(default: {default})"
 
 
 def documented(cls: type[Own]) -> type[Own]:
-    """Append a line for each option to the class's docstring, for `help()`."""
+    """Class decorator: append a line for each option to the docstring, for `help()`."""
     lines = [
         f"    {each.name}: {described(default_of(each), options_of(cls)[each.name])}"
         for each in dataclasses.fields(cls)

@@ -1,4 +1,4 @@
-"""The parser of ipex-assist, its subcommands and ipex-launch: argparse without a trap of it."""
+"""The argument parser of all commands: argparse, with one of its bugs fixed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Takes `--prompt=--` as the prompt "--", and `--seed=--` as a wrong number.
+    """Takes `--prompt=--` as the prompt "--", and refuses `--seed=--` as not a number.
 
-    argparse (until Python 3.12) takes that for the end of the options and gives the option an empty list.
+    Until Python 3.12 argparse takes that "--" for the end of the options, and gives the option an empty list.
     """
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:

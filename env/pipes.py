@@ -1,4 +1,4 @@
-"""What a command does when nobody reads its output any more (`… | head`)."""
+"""Ends a command properly when the reader of its output has gone (`… | head`)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import signal
 import sys
 
-# As shells report a program that SIGPIPE has ended.
+# The exit code that shells report for a program ended by SIGPIPE.
 READER_HAS_GONE = 128 + signal.SIGPIPE
 
 
 def reader_has_gone() -> int:
-    """Return the exit code for a BrokenPipeError, and keep Python from complaining about the pipe again at exit."""
+    """The exit code for a BrokenPipeError. Also keeps Python from reporting the broken pipe again at exit."""
     discard_output()
     return READER_HAS_GONE
 
 
 def discard_output() -> None:
-    """Let standard output lead nowhere from here on, so that what could not be written is not tried again at exit."""
+    """Redirect standard output to /dev/null, so that Python does not try to write its buffer again at exit."""
     if sys.stdout is None:
         return
     try:

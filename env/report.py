@@ -1,4 +1,4 @@
-"""`ipex-assist env`: what this machine is, what this process may use of it, and which variables suit it."""
+"""`ipex-assist env`: reports this machine, what this process may use of it, and environment variables for it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ipex_assist.env.variables import choose_variables
 
 
 def describe_environment(root: str | Path = "/", environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the report as plain data, the object that `--json` prints.
+    """The report as plain data: the object that `--json` prints.
 
     `sockets`, `physical_cores`, `logical_cpus`, `smt` and `numa_nodes` describe the whole machine, `allowed_cpus` what
-    this process may use. `libraries` are always this interpreter's, `variables` those for a run with default
-    placement on the machine below `root`; a variable the user set has the user's value.
+    this process may use. `libraries` are always this interpreter's, `variables` those of a run with default placement
+    on the machine below `root`; a variable that the user has set has the user's value.
     """
     return _describe(read_topology(root), root, environ)
 
@@ -52,7 +52,7 @@ def _describe(machine: Machine, root: str | Path, environ: Mapping[str, str]) ->
 
 
 def _advice(machine: Machine, libraries: Libraries) -> list[str]:
-    """Return what costs speed on this machine and can be changed, a sentence each."""
+    """A sentence for each thing that costs speed on this machine and can be changed."""
     lines = []
     cores = len(machine.default_cores())
     if machine.threads_within_quota(cores) < cores:
@@ -66,8 +66,8 @@ def _advice(machine: Machine, libraries: Libraries) -> list[str]:
 def format_report(
     report: Mapping[str, Any], machine: Machine, memory_line: str, more: Mapping[str, str | None] | None = None
 ) -> str:
-    """Return the report for people: one aligned line per fact; of `more`, those that there are."""
-    from tabulate import tabulate  # takes a while, and only people have a table
+    """The report for people, an aligned line for each fact. more: further facts; those that are None are left out."""
+    from tabulate import tabulate  # imported here: it takes a while, and only this table needs it
 
     threads_per_core = "SMT on" if report["smt"] else "SMT off"
     rows = [
@@ -94,14 +94,14 @@ def format_report(
 
 
 def gib(size: int | None) -> str:
-    """Return `size` bytes as text for people, in GiB."""
+    """`size` bytes in GiB, as text."""
     return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
 
 
 def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
-    """Run `ipex-assist env` with the arguments after `env`; the result is the exit code.
+    """Run `ipex-assist env` with the arguments after `env`; returns the exit code.
 
-    more: facts that are known above this package, such as the native core's instruction set; None in them is null.
+    more: facts that the caller adds, such as the native core's instruction set; None is null in the JSON.
     """
     parser = ArgumentParser(
         prog="ipex-assist env",

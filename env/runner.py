@@ -1,4 +1,4 @@
-"""How every command ends: errors become a message and an exit code, signals and closed pipes what shells expect."""
+"""Runs a command: turns errors into a message and an exit code, signals and closed pipes into what shells expect."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from types import FrameType
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import discard_output, reader_has_gone
 
-# 128 + the signal's number, as shells report them.
+# Exit codes as shells report them: 128 + the signal's number.
 INTERRUPT_EXIT, TERMINATE_EXIT = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does, with an exit code of its own."""
+    """SIGTERM as an exception: it ends a command as Ctrl-C does, but with its own exit code."""
 
 
 def interrupt_exit(error: KeyboardInterrupt) -> int:
-    """Return the exit code of a command that a signal has ended."""
+    """The exit code of a command ended by Ctrl-C or SIGTERM."""
     return TERMINATE_EXIT if isinstance(error, Terminated) else INTERRUPT_EXIT
 
 
 def run_command(work: Callable[[], int], prefix: str, *, verbose: bool | None = False) -> int:
-    """Do a command's work and write out what it printed; returns its exit code, whatever happens.
+    """Run `work`, flush standard output, and return the exit code whatever happens.
 
-    prefix: of error messages. verbose: show the traceback of an unexpected error; None for a command that has no such
-    flag, which shows it always, the system's own errors (a full disk) aside.
+    prefix: of error messages. verbose: show the traceback of an unexpected error; None for a command without a -v
+    flag, which always shows it, except for errors of the operating system (a full disk).
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by `held_interrupts`
         code = work()
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a reader that has gone can be handled
+            sys.stdout.flush()  # here, so that a closed pipe is handled below
         return code
     except IpexAssistError as error:
         return _fail(prefix, str(error), error.exit_code)
@@ -51,7 +51,7 @@ def run_command(work: Callable[[], int], prefix: str, *, verbose: bool | None = 
 
 @contextlib.contextmanager
 def terminated_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise Terminated meanwhile, in the main thread, unless somebody else has taken it."""
+    """Let SIGTERM raise Terminated inside the `with`, in the main thread, unless it already has a handler."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, _terminate)
@@ -64,10 +64,10 @@ def terminated_by_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Keep a Ctrl-C for the command of ours that this process becomes meanwhile, which takes it in `run_command`.
+    """Hold back Ctrl-C while this process becomes another command of ours by exec, which handles it in `run_command`.
 
-    An interpreter that is just starting would answer it with a traceback. The mask of blocked signals, and those that
-    wait, outlive exec.
+    An interpreter that is just starting would answer Ctrl-C with a traceback. The mask of blocked signals and pending
+    signals survive exec.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -77,7 +77,7 @@ def held_interrupts() -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is Python's or torch's for memory that could not be had."""
+    """Whether an error is Python's or torch's for failed memory allocation."""
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
@@ -89,7 +89,7 @@ def _describe(error: Exception, verbose: bool | None) -> str:
     if isinstance(error, OSError) and sys.stdout is not None:
         try:
             sys.stdout.flush()
-        except OSError:  # what cannot be written now could not be at exit, either
+        except OSError:  # it could not be written at exit, either
             discard_output()
     if verbose or (verbose is None and not isinstance(error, OSError)):
         import traceback
@@ -106,7 +106,7 @@ def _fail(prefix: str, message: str, code: int) -> int:
 
 
 def _leave(stop: SystemExit, prefix: str, verbose: bool | None) -> int:
-    """The exit code that Python would end with; a text is printed, as Python would."""
+    """The exit code of a SystemExit as Python takes it; a text is printed to stderr, as Python does."""
     if sys.stdout is not None:
         try:
             sys.stdout.flush()

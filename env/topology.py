@@ -1,4 +1,4 @@
-"""Reads the machine from sysfs and procfs: its cores, NUMA nodes, and which of them this process may use."""
+"""Reads the machine from sysfs and procfs: cores, NUMA nodes, and which of them this process may use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _online_cpus(tree: Tree) -> tuple[int, ...]:
     online = tree.ids(f"{CPU}/online")
     if online:
         return online
-    # Before 2.6.26 there was no such file; cpu0 has no switch of its own, so a missing file means online.
+    # Kernels before 2.6.26 have no such file. A CPU without an `online` file, as cpu0 often is, is online.
     present = [cpu for cpu in tree.numbered(CPU, "cpu") if tree.number(f"{CPU}/cpu{cpu}/online") != 0]
     if present:
         return tuple(present)
@@ -76,7 +76,7 @@ def _read_nodes(tree: Tree, online: tuple[int, ...], warnings: list[str]) -> tup
         total, free = _node_memory(tree.text(f"{NODE}/node{node_id}/meminfo") or "")
         distances = _distances(tree.text(f"{NODE}/node{node_id}/distance") or "")
         nodes.append(Node(node_id, tuple(cpu for cpu in online if cpu in cpus), total, free, distances))
-    if any(len(node.distances) != len(nodes) for node in nodes):  # a row for nodes that are not shown here
+    if any(len(node.distances) != len(nodes) for node in nodes):  # distances to nodes that are not visible here
         nodes = [replace(node, distances=()) for node in nodes]
     times_listed = Counter(cpu for node in nodes for cpu in node.cpus)
     if nodes and (homeless := set(online) - set(times_listed)):
@@ -92,7 +92,7 @@ def _distances(text: str) -> tuple[int, ...]:
 
 
 def _node_memory(meminfo: str) -> tuple[int | None, int | None]:
-    """Return (total, free or reclaimable) in bytes from a node's meminfo, whose lines are `Node 0 MemTotal: 123 kB`."""
+    """Total bytes, and free or reclaimable bytes, by a node's meminfo, whose lines are `Node 0 MemTotal: 123 kB`."""
     kib: dict[str, int] = {}
     for line in meminfo.splitlines():
         words = line.split()
@@ -106,7 +106,7 @@ def _node_memory(meminfo: str) -> tuple[int | None, int | None]:
 
 
 def _allowed_cpus(tree: Tree, online: tuple[int, ...], limits: CgroupLimits, warnings: list[str]) -> tuple[int, ...]:
-    # The scheduler's own word comes first; cgroup files seen from inside a container may be somebody else's.
+    # The scheduler's mask comes first, because cgroup files inside a container may be another group's.
     affinity = tuple(os.sched_getaffinity(0)) if tree.live else None
     allowed = set(online)
     for name, source in (
@@ -136,10 +136,10 @@ def _allowed_nodes(
 def _memory_policy(tree: Tree) -> tuple[str, tuple[int, ...]]:
     """The memory policy this process inherited, e.g. ("bind", (1,)) inside `numactl -m 1`; ("default", ()) without one.
 
-    The first mapping tells it: `560eab789000 bind:1 file=…`. Words such as `bind=static:1` carry flags.
+    It is read from the first mapping: `560eab789000 bind:1 file=…`; in `bind=static:1`, `static` is a flag.
     """
     try:
-        # The kernel builds this file line by line, so that only one line is read.
+        # Read one line only: the kernel builds this file line by line.
         with open(tree.root / "proc/self/numa_maps") as maps:
             words = maps.readline().split()
         policy, _, nodes = words[1].partition(":")

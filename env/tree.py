@@ -1,4 +1,4 @@
-"""Reading small files below a root folder, so that a recorded machine reads like the live one."""
+"""Reads small files below a root folder, so that a recorded machine can be read like this one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ipex_assist.env.cpulist import parse_cpulist, parse_cpumask
 
-# Older kernels have only these; the newer list files say the same.
+# Files that hold masks; older kernels have only these, newer ones also lists.
 MASK_FILES = {"core_cpus", "core_siblings", "cpumap", "package_cpus", "shared_cpu_map", "thread_siblings"}
 
 
@@ -19,7 +19,7 @@ class Tree:
         self.live = self.root.resolve() == Path("/")
 
     def text(self, path: str) -> str | None:
-        """Return the file's text without surrounding blanks, or None where it is missing or unreadable."""
+        """The file's text without surrounding blanks; None where it is missing or unreadable."""
         try:
             # Recorded sysfs files sometimes end in NUL bytes.
             return (self.root / path).read_text(errors="replace").strip("\0 \t\r\n")
@@ -27,7 +27,7 @@ class Tree:
             return None
 
     def number(self, path: str) -> int | None:
-        """Return the file's integer, or None where there is none."""
+        """The integer in the file; None where there is none."""
         text = self.text(path)
         try:
             return int(text) if text else None
@@ -35,7 +35,7 @@ class Tree:
             return None
 
     def ids(self, *paths: str) -> tuple[int, ...] | None:
-        """Return the set in the first readable of `paths`, be it a list file or one of `MASK_FILES`."""
+        """The set in the first readable file of `paths`, a list or one of MASK_FILES; None if none is readable."""
         for path in paths:
             text = self.text(path)
             if text is None:
@@ -47,7 +47,7 @@ class Tree:
         return None
 
     def numbered(self, folder: str, prefix: str) -> tuple[int, ...]:
-        """Return n for every entry `<prefix>n` of `folder`, in numerical order."""
+        """The number n of every entry `<prefix>n` in `folder`, in ascending order."""
         try:
             names = [entry.name for entry in (self.root / folder).iterdir()]
         except OSError:

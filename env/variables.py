@@ -1,4 +1,4 @@
-"""Which environment variables suit a run, given its threads, the libraries found, and what the user has set."""
+"""Chooses environment variables for a run, by its threads, the libraries found, and the user's environment."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ipex_assist.env.libraries import Libraries
 
 # The values of IPEX 2.8's launcher (intel_extension_for_pytorch/cpu/launch/launcher_base.py). `compact,1,0` puts
-# consecutive threads on consecutive cores, one thread per core before any second one.
+# consecutive threads on consecutive cores, one on each core before any core gets a second.
 KMP_AFFINITY = "granularity=fine,compact,1,0"
 KMP_BLOCKTIME = "1"
 MALLOC_CONF = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
-# Without libiomp5 the launcher of IPEX falls back on the GNU runtime with these.
+# Without libiomp5, IPEX's launcher falls back on the GNU runtime with these variables.
 GNU_OPENMP = {"OMP_SCHEDULE": "STATIC", "OMP_PROC_BIND": "CLOSE"}
 
-# Any of these is the user's own binding of OpenMP threads; KMP_AFFINITY beside it would override it.
+# If the user has set one of these to bind OpenMP threads, we must not set KMP_AFFINITY, which would override it.
 USER_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 OPENMP_NAMES = ("libiomp5", "libomp", "libgomp")
@@ -25,10 +25,10 @@ ALLOCATOR_NAMES = ("libtcmalloc", "libjemalloc", "libmimalloc")
 
 @dataclass(frozen=True)
 class Variables:
-    """`set` is to be put into the environment; `kept` is the user's own and stays.
+    """set: variables to put into the environment; kept: the user's own, which stay.
 
-    `wanted` gives for each kept variable what would have been set in its place. LD_PRELOAD is merged: it appears in
-    `set` when something was added, and `preload` lists what was added.
+    wanted: for each kept variable, the value that would have been set. LD_PRELOAD is merged: it is in `set` when
+    something was added, and `preload` lists the added paths.
     """
 
     set: dict[str, str]
@@ -37,7 +37,7 @@ class Variables:
     preload: tuple[str, ...]
 
     def describe_kept(self) -> list[str]:
-        """Return a line for each kept variable, naming the value given up where it differs."""
+        """A line for each kept variable, with the value that would have been set where it differs."""
         return [
             f"{name}={value} is yours and kept"
             + ("" if self.wanted[name] == value else f" (otherwise {self.wanted[name]})")
@@ -57,12 +57,12 @@ def choose_variables(
     """Choose the variables for a process of `threads` OpenMP threads.
 
     Args:
-        threads: threads of the plan, one per physical core.
+        threads: threads of the placement, one on each physical core.
         libraries: what may be preloaded; only these paths are ever added to LD_PRELOAD.
-        environ: the user's environment, which wins, except for:
-        override_threads: the user asked for `threads` on the command line, so that OMP_NUM_THREADS follows it.
+        environ: the user's environment. Its variables are kept, with one exception:
+        override_threads: the user gave `threads` on the command line, so OMP_NUM_THREADS is set to it.
         show_openmp_settings: let libiomp5 print its settings at start (KMP_SETTINGS=1), a page on stderr.
-        set_openmp: without it no OpenMP variable is set; its runtimes then take a thread for each CPU of the mask.
+        set_openmp: False: set no OpenMP variable; runtimes then start a thread for each CPU of the affinity mask.
     """
     preload = libraries_to_preload(libraries, environ)
     loaded = _names_in_preload(environ) + [os.path.basename(path) for path in preload]
@@ -84,7 +84,7 @@ def choose_variables(
 
 
 def _openmp_variables(threads: int, loaded: list[str], show_settings: bool) -> dict[str, str]:
-    """Return the variables of the OpenMP runtime that is preloaded; GNU's, which frameworks bring, where none is."""
+    """The variables of the preloaded OpenMP runtime; of GNU's, which frameworks bring, where none is preloaded."""
     variables = {"OMP_NUM_THREADS": str(threads)}
     if _any_starts(loaded, ("libiomp5", "libomp")):
         variables["KMP_AFFINITY"] = KMP_AFFINITY
@@ -96,10 +96,9 @@ def _openmp_variables(threads: int, loaded: list[str], show_settings: bool) -> d
 
 
 def libraries_to_preload(libraries: Libraries, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the paths to append to the user's LD_PRELOAD: the allocator, then OpenMP, as IPEX's launcher orders them.
+    """The paths to append to the user's LD_PRELOAD: the allocator, then OpenMP, in the order of IPEX's launcher.
 
-    What the user preloads already is not loaded twice, whatever its version or folder, nor is a second allocator or
-    OpenMP runtime put beside it.
+    Where the user already preloads an allocator or an OpenMP runtime, of any version, no second one is added.
     """
     present = _names_in_preload(environ)
     added = []
@@ -111,7 +110,7 @@ def libraries_to_preload(libraries: Libraries, environ: Mapping[str, str]) -> tu
 
 
 def _split_preload(environ: Mapping[str, str]) -> list[str]:
-    """The user's entries in order and once each; the dynamic linker takes blanks and colons as separators."""
+    """The entries of LD_PRELOAD in order without duplicates. The dynamic linker splits it at blanks and colons."""
     return list(dict.fromkeys(environ.get("LD_PRELOAD", "").replace(":", " ").split()))
 
 

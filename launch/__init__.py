@@ -1,19 +1,19 @@
-"""Processes on cores: placement, numactl, and checking after the start. Never imports torch."""
+"""Starts processes on chosen cores and memory: placement, numactl, and a check after the start. Never imports torch."""
 
 from ipex_assist.launch.check import check_start, restore_affinity
-from ipex_assist.launch.command import Command, format_command
+from ipex_assist.launch.command import LaunchCommand, format_command
 from ipex_assist.launch.flags import add_placement_arguments, request_from
 from ipex_assist.launch.instances import InstanceRequest, place_instances
-from ipex_assist.launch.placement import Placement, Request, place
-from ipex_assist.launch.plan import Plan, inherited_plan
+from ipex_assist.launch.placement import Placement, PlacementRequest, place
+from ipex_assist.launch.plan import LaunchPlan, inherited_plan
 from ipex_assist.launch.process import prepare, run
 
 __all__ = [
-    "Command",
     "InstanceRequest",
+    "LaunchCommand",
+    "LaunchPlan",
     "Placement",
-    "Plan",
-    "Request",
+    "PlacementRequest",
     "add_placement_arguments",
     "check_start",
     "format_command",

@@ -1,4 +1,4 @@
-"""What can be used here to pin a process: numactl, taskset, and whether the kernel lets us set memory policies."""
+"""Finds the means to pin a process: numactl, taskset, and whether the kernel allows memory policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "ppc64le": 260, 
 
 @dataclass(frozen=True)
 class Abilities:
-    """Paths of the tools, None where missing, and whether the kernel allows memory policies."""
+    """Paths of numactl and taskset, None where missing; mempolicy: whether the kernel allows memory policies."""
 
     numactl: str | None
     taskset: str | None
@@ -22,13 +22,13 @@ class Abilities:
 
 
 def probe_abilities(environ: Mapping[str, str] = os.environ) -> Abilities:
-    """Look for the tools on the PATH of `environ` and ask the kernel."""
+    """Look for the tools on the PATH of `environ`, and ask the kernel."""
     path = environ.get("PATH", os.defpath)
     return Abilities(shutil.which("numactl", path=path), shutil.which("taskset", path=path), mempolicy_allowed())
 
 
 def mempolicy_allowed() -> bool:
-    """Whether get_mempolicy(2) works: seccomp in containers and kernels without NUMA refuse it, and numactl with it."""
+    """Whether get_mempolicy(2) works. Seccomp in containers and kernels without NUMA refuse it; numactl fails then."""
     import ctypes
 
     number = GET_MEMPOLICY.get(platform.machine())

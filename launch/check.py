@@ -1,4 +1,4 @@
-"""After the start: did the process get what was planned? And undoes the one collapse that OpenMP causes itself."""
+"""Checks after the start whether the process got what was planned, and restores the affinity that OpenMP narrows."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ipex_assist.env.cpulist import format_cpulist
-from ipex_assist.launch.plan import Plan
+from ipex_assist.launch.plan import LaunchPlan
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What /proc says of a process: the CPUs the calling thread may use, those of every thread, the files mapped."""
+    """The state of a process by /proc: the calling thread's CPUs, the CPUs of every thread, and the mapped files."""
 
     own_mask: frozenset[int]
     masks: tuple[frozenset[int], ...]
     mapped: frozenset[str]
 
 
-def check_start(plan: Plan | None, actual_threads: int | None = None) -> list[str]:
-    """Compare this process with its plan and return warnings, each with its remedy; none without a plan.
+def check_start(plan: LaunchPlan | None, actual_threads: int | None = None) -> list[str]:
+    """Compare this process with its plan; returns warnings, each with a remedy, and none without a plan.
 
-    Call it after the first parallel region (a forward pass) and after `restore_affinity`, because OpenMP binds its
-    threads there. `actual_threads` is what the framework uses, e.g. torch.get_num_threads(); None skips that check.
+    Call it after the first parallel region (a forward pass), in which OpenMP binds its threads, and after
+    `restore_affinity`. `actual_threads` is the framework's number, e.g. torch.get_num_threads(); None: not checked.
     """
     return [] if plan is None else compare(plan, read_process_state(), actual_threads)
 
 
-def restore_affinity(plan: Plan | None) -> None:
-    """Give the calling thread the whole plan again, so that threads started from it do not all share one core.
+def restore_affinity(plan: LaunchPlan | None) -> None:
+    """Set the calling thread's affinity to all planned CPUs again, so that threads it starts do not share one core.
 
-    With KMP_AFFINITY or OMP_PROC_BIND the OpenMP runtime binds the initial thread to the first core at its first
-    parallel region, and threads started later (tokenizer, streaming, data loading) inherit that one core. The workers
-    stay bound, and libiomp5 does not bind the initial thread again. Its own remedy, the modifier `reset`,
-    costs two system calls in every parallel region (5 to 10 µs more, measured), which is too much for decoding.
+    With KMP_AFFINITY or OMP_PROC_BIND the OpenMP runtime binds the initial thread to the first core in its first
+    parallel region, and threads started later (tokenizer, streaming, data loading) inherit that one core. OpenMP's own
+    workers stay bound, and libiomp5 does not bind the initial thread again. Its modifier `reset` would do the same, but
+    costs two system calls in every parallel region (5 to 10 µs, measured), which is too much for decoding.
     """
     if plan is None:
         return
@@ -45,7 +45,7 @@ def restore_affinity(plan: Plan | None) -> None:
 
 
 def read_process_state() -> ProcessState:
-    """Read the state of this process; a thread that ends meanwhile is left out."""
+    """Read the state of this process. A thread that ends meanwhile is left out."""
     masks = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -57,8 +57,8 @@ def read_process_state() -> ProcessState:
     return ProcessState(frozenset(os.sched_getaffinity(0)), tuple(masks), mapped)
 
 
-def compare(plan: Plan, state: ProcessState, actual_threads: int | None) -> list[str]:
-    """Return what deviates from the plan, as lines for the user."""
+def compare(plan: LaunchPlan, state: ProcessState, actual_threads: int | None) -> list[str]:
+    """The deviations from the plan, as lines for the user."""
     lines = [*_affinity_deviations(plan, state), *_missing_libraries(plan.preload, state.mapped)]
     if actual_threads is not None and actual_threads != plan.threads:
         lines.append(
@@ -68,7 +68,7 @@ def compare(plan: Plan, state: ProcessState, actual_threads: int | None) -> list
     return lines
 
 
-def _affinity_deviations(plan: Plan, state: ProcessState) -> list[str]:
+def _affinity_deviations(plan: LaunchPlan, state: ProcessState) -> list[str]:
     planned = frozenset(plan.cpus)
     reached = frozenset().union(*state.masks)
     lines = []
@@ -88,7 +88,7 @@ def _affinity_deviations(plan: Plan, state: ProcessState) -> list[str]:
             f"{format_cpulist(planned)}; set KMP_AFFINITY=none, or call ipex_assist.launch.restore_affinity"
         )
     bound = Counter(next(iter(mask)) for mask in state.masks if len(mask) == 1)
-    # An even spread of several pools is fine; far more on one CPU is inherited binding.
+    # Several pools may put several threads on each CPU; far more on one CPU means that they inherited a binding.
     fair_share = -(-sum(bound.values()) // len(planned))
     if len(planned) > 1 and not idle and (crowded := [cpu for cpu in planned if bound[cpu] > fair_share]):
         lines.append(

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.runner import run_command
-from ipex_assist.launch.command import Command, format_command
+from ipex_assist.launch.command import LaunchCommand, format_command
 from ipex_assist.launch.flags import asks_for_several, build_parser, extra_environ, instance_request
 from ipex_assist.launch.process import Surroundings, prepare_instances, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `ipex-launch`; for one process it returns only after a dry run or an error, otherwise it becomes it."""
+    """Run `ipex-launch`. A single process replaces this one by exec, so it returns only after a dry run or an error."""
     return run_command(lambda: _launch(build_parser().parse_args(argv)), "ipex-launch", verbose=None)
 
 
@@ -53,11 +53,11 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _watched(args: argparse.Namespace) -> bool:
-    """Whether even a single process needs somebody beside it."""
+    """Whether even a single process must be supervised, instead of replacing this one by exec."""
     return args.log_dir is not None or args.label or args.timeout is not None
 
 
-def _show(commands: Sequence[Command], several: bool, *, as_json: bool, on_stdout: bool) -> None:
+def _show(commands: Sequence[LaunchCommand], several: bool, *, as_json: bool, on_stdout: bool) -> None:
     stream = sys.stdout if on_stdout else sys.stderr
     if as_json:
         described = [command.as_dict() for command in commands]

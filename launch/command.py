@@ -1,4 +1,4 @@
-"""From a placement to the exact argv and environment of the process: pure, never a shell string."""
+"""Turns a placement into the argv and environment of a process: pure functions, never a shell string."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.variables import Variables
 from ipex_assist.launch.abilities import Abilities
 from ipex_assist.launch.placement import Placement
-from ipex_assist.launch.plan import PLAN_VARIABLE, Plan
+from ipex_assist.launch.plan import PLAN_VARIABLE, LaunchPlan
 
 
 @dataclass(frozen=True)
-class Command:
-    """A process ready to start.
+class LaunchCommand:
+    """A process ready to be started.
 
-    `argv` with its pinning prefix, `environ` complete, `affinity` the CPUs to set before exec where no tool does it.
-    `set` are the variables that differ from the user's environment. `notes` say what was kept, `warnings` what is lost.
+    argv: with its pinning prefix. environ: complete. affinity: CPUs to set before exec, where no tool does it. set: the
+    variables that differ from the user's environment. kept: the user's own. notes say what was kept, warnings what is
+    lost.
     """
 
     argv: tuple[str, ...]
@@ -33,7 +34,7 @@ class Command:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as plain data for `--json`."""
+        """The command as plain data for `--json`."""
         return {
             "instance": self.placement.index,
             "of": self.placement.count,
@@ -57,14 +58,14 @@ def build_command(
     environ: Mapping[str, str],
     abilities: Abilities,
     extra: Mapping[str, str] | None = None,
-) -> Command:
-    """Combine everything into a Command that runs `program` (its argv); `extra` are more variables to set.
+) -> LaunchCommand:
+    """The command that runs `program` (its argv) at `placement`; extra: more variables to set.
 
-    numactl places CPUs and memory. Where it is missing or the kernel forbids memory policies, taskset or
-    sched_setaffinity still place the CPUs, and one warning says what was lost and how to get it.
+    numactl sets CPUs and memory policy. Where it is missing, or the kernel forbids memory policies, taskset or
+    sched_setaffinity still set the CPUs, and a warning says what is lost and how to get it.
     """
     prefix, affinity, loss = _pinning(placement, abilities)
-    plan = Plan(
+    plan = LaunchPlan(
         placement.cpus,
         placement.threads,
         placement.memory,
@@ -73,7 +74,7 @@ def build_command(
         {name: value for name, value in variables.set.items() if name != "LD_PRELOAD"},
     )
     chosen = {**variables.set, **(extra or {}), PLAN_VARIABLE: plan.to_json()}
-    return Command(
+    return LaunchCommand(
         argv=(*prefix, *program),
         environ={**environ, **chosen},
         set=chosen,
@@ -89,7 +90,7 @@ def build_command(
 def _pinning(
     placement: Placement, abilities: Abilities
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
-    """Return (argv prefix, CPUs to set ourselves, what was lost)."""
+    """The argv prefix, the CPUs to set by sched_setaffinity (None: a tool does it), and warnings of what is lost."""
     cpus, nodes = format_cpulist(placement.cpus), format_cpulist(placement.nodes)
     if abilities.numactl and abilities.mempolicy:
         policy = {
@@ -120,8 +121,8 @@ def _pinning(
     return (), placement.cpus, loss
 
 
-def format_command(command: Command) -> str:
-    """Return a dry run: comments, then one shell command with the variables set, which can be pasted and run."""
+def format_command(command: LaunchCommand) -> str:
+    """A dry run as text: comments, then one shell command with its variables that can be pasted and run."""
     lines = [f"# {command.placement.describe()}"]
     lines += [f"# {line}" for line in (*command.notes, *command.warnings)]
     if command.affinity:

@@ -1,4 +1,4 @@
-"""What a process asks for, and which cores that leaves: flags such as --cpus and --nodes against this machine."""
+"""Placement requests, and the cores of this machine that one leaves (--cpus, --nodes, --socket and so on)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ipex_assist.launch.memory import MemoryFlag
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asked for; None leaves the choice to us. At most one of `socket`, `numa_node` and `nodes`/`cpus`.
+class PlacementRequest:
+    """The user's wishes for a placement; None leaves the choice to us.
 
-    `cpus` is a list such as `0-27,56-83`, `nodes` likewise, `socket` an index from 0 or `all`; `model_bytes` the memory
-    the process will fill. `smt` puts a thread on every sibling of a core, `e_cores` uses efficiency cores, too.
-    `memory` replaces our choice of a policy; `memory_nodes` are its nodes, a list or `hbm`.
+    At most one of `cpus`, `nodes` (lists such as `0-27,56-83`), `numa_node` and `socket` (an index from 0, or `all`)
+    may be given. `model_bytes` is the memory that the process will fill. `smt` puts a thread on every sibling of a
+    core, `e_cores` also uses efficiency cores. `memory` replaces our choice of a memory policy; `memory_nodes` are its
+    nodes, a list or `hbm`.
     """
 
     threads: int | None = None
@@ -33,15 +34,15 @@ class Request:
 
     @property
     def names_a_place(self) -> bool:
-        """Whether CPUs, nodes or sockets are named, so that only these count."""
+        """Whether CPUs, nodes or sockets are named, so that only these may be used."""
         return any(value is not None for value in (self.cpus, self.socket, self.numa_node, self.nodes))
 
 
-def usable_cores(request: Request, machine: Machine) -> tuple[Core, ...]:
-    """Return everything the request lets us use, whole cores as far as they are allowed.
+def usable_cores(request: PlacementRequest, machine: Machine) -> tuple[Core, ...]:
+    """All cores that the request lets us use, each reduced to its allowed CPUs.
 
     Raises:
-        UsageError: there are no such CPUs, nodes or sockets, or none of them may be used.
+        UsageError: the named CPUs, nodes or sockets do not exist, or none of them may be used.
     """
     named = [
         f"{flag} {value}"
@@ -68,8 +69,8 @@ def usable_cores(request: Request, machine: Machine) -> tuple[Core, ...]:
     return machine.allowed_cores()
 
 
-def fast_cores(request: Request, cores: tuple[Core, ...]) -> tuple[Core, ...]:
-    """`cores` without E-cores, unless these were asked for, named one by one, or are all there is."""
+def fast_cores(request: PlacementRequest, cores: tuple[Core, ...]) -> tuple[Core, ...]:
+    """`cores` without E-cores, unless E-cores were asked for, CPUs were named, or there are only E-cores."""
     if request.e_cores or request.cpus is not None:
         return cores
     return tuple(core for core in cores if not core.efficiency) or cores

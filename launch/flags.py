@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 from ipex_assist.env.cpulist import parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.launch.cores import Request
+from ipex_assist.launch.cores import PlacementRequest
 from ipex_assist.launch.instances import InstanceRequest, Unit, latency_request, throughput_request
 from ipex_assist.launch.memory import parse_memory
 from ipex_assist.version import __version__
@@ -27,7 +27,7 @@ The exit code is the command's, of several instances that of the first to fail; 
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser, *, no_launch: bool = True) -> argparse._ArgumentGroup:
-    """Add the placement flags as a group, which is returned; without `no_launch` all but `--no-launch`."""
+    """Add the placement flags as a group, and return it; no_launch: `--no-launch` as well."""
     group = parser.add_argument_group("placement")
     group.add_argument("--threads", type=int, metavar="N", help="compute threads (default: one per physical core)")
     group.add_argument("--cpus", metavar="LIST", help="CPUs to use, e.g. 0-27,56-83 (default: one socket's cores)")
@@ -41,13 +41,13 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, no_launch: bool 
     return group
 
 
-def request_from(args: argparse.Namespace, model_bytes: int | None = None) -> Request:
-    """Return what the flags of `add_placement_arguments` ask for; `model_bytes` is the memory the program will fill."""
-    return Request(args.threads, args.cpus, args.socket, args.numa_node, model_bytes)
+def request_from(args: argparse.Namespace, model_bytes: int | None = None) -> PlacementRequest:
+    """The request by the flags of `add_placement_arguments`; `model_bytes` is the memory that the program will fill."""
+    return PlacementRequest(args.threads, args.cpus, args.socket, args.numa_node, model_bytes)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all flags of `ipex-launch`."""
+    """The parser of all flags of `ipex-launch`."""
     parser = ArgumentParser(
         prog="ipex-launch",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT …]",
@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_instance_flags(group: argparse._ArgumentGroup, usual: str = "") -> None:
-    """Add how many instances there are to be, and of what size. usual: what is said of the default in the help."""
+    """Add the flags for the number and size of instances. usual: what the help says about the default."""
     group.add_argument(
         "--instances", type=_instances, metavar="N", help=f"how many: a number, per-node, per-socket or per-l3{usual}"
     )
@@ -110,15 +110,15 @@ def _add_instances(group: argparse._ArgumentGroup) -> None:
 
 
 def asks_for_several(args: argparse.Namespace) -> bool:
-    """Whether the flags speak of instances, even if it comes to one."""
+    """Whether flags for instances were given, even if they come to a single one."""
     return args.instances is not None or args.cores_per_instance is not None or args.latency or args.throughput
 
 
 def instance_request(args: argparse.Namespace) -> InstanceRequest:
-    """Return what the flags of `build_parser` ask for.
+    """The request by the flags of `build_parser`.
 
     Raises:
-        UsageError: flags that exclude each other.
+        UsageError: flags exclude each other.
     """
     named = [
         flag
@@ -152,7 +152,7 @@ def instance_request(args: argparse.Namespace) -> InstanceRequest:
 
 
 def extra_environ(args: argparse.Namespace) -> dict[str, str]:
-    """Return the variables that `--env` sets.
+    """The variables that `--env` sets.
 
     Raises:
         UsageError: one is not K=V.

@@ -1,4 +1,4 @@
-"""Runs work that starts processes so that whatever kills it, kill -9 included, none of them is left behind."""
+"""Runs work that starts processes so that none of them outlives it, whatever ends it, including kill -9."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 from ipex_assist.launch.spawn import adopt_orphans, descendants, die_with_parent
 
-# Sent to the worker by the kernel when the guard has ended; nobody else uses it.
+# The kernel sends this to the worker when the guard has ended; nothing else uses it.
 GUARD_HAS_ENDED = signal.SIGRTMIN + 11
 FORWARDED = (
     signal.SIGINT,
@@ -30,15 +30,16 @@ SWEEP_SECONDS = 2.0
 def guarded(work: Callable[[], int]) -> int:
     """Run `work` in a child of this process and return its exit code.
 
-    Two processes watch each other, because nobody can act on a kill -9 of itself. Each adopts the orphans below it. If
-    this one is killed, the worker kills all of its descendants; if the worker is killed, this one does. Whatever `work`
-    has left running when it returns is ended, too. Signals are handed to the worker, which is in a process group of its
-    own, so that a Ctrl-C reaches it once. To be called before threads are started, from the main thread.
+    Two processes watch each other, because no process can react to a kill -9 of itself. Each adopts the orphans below
+    it. If this one is killed, the worker kills all of its descendants; if the worker is killed, this one does.
+    Processes that `work` leaves running when it returns are ended as well. Signals are forwarded to the worker, which
+    is in a process group of its own, so that a Ctrl-C reaches it once. Call it from the main thread, before threads
+    are started.
     """
     adopt_orphans()
     _flush()
     guard = os.getpid()
-    strangers = descendants(guard)  # of the shell that became this process: exec ipex-launch … > >(tee log)
+    strangers = descendants(guard)  # children of the shell that this process was: exec ipex-launch … > >(tee log)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     worker = os.fork()
     if worker == 0:
@@ -66,7 +67,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def _work(work: Callable[[], int], guard: int) -> None:
-    """The worker's whole life; never returns."""
+    """The worker process, from fork to exit; never returns."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -94,7 +95,7 @@ def _guard_has_ended(number: int, frame: FrameType | None) -> None:
 
 
 def _sweep() -> None:
-    """Ask what is still running to end, and give it some time."""
+    """Send SIGTERM to descendants that still run, and give them some time."""
     for pid in descendants(os.getpid()):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
@@ -104,9 +105,9 @@ def _sweep() -> None:
 
 
 def kill_descendants(spared: Collection[int] = ()) -> None:
-    """Kill and reap the descendants of this process, their subreaper, until none is left but `spared`.
+    """Kill and reap the descendants of this process, their subreaper, until only `spared` ones are left.
 
-    One that another user owns (by a setuid program) cannot be killed; it is left.
+    A process that another user owns (from a setuid program) cannot be killed, and is left running.
     """
     while pids := set(descendants(os.getpid())) - set(spared):
         killed = 0

@@ -1,4 +1,4 @@
-"""Splits a machine between several processes: a pure function of the request and the machine."""
+"""Divides a machine among several processes: a pure function of the request and the machine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Literal
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
-from ipex_assist.launch.cores import Request, fast_cores, usable_cores
+from ipex_assist.launch.cores import PlacementRequest, fast_cores, usable_cores
 from ipex_assist.launch.placement import Placement, place, place_memory
 
 Unit = Literal["per-node", "per-socket", "per-l3"]
 Group = tuple[Core, ...]
 
-# As in IPEX's launcher: --latency-mode runs on 4 cores each, --throughput-mode once per node.
+# As in IPEX's launcher: --latency-mode gives each instance 4 cores, --throughput-mode a NUMA node.
 LATENCY_CORES = 4
 
 
 @dataclass(frozen=True)
-class InstanceRequest(Request):
-    """What several processes ask for. `instances` is a number or what gets one each; None is one process, or with
-    `cores_per_instance` as many as fit. `threads` is for one process only, `model_bytes` what each of them fills.
+class InstanceRequest(PlacementRequest):
+    """A placement request for several processes.
+
+    `instances` is a number, or the unit that gets one instance each; None: one process, or with `cores_per_instance` as
+    many as fit. `threads` is for a single process only, `model_bytes` the memory that each instance fills.
     """
 
     instances: int | Unit | None = None
@@ -31,22 +33,23 @@ class InstanceRequest(Request):
 
 
 def latency_request(request: InstanceRequest) -> InstanceRequest:
-    """Ask for many small instances of 4 cores: each request waits for nobody else's."""
+    """Change a request to as many instances of 4 cores as fit, so that work seldom waits for other work."""
     return replace(request, instances=None, cores_per_instance=LATENCY_CORES)
 
 
 def throughput_request(request: InstanceRequest) -> InstanceRequest:
-    """Ask for one instance per NUMA node with all of its cores."""
+    """Change a request to one instance for each NUMA node, with all of its cores."""
     return replace(request, instances="per-node", cores_per_instance=None)
 
 
 def place_instances(request: InstanceRequest, machine: Machine) -> tuple[Placement, ...]:
-    """Place every instance, in the order of their numbers.
+    """Place all instances, in the order of their numbers.
 
-    No two share a physical core, and none leaves the allowed CPUs. One instance is placed as `place` does. A number of
-    them is shared out over the sockets and never crosses one; where a socket gets fewer instances than it has NUMA
-    nodes, each has whole nodes, else each stays within one. Sizes differ where cores do not divide evenly. With
-    `cores_per_instance` all are equal and within a node, unless no node is large enough; the rest stays idle.
+    No two share a physical core, and all stay within the allowed CPUs. A single instance is placed as by `place`. With
+    a number, instances are distributed over the sockets, and none crosses a socket; where a socket gets fewer instances
+    than it has NUMA nodes, each gets whole nodes, otherwise each stays within one. Sizes differ where cores do not
+    divide evenly. With `cores_per_instance` all are equal and within a node, unless no node is large enough, and the
+    remaining cores stay idle.
 
     Raises:
         UsageError: the request cannot be met on this machine; the message has the numbers.
@@ -86,7 +89,7 @@ def _check(request: InstanceRequest) -> None:
 
 
 def _one_per_unit(request: InstanceRequest, machine: Machine, pool: Group) -> list[Group]:
-    """Return the cores of one instance per node, socket or L3 cache; with a size, cut down to it."""
+    """Core groups for one instance on each node, socket or L3 cache, cut to `cores_per_instance` if given."""
     unit = str(request.instances)
     if unit == "per-node":
         groups = machine.by_node(pool)
@@ -108,7 +111,7 @@ def _one_per_unit(request: InstanceRequest, machine: Machine, pool: Group) -> li
 
 
 def _of_size(request: InstanceRequest, machine: Machine, pool: Group) -> list[Group]:
-    """Return groups of `cores_per_instance`, each within a node, or a socket where no node is large enough."""
+    """Groups of `cores_per_instance`, each within a node, or within a socket where no node is large enough."""
     size = request.cores_per_instance or 1
     if size > len(pool):
         raise UsageError(
@@ -139,7 +142,7 @@ def _of_size(request: InstanceRequest, machine: Machine, pool: Group) -> list[Gr
 
 
 def _of_number(number: int, machine: Machine, pool: Group) -> list[Group]:
-    """Cut all cores of the sockets used at the widest borders that give so many pieces: sockets, nodes, cores."""
+    """`number` groups of cores, cut at the widest boundaries that give as many: sockets, then nodes, then cores."""
     if number > len(pool):
         raise UsageError(
             f"--instances {number} is more than the {len(pool)} physical cores that may be used here "
@@ -160,7 +163,7 @@ def _of_number(number: int, machine: Machine, pool: Group) -> list[Group]:
 
 
 def _apportion(number: int, groups: Sequence[Group], room: Sequence[int]) -> list[int]:
-    """Give each group a number of instances so that the smallest share of cores is as large as can be (D'Hondt)."""
+    """How many instances each group gets, so that the smallest instance is as large as possible (D'Hondt)."""
     counts = [0] * len(groups)
     for _ in range(number):
         open_ = [index for index in range(len(groups)) if counts[index] < room[index]]
@@ -169,13 +172,16 @@ def _apportion(number: int, groups: Sequence[Group], room: Sequence[int]) -> lis
 
 
 def _even_runs(length: int, count: int) -> list[tuple[int, int]]:
-    """Cut range(length) into `count` runs whose lengths differ by at most one."""
+    """Cut range(length) into `count` intervals whose lengths differ by at most one."""
     borders = [index * length // count for index in range(count + 1)] if count else []
     return list(itertools.pairwise(borders))
 
 
 def _large_caches_first(cores: Group, machine: Machine) -> Group:
-    """Sort cores that share an L3 (or a socket) side by side, larger sets first, so that cuts fall between sets."""
+    """Order cores so that those that share an L3 (or a socket) are adjacent, larger sets first.
+
+    Cutting the sequence into instances then falls between sets where possible.
+    """
     sets = machine.by_l3(cores) if machine.l3 else machine.by_socket(cores)
     inside = {core for group in sets for core in group}
     ordered = [core for group in sorted(sets, key=len, reverse=True) for core in group]
@@ -191,7 +197,7 @@ def _tell_idle(idle: int, request: InstanceRequest, machine: Machine, pool: Grou
 
 
 def _cpus(chunk: Group, smt: bool) -> list[int]:
-    """Return the CPUs of one thread per core, then the siblings': what is cut off at the end costs least."""
+    """The first CPU of each core, with `smt` followed by the siblings: cutting CPUs off the end costs least."""
     first = [core.cpus[0] for core in chunk]
     return [*first, *(cpu for core in chunk for cpu in core.cpus[1:])] if smt else first
 
@@ -199,7 +205,7 @@ def _cpus(chunk: Group, smt: bool) -> list[int]:
 def _within_quota(
     request: InstanceRequest, machine: Machine, chunks: list[list[int]], warnings: list[str]
 ) -> list[list[int]]:
-    """Take CPUs that the quota does not let run from the largest instances; each keeps at least one."""
+    """Remove CPUs beyond the CPU quota from the largest instances; each keeps at least one."""
     total = sum(map(len, chunks))
     if machine.cpu_quota is None or total <= machine.cpu_quota:
         return chunks
@@ -229,7 +235,7 @@ def _placements(
     for index, chunk in enumerate(chunks):
         own_warnings, own_notes, cpus = list(warnings), list(notes), tuple(sorted(chunk))
         size = request.model_bytes
-        # Those that share a node fill it together.
+        # Instances on the same node fill its memory together.
         size = None if size is None else size * homes.count(homes[index])
         memory, nodes = place_memory(request, machine, cpus, own_warnings, own_notes, model_bytes=size)
         said = tuple(own_warnings), tuple(own_notes)

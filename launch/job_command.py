@@ -1,4 +1,4 @@
-"""The command of a batch job, checked by its own parser before it waits in a queue for nothing."""
+"""Checks the command of a batch job with its own parser, so that a mistake shows before the job waits in a queue."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.launch import flags
-from ipex_assist.launch.jobs import Command
+from ipex_assist.launch.jobs import JobCommand
 
-# How `ipex-assist` reads its arguments, by subcommand; that without one is "", None is not looked at. They are handed
-# in, since this package knows nothing of the commands that are built on it.
+# The argument parsers of `ipex-assist` by subcommand; "" is the command without one, None means: do not check. They are
+# passed in, since this package does not import the commands that are built on it.
 Parsers = Mapping[str, Callable[[list[str]], argparse.Namespace] | None]
 
 
-def parse_command(argv: Sequence[str], parsers: Parsers) -> Command:
-    """Check an `ipex-assist` or `ipex-launch` command line, and find what of it the job's script must know.
+def parse_command(argv: Sequence[str], parsers: Parsers) -> JobCommand:
+    """Check an `ipex-assist` or `ipex-launch` command line, and extract what the job script needs.
 
     Raises:
-        UsageError: it is another command, or cannot be run in a job.
-        SystemExit: argparse found something wrong and has said so.
+        UsageError: it is another command, or one that cannot run in a job.
+        SystemExit: argparse found an error and has printed it.
     """
     program, arguments = os.path.basename(argv[0]), list(argv[1:])
     if program == "ipex-launch":
@@ -43,12 +43,12 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> Command:
         if word == "" and args is not None and args.model and args.prompt is None and args.prompt_file in (None, "-"):
             raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
         if word == "" and args is not None:
-            return Command(tuple(argv), prompts=args.prompt_file)
-    return Command(tuple(argv))
+            return JobCommand(tuple(argv), prompts=args.prompt_file)
+    return JobCommand(tuple(argv))
 
 
-def locate(command: Command, folders: Sequence[str]) -> Command:
-    """`command` with the path of its program, if it is a mere name and one of `folders` has it."""
+def locate(command: JobCommand, folders: Sequence[str]) -> JobCommand:
+    """`command` with the full path of its program, if that is a bare name and is in one of `folders`."""
     program = command.argv[0]
     if os.sep in program:
         return command
@@ -67,17 +67,17 @@ def _check_launch(arguments: list[str]) -> None:
         raise UsageError("ipex-assist batch places its instances itself: give it to submit without ipex-launch")
 
 
-def _batch(argv: list[str], args: argparse.Namespace, parsers: Parsers) -> Command:
+def _batch(argv: list[str], args: argparse.Namespace, parsers: Parsers) -> JobCommand:
     rest = [word for word in _without_output(argv[2:]) if word != "--resume"]
     parse = parsers["batch"]
     if parse is not None and parse(["--resume", "-o", os.devnull, *rest]).output != os.devnull:
         raise UsageError(f"write -o {args.output} as words of their own, since each task has a file of its own")
     sharded = any(word == "--shard" or word.startswith("--shard=") for word in argv)
-    return Command((*argv[:2], *rest), results=args.output, prompts=args.prompts, sharded=sharded)
+    return JobCommand((*argv[:2], *rest), results=args.output, prompts=args.prompts, sharded=sharded)
 
 
 def _without_output(arguments: list[str]) -> list[str]:
-    """The arguments without `-o FILE`, in each of the ways in which argparse takes it."""
+    """The arguments without `-o FILE`, in every spelling that argparse accepts."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:

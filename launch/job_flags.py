@@ -1,4 +1,4 @@
-"""The flags of `ipex-assist submit`, and whether a scheduler can do what they ask for."""
+"""The flags of `ipex-assist submit`, and checks whether the scheduler supports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.parser import ArgumentParser
-from ipex_assist.launch.jobs import Command, Job
+from ipex_assist.launch.jobs import Job, JobCommand
 
 EPILOG = """\
 examples:
@@ -27,7 +27,7 @@ MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all flags of `ipex-assist submit`, without the command behind `--`."""
+    """The parser of all flags of `ipex-assist submit`, without the command after `--`."""
     parser = ArgumentParser(
         prog="ipex-assist submit",
         usage="%(prog)s slurm|pbs [options] -- ipex-assist|ipex-launch ARGUMENTS …",
@@ -101,11 +101,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--setup", action="append", default=[], metavar="LINE", help="shell line before; repeatable")
 
 
-def job_from(args: argparse.Namespace, command: Command) -> Job:
-    """Return the job that the flags ask for.
+def job_from(args: argparse.Namespace, command: JobCommand) -> Job:
+    """The job that the flags describe.
 
     Raises:
-        UsageError: the scheduler has no such jobs, or flags do not go together.
+        UsageError: the scheduler does not support it, or flags contradict each other.
     """
     cores = args.cores_per_instance
     exclusive = cores is None if args.exclusive is None else args.exclusive
@@ -166,7 +166,7 @@ def _check_pbs(args: argparse.Namespace) -> None:
 
 
 def _venv(given: str | None) -> str | None:
-    """The virtual environment to activate: the one this command runs in, unless another or none is asked for."""
+    """The virtual environment to activate: by default the one that this command runs in; None for "none"."""
     if given == "none":
         return None
     if given is None:
@@ -223,7 +223,7 @@ _time.__name__ = "time (HH:MM:SS or D-HH:MM:SS)"
 
 
 def _memory(text: str) -> int:
-    """Return a size such as 120G in MiB."""
+    """A size such as 120G, in MiB."""
     match = re.fullmatch(r"(\d+)([MGT])i?[Bb]?", text)
     if match is None or int(match[1]) == 0:
         raise ValueError

@@ -1,4 +1,4 @@
-"""From what a job asks for to the text of its script: pure, with templates that a site can change."""
+"""Turns a job description into the text of its script: pure functions, with templates that a site can change."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ Scheduler = Literal["slurm", "pbs"]
 
 PLACEHOLDER = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# None leaves out the template's line, a tuple repeats it.
+# The value of a placeholder: None removes the template's line, a tuple repeats it.
 Value = str | int | None | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Command:
-    """The program a job runs, as an argv.
+class JobCommand:
+    """The program that a job runs, as an argv.
 
-    Of `ipex-assist batch …`, `results` is the file of `-o`, and `argv` is without it and without `--resume`: the
-    script adds both, so that every part of the prompts has a file of its own and can be gone on with. `prompts` is its
-    file of prompts (without `batch`, that of `--prompt-file`), `sharded` whether it is told already which part of them
-    to do.
+    For `ipex-assist batch …`, `results` is the file of `-o`, and `argv` is without it and without `--resume`: the
+    script adds both, so that every shard of the prompts has a file of its own and can be resumed. `prompts` is the file
+    of prompts (without `batch`, of `--prompt-file`); `sharded`: the command already has a `--shard`.
     """
 
     argv: tuple[str, ...]
@@ -38,15 +37,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Job:
-    """What a job asks for, of one node unless it says otherwise.
+    """The resources and settings of a job; figures are for one node unless stated.
 
-    `instances` are tasks of a node, `cores` the physical cores of each; None is the whole node. `memory` is in MiB,
-    `time` and `grace` in seconds. `array` is its number of elements, of which `at_once` run side by side. `restarts`
-    is how often it may be started again. `setup` are shell lines, the rest is as the scheduler has it.
+    `instances` are tasks on a node, `cores` the physical cores of each (None: the whole node). `memory` is in MiB,
+    `time` and `grace` in seconds. `array` is the number of array elements, of which `at_once` run at the same time.
+    `restarts` is how often it may be started again. `setup` are shell lines; the rest is in the scheduler's terms.
     """
 
     name: str
-    command: Command
+    command: JobCommand
     nodes: int = 1
     instances: int = 1
     cores: int | None = None
@@ -67,20 +66,20 @@ class Job:
 
     @property
     def tasks(self) -> int:
-        """How many there are in the job, or in each element of its array."""
+        """How many tasks the job has, or each element of its array."""
         return self.nodes * self.instances
 
     @property
     def shards(self) -> int:
-        """Into how many parts the prompts of a batch are split; 1 where one task does them all."""
+        """How many shards the prompts of a batch are split into; 1 where one task does all."""
         return 1 if self.command.results is None else (self.array or 1) * self.tasks
 
 
 def job_script(job: Job, scheduler: Scheduler, template: str | None = None, name: str = "the template") -> str:
-    """Return the script of `job`. `template` is a site's own text instead of ours, `name` what to call it in errors.
+    """The script of `job`. template: a site's own text instead of ours; name: its name in errors.
 
     Raises:
-        UsageError: the template has a placeholder that there is not, or lacks one without which the job does nothing.
+        UsageError: the template has an unknown placeholder, or lacks one that the job needs.
     """
     values = slurm_values(job) if scheduler == "slurm" else pbs_values(job)
     text = builtin_template(scheduler) if template is None else template
@@ -94,18 +93,18 @@ def job_script(job: Job, scheduler: Scheduler, template: str | None = None, name
 
 
 def builtin_template(scheduler: Scheduler) -> str:
-    """Return the text of templates/SCHEDULER.sh."""
+    """The text of templates/SCHEDULER.sh."""
     return (resources.files("ipex_assist.launch") / "templates" / f"{scheduler}.sh").read_text(encoding="utf-8")
 
 
 def fill(template: str, values: Mapping[str, Value], name: str) -> str:
-    """Put `values` in place of the {{placeholders}}; what is put in is not looked at again.
+    """Replace the {{placeholders}} by `values`; replacements are not searched for placeholders.
 
-    A line with a placeholder without a value (None, or no element) is left out; one with several values is repeated
-    for each. Of several empty lines one remains.
+    A line with a placeholder that has no value (None, or an empty tuple) is left out; a line with several values is
+    repeated for each. Consecutive empty lines become one.
 
     Raises:
-        UsageError: a placeholder is none of `values`.
+        UsageError: a placeholder is not in `values`.
     """
     lines: list[str] = []
     for number, line in enumerate(template.splitlines(), start=1):
@@ -142,24 +141,24 @@ def quote(word: str) -> str:
 
 
 def slurm_values(job: Job) -> dict[str, Value]:
-    """Return the values of a Slurm script's placeholders.
+    """The values of a Slurm script's placeholders.
 
-    With a number of cores, srun binds each task to whole cores of its own. Without one, it binds nothing: the default
-    of one CPU a task would leave most of the node idle. Either way the launcher divides what the mask has, and never
-    asks for more. `--cpus-per-task` is said to srun again, since it takes it from sbatch only before Slurm 22.05.
+    With a number of cores, srun binds each task to whole cores of its own. Without one it binds nothing, because the
+    default of one CPU for a task would leave most of the node idle. Either way the launcher divides the CPUs of its
+    affinity mask. `--cpus-per-task` is given to srun again, which takes it from sbatch only before Slurm 22.05.
     """
     return {
         **_common_values(job, _shard("SLURM_ARRAY_TASK_ID", "SLURM_PROCID", job)),
         "nodes": job.nodes,
-        "threads_per_core": None if job.cores is None else 1,  # so that cores are counted, and not their SMT siblings
+        "threads_per_core": None if job.cores is None else 1,  # so that Slurm counts cores, not SMT siblings
         "exclusive": "--exclusive" if job.exclusive else None,
-        # 0 is all of the node's.
+        # 0 means all memory of the node.
         "memory": _size(job.memory, "M", "G") if job.memory is not None else "0" if job.exclusive else None,
         "time": None if job.time is None else slurm_time(job.time),
         "log": quote(job.log or ("%x-%A_%a.out" if job.array else "%x-%j.out")),
         "requeue": "--requeue" if job.restarts else "--no-requeue",
         "restarts": job.restarts or None,
-        # The last element of an array has the array's own id, by which all of its elements would be meant.
+        # The last element of an array has the array's own job id, which would mean all elements.
         "self": "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.array else "$SLURM_JOB_ID",
         "binding": "--cpu-bind=none" if job.cores is None else f"--cpus-per-task={job.cores} --cpu-bind=cores",
         "sharing_tasks": job.tasks if job.shards > 1 else None,
@@ -167,10 +166,10 @@ def slurm_values(job: Job) -> dict[str, Value]:
 
 
 def pbs_values(job: Job) -> dict[str, Value]:
-    """Return the values of a PBS script's placeholders.
+    """The values of a PBS script's placeholders.
 
-    PBS has no srun: several instances of the one node are started by `ipex-launch`, which binds them, too. It gives no
-    warning before the time runs out either, so that timeout(1) does.
+    PBS has no srun, so several instances on the one node are started and bound by `ipex-launch`. Nor does PBS send a
+    signal before the time limit, so timeout(1) does.
     """
     return {
         **_common_values(job, _shard("PBS_ARRAY_INDEX", "IPEX_INSTANCE", job)),
@@ -196,7 +195,7 @@ def _pbs_run(job: Job) -> list[str]:
 
 
 def _shard(element: str, task: str, job: Job) -> str:
-    """Return the arithmetic by which a task finds its part, from the numbers of the array's element and of the task."""
+    """The shell arithmetic by which a task finds its shard from the numbers of its array element and of the task."""
     if job.tasks == 1:
         return element
     return f"{element} * {job.tasks} + {task}" if job.array else task
@@ -224,8 +223,8 @@ def _common_values(job: Job, shard: str) -> dict[str, Value]:
     }
 
 
-def command_line(command: Command, shards: int) -> str:
-    """Return the command as a line of shell. Of several `shards` of a batch, the variable `shard` names one."""
+def command_line(command: JobCommand, shards: int) -> str:
+    """The command as a line of shell. With several `shards`, the shell variable `shard` holds the task's own."""
     if command.results is None:
         return _joined(command.argv)
     added = ["--resume"]
@@ -235,7 +234,7 @@ def command_line(command: Command, shards: int) -> str:
         added += [f'--shard "$shard"/{shards}', f'-o {quote(stem)}."$shard"-of-{shards}{suffix}']
     else:
         added += ["-o", quote(command.results)]
-    # Before the other arguments, of which one may be `--`.
+    # Before the other arguments, since one of them may be `--`.
     return " ".join([_joined(command.argv[:2]), *added, _joined(command.argv[2:])]).rstrip()
 
 
@@ -244,16 +243,16 @@ def _joined(argv: Sequence[str]) -> str:
 
 
 def _size(mebibytes: int, small: str, large: str) -> str:
-    """Return MiB as the scheduler takes them, in the largest of its two units that is exact."""
+    """MiB in the scheduler's notation, in the larger of the two units if that is exact."""
     return f"{mebibytes}{small}" if mebibytes % 1024 else f"{mebibytes // 1024}{large}"
 
 
 def slurm_time(seconds: int) -> str:
-    """Return seconds as days, hours, minutes and seconds, as sbatch takes them."""
+    """Seconds as days, hours, minutes and seconds, in sbatch's notation."""
     days, rest = divmod(seconds, 86400)
     return (f"{days}-" if days else "") + f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
 
 
 def pbs_time(seconds: int) -> str:
-    """Return seconds as hours without limit, minutes and seconds, as qsub takes them."""
+    """Seconds as hours (of any number), minutes and seconds, in qsub's notation."""
     return f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"

@@ -1,4 +1,4 @@
-"""Chooses a process's memory nodes and policy: near its CPUs, as far as the model fits, or as the user says."""
+"""Chooses a process's memory policy and nodes: as near to its CPUs as the model fits, or as the user says."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine, Node
 
-# As numactl: -m, -p, -i, -l; "none" leaves memory to the kernel.
+# numactl's -m, -p, -i and -l; "none" leaves memory to the kernel.
 MemoryPolicy = Literal["bind", "preferred", "interleave", "local", "none"]
 MemoryFlag = Literal["bind", "preferred", "interleave", "local"]
 MEMORY_ONLY = "hbm"
 
 
 def parse_memory(text: str) -> tuple[MemoryFlag, str | None]:
-    """Split the value of `--memory`, POLICY or POLICY:NODES.
+    """Split the value of `--memory`, which is POLICY or POLICY:NODES.
 
     Raises:
-        UsageError: there is no such policy, or it takes no nodes.
+        UsageError: the policy is unknown, or takes no nodes.
     """
     policy, colon, nodes = text.partition(":")
     for known in get_args(MemoryFlag):
@@ -44,9 +44,9 @@ def choose_memory(
     model_bytes: int | None = None,
     keep_interleaving: bool = True,
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
-    """Choose memory as near as the model fits: the nodes of `cpus`, those of their sockets, then all that are allowed.
+    """The policy and the nearest nodes that the model fits: those of `cpus`, of their sockets, or all allowed ones.
 
-    May append to `warnings` and `notes`. `keep_interleaving` keeps what a `numactl -i` outside has set.
+    May append to `warnings` and `notes`. keep_interleaving: keep the policy of a `numactl -i` around this process.
     """
     cpus = tuple(cpus)
     ordinary = _ordinary(machine)
@@ -83,11 +83,13 @@ def apply_memory_flag(
     *,
     model_bytes: int | None = None,
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
-    """The policy the user chose, over the nodes in `named` (a list, or `hbm`); without those `bind` and `preferred`
-    take the nodes of `cpus`, and `interleave` all that are allowed and have CPUs.
+    """The policy that the user chose, and its nodes.
+
+    named: a list of nodes, or `hbm`. Without it `bind` and `preferred` take the nodes of `cpus`, `interleave` all
+    allowed nodes that have CPUs.
 
     Raises:
-        UsageError: there are no such nodes, or the policy does not take so many.
+        UsageError: there are no such nodes, or more than the policy takes.
     """
     cpus = tuple(cpus)
     ordinary = _ordinary(machine)
@@ -139,7 +141,7 @@ def _named_nodes(policy: str, named: str, cpus: tuple[int, ...], machine: Machin
 
 
 def _nearest_memory_only(policy: str, cpus: tuple[int, ...], machine: Machine, usable: list[Node]) -> list[Node]:
-    """Return for each node of `cpus` the memory-only nodes nearest to it; all of them where distances are unknown."""
+    """The memory-only nodes nearest to each node of `cpus`; all of them where distances are unknown."""
     candidates = [node for node in usable if not node.cpus]
     if not candidates:
         raise UsageError(
@@ -155,7 +157,7 @@ def _nearest_memory_only(policy: str, cpus: tuple[int, ...], machine: Machine, u
 
 
 def _ordinary(machine: Machine) -> list[Node]:
-    """Return nodes without HBM and CXL ones, which have no CPUs: small or slow, they are a decision of its own."""
+    """The allowed nodes with CPUs. HBM and CXL nodes, which have none, are small or slow: the user must choose them."""
     usable = [node for node in machine.nodes if node.id in machine.allowed_nodes and node.has_memory]
     return [node for node in usable if node.cpus] or usable
 
@@ -182,5 +184,5 @@ def _fits(size: int | None, nodes: list[Node]) -> bool:
 
 
 def _free(node: Node) -> int:
-    """Return the free bytes of a node; where a recorded machine does not tell what is free, all of its memory."""
+    """The free bytes of a node; all of its memory where a recorded machine does not say what is free."""
     return node.free_bytes if node.free_bytes is not None else node.memory_bytes or 0

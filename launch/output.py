@@ -1,4 +1,4 @@
-"""The output of several instances on one terminal or file: whole lines, each with its instance if asked for."""
+"""Writes the output of several instances to one terminal or file: whole lines, labelled with the instance if asked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import select
 from collections.abc import Callable
 
-# A line longer than this is passed on in pieces, each ended by a line end: nothing may grow without bound.
+# A longer line is passed on in parts that each end with a line end, so that buffers stay bounded.
 LONGEST_LINE = 1 << 20
 READ_SIZE = 1 << 16
 
 
 class Sink:
-    """Our own standard output or error, by its file descriptor; it never blocks.
+    """Our standard output or error, by file descriptor. Writing never blocks.
 
-    A reader may stop reading (a pager, Ctrl-S), and signals and deadlines must be acted on all the same. What it does
-    not take stays in `pending`. `lost` is the errno of the first write that failed, after which nothing is written.
+    A reader may stop reading (a pager, Ctrl-S) while signals and deadlines must still be handled. Bytes that it has not
+    taken stay in `pending`. `lost` is the errno of the first write that failed, after which nothing more is written.
     """
 
     def __init__(self, fd: int) -> None:
@@ -25,16 +25,16 @@ class Sink:
         self.pending = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Write what the reader takes of `data` after what is pending."""
+        """Append `data` to the pending bytes, and write as many as the reader takes."""
         if self.lost is None:
             self.pending += data
             self.flush()
 
     def flush(self) -> None:
-        """Write as much of what is pending as can be without waiting."""
+        """Write as many pending bytes as possible without waiting."""
         while self.pending and select.select([], [self.fd], [], 0)[1]:
             try:
-                # So much fits without waiting wherever select says that there is room.
+                # Where select reports room, PIPE_BUF bytes fit without waiting.
                 written = os.write(self.fd, self.pending[: select.PIPE_BUF])
             except BlockingIOError:  # somebody who shares this terminal made it non-blocking
                 return
@@ -46,7 +46,7 @@ class Sink:
 
 
 class LineAssembler:
-    """Takes bytes as they come and hands on whole lines, each after `prefix`."""
+    """Collects bytes into lines, and writes whole lines, each after `prefix`."""
 
     def __init__(self, write: Callable[[bytes], None], prefix: str = "") -> None:
         self._write = write
@@ -54,7 +54,7 @@ class LineAssembler:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add `data`; all lines that it completes are written at once."""
+        """Add `data`, and write all lines that are complete now, in one write."""
         self._rest += data
         end = self._rest.rfind(b"\n") + 1
         if end:
@@ -62,12 +62,12 @@ class LineAssembler:
             del self._rest[:end]
             self._write(self._label(lines))
         while len(self._rest) >= LONGEST_LINE:
-            piece = bytes(self._rest[:LONGEST_LINE])
+            start = bytes(self._rest[:LONGEST_LINE])
             del self._rest[:LONGEST_LINE]
-            self._write(self._label(piece + b"\n"))
+            self._write(self._label(start + b"\n"))
 
     def finish(self) -> None:
-        """Write what is left; a last line without an end gets one, so that the next instance's starts anew."""
+        """Write the rest. A last line without a line end gets one, so that the next instance begins a new line."""
         if self._rest:
             rest = bytes(self._rest)
             self._rest.clear()
@@ -79,8 +79,8 @@ class LineAssembler:
         return self._prefix + lines[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
 
 
-class Source:
-    """One stream of one instance: a pipe that it writes to, or the log file that is followed as it grows."""
+class OutputSource:
+    """One output stream of one instance: the pipe that it writes to, or its log file, which is followed as it grows."""
 
     def __init__(self, fd: int, lines: LineAssembler) -> None:
         self.fd = fd
@@ -89,7 +89,7 @@ class Source:
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
-        """Take one piece of what is there; whether there was any. The end of a pipe closes it."""
+        """Read up to READ_SIZE available bytes. False where there were none: the end of a pipe, or of a log so far."""
         try:
             data = os.read(self.fd, READ_SIZE)
         except BlockingIOError:
@@ -98,7 +98,7 @@ class Source:
         return bool(data)
 
     def close(self) -> None:
-        """Hand on the last line and close; a writer that goes on gets SIGPIPE, as it would from a shell's pipe."""
+        """Write the last line and close. A process that writes on gets SIGPIPE, as with a pipe in a shell."""
         if self.open:
             self._lines.finish()
             os.close(self.fd)

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
-from ipex_assist.launch.cores import Request, fast_cores, usable_cores
+from ipex_assist.launch.cores import PlacementRequest, fast_cores, usable_cores
 from ipex_assist.launch.memory import MemoryPolicy, apply_memory_flag, choose_memory
 
-__all__ = ["MemoryPolicy", "Placement", "Request", "place", "place_memory"]
+__all__ = ["MemoryPolicy", "Placement", "PlacementRequest", "place", "place_memory"]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process runs. `cpus` are ascending, as many as `threads`, one per physical core unless more were asked.
+    """Where a process runs. `cpus` are ascending, as many as `threads`, one on each core unless more were asked for.
 
     `memory` is `bind` (only `nodes`), `preferred` (the one in `nodes` first), `interleave` (page by page over `nodes`),
-    `local` (where it is first written) or `none` (left to the kernel, on machines without NUMA). `warnings` say what is
-    not as it could be, `notes` what of the user's was kept. It is instance `index` of `count`.
+    `local` (on the node of the thread that first writes a page) or `none` (left to the kernel, on machines without
+    NUMA). `warnings` say what could be better, `notes` which settings of the user were kept. It is instance `index` of
+    `count`.
     """
 
     cpus: tuple[int, ...]
@@ -33,7 +34,7 @@ class Placement:
     count: int = 1
 
     def describe(self) -> str:
-        """Return the placement as one line for people."""
+        """The placement as one line for people."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         place = f"{threads} on CPU{'s' * (len(self.cpus) != 1)} {format_cpulist(self.cpus)}"
         return f"{place}, memory {self.describe_memory()}"
@@ -49,12 +50,12 @@ class Placement:
         }[self.memory]
 
 
-def place(request: Request, machine: Machine) -> Placement:
+def place(request: PlacementRequest, machine: Machine) -> Placement:
     """Place one process.
 
-    Unless told otherwise it gets the allowed physical cores of one socket (the one with most of them, P-cores only),
-    one thread per core, and that socket's memory; no more threads than the control group's CPU quota lets run. With
-    `socket="all"` it gets those of every socket, and memory goes to the node of the thread that first writes it.
+    By default it gets the allowed physical cores of one socket (the one with most of them, P-cores only), one thread on
+    each, and that socket's memory; no more threads than the control group's CPU quota allows. With `socket="all"` it
+    gets the cores of every socket, and memory goes to the node of the thread that first writes it.
 
     Raises:
         UsageError: the request cannot be met on this machine.
@@ -68,7 +69,7 @@ def place(request: Request, machine: Machine) -> Placement:
 
 
 def place_memory(
-    request: Request,
+    request: PlacementRequest,
     machine: Machine,
     cpus: tuple[int, ...],
     warnings: list[str],
@@ -76,7 +77,7 @@ def place_memory(
     *,
     model_bytes: int | None,
 ) -> tuple[MemoryPolicy, tuple[int, ...]]:
-    """Policy and nodes for a process on `cpus` that fills `model_bytes`; may append to `warnings` and `notes`."""
+    """The memory policy and nodes of a process on `cpus` that fills `model_bytes`. May add warnings and notes."""
     flag = request.memory or ("local" if request.socket == "all" else None)
     if flag is not None and (machine.nodes or request.memory):
         return apply_memory_flag(flag, request.memory_nodes, cpus, machine, warnings, model_bytes=model_bytes)
@@ -84,7 +85,9 @@ def place_memory(
     return choose_memory(cpus, machine, warnings, notes, model_bytes=model_bytes, keep_interleaving=keep)
 
 
-def _choose_cpus(request: Request, machine: Machine, pool: tuple[Core, ...], warnings: list[str]) -> tuple[int, ...]:
+def _choose_cpus(
+    request: PlacementRequest, machine: Machine, pool: tuple[Core, ...], warnings: list[str]
+) -> tuple[int, ...]:
     preferred = _preferred_cores(request, machine, pool)
     if request.threads is None:
         threads = _threads_within_quota(request, machine, preferred, warnings)
@@ -108,7 +111,9 @@ def _choose_cpus(request: Request, machine: Machine, pool: tuple[Core, ...], war
     return tuple(sorted([*_first_cpus(pool), *extra]))
 
 
-def _threads_within_quota(request: Request, machine: Machine, preferred: tuple[Core, ...], warnings: list[str]) -> int:
+def _threads_within_quota(
+    request: PlacementRequest, machine: Machine, preferred: tuple[Core, ...], warnings: list[str]
+) -> int:
     wanted = sum(len(core.cpus) for core in preferred) if request.smt else len(preferred)
     threads = machine.threads_within_quota(wanted)
     if threads < wanted:
@@ -141,7 +146,7 @@ def _check_threads(threads: int, machine: Machine, pool: tuple[Core, ...], warni
     return threads
 
 
-def _preferred_cores(request: Request, machine: Machine, pool: tuple[Core, ...]) -> tuple[Core, ...]:
+def _preferred_cores(request: PlacementRequest, machine: Machine, pool: tuple[Core, ...]) -> tuple[Core, ...]:
     if request.names_a_place:
         return fast_cores(request, pool)
     chosen = machine.default_cores()
@@ -152,7 +157,7 @@ def _preferred_cores(request: Request, machine: Machine, pool: tuple[Core, ...])
 
 
 def _together(cores: Sequence[Core], count: int, machine: Machine) -> Sequence[Core]:
-    """Return `count` of `cores`: within one node if one has enough of them, else within one socket, else the first."""
+    """`count` of `cores`: within one node if one has enough of them, else within one socket, else the first ones."""
     groups = [[core for core in cores if core.cpus[0] in node.cpus] for node in machine.nodes]
     groups += [[core for core in cores if core.socket == socket] for socket in machine.sockets]
     return next((group for group in groups if len(group) >= count), cores)[:count]

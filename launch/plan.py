@@ -1,4 +1,4 @@
-"""The plan a launched process carries in its environment, so that it can check it and does not launch itself again."""
+"""The launch plan that a process inherits in its environment, to check it and not to launch itself again."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 
 PLAN_VARIABLE = "IPEX_ASSIST_PLAN"
 
-# Taken at import, which is before any OpenMP runtime binds the initial thread: later the two cannot be told apart.
+# Read at import, before an OpenMP runtime can bind the initial thread and so hide the mask we were started with.
 MASK_AT_START = frozenset(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the launcher arranged: CPUs, threads, memory policy and nodes, what it added to LD_PRELOAD, and the other
-    variables it set. `pid` is the process it was made for, or `parent` that process's parent where the process had no
-    number yet; both are None in a dry run."""
+class LaunchPlan:
+    """What the launcher set up: CPUs, threads, memory policy and nodes, additions to LD_PRELOAD, and other variables.
+
+    pid: the process that it was made for; parent: that process's parent, where the process did not exist yet. Both are
+    None in a dry run.
+    """
 
     cpus: tuple[int, ...]
     threads: int
@@ -50,13 +52,13 @@ def inherited_plan(
     pid: int | None = None,
     parent: int | None = None,
     mask: Collection[int] = MASK_AT_START,
-) -> Plan | None:
-    """Return the plan this very process was started with; None if it was not launched, or what is there is no plan.
+) -> LaunchPlan | None:
+    """The plan that this process itself was started with; None if it was not launched, or the plan cannot be read.
 
-    Environments are inherited without end, so that a plan may be an ancestor's: another `pid` (exec keeps it, a child
-    has its own) or `parent`, or a `mask` without some of the planned CPUs, since something in between has set another.
-    Such a plan says nothing about this process. A wider mask is a pinning that failed, which `check_start` reports. A
-    plan with neither number comes from a dry run that was pasted.
+    Every descendant inherits the environment, so the plan may be an ancestor's: then its `pid` differs (exec keeps the
+    pid, a child has its own), or its `parent`, or `mask` lacks planned CPUs because something in between has narrowed
+    it. Such a plan says nothing about this process. A wider mask means that pinning failed, which `check_start`
+    reports. A plan with neither pid nor parent is from a dry run that was pasted.
     """
     plan = read_plan(environ)
     if plan is None or plan.pid not in (None, os.getpid() if pid is None else pid):
@@ -67,12 +69,12 @@ def inherited_plan(
 
 
 def for_this_process(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with its plan made out to this process, which is about to become the program by exec."""
+    """`environ` with its plan addressed to this process, which is about to become the program by exec."""
     return _made_out(environ, pid=os.getpid())
 
 
 def for_a_child(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with its plan made out to a process that this one is about to start."""
+    """`environ` with its plan addressed to a process that this one is about to start."""
     return _made_out(environ, parent=os.getpid())
 
 
@@ -83,11 +85,11 @@ def _made_out(environ: Mapping[str, str], *, pid: int | None = None, parent: int
     return {**environ, PLAN_VARIABLE: replace(plan, pid=pid, parent=parent).to_json()}
 
 
-def read_plan(environ: Mapping[str, str]) -> Plan | None:
-    """Return the plan in `environ`, whoever it was made for; None if there is none that can be read."""
+def read_plan(environ: Mapping[str, str]) -> LaunchPlan | None:
+    """The plan in `environ`, for whichever process it was made; None if there is none, or it cannot be read."""
     try:
         fields = json.loads(environ.get(PLAN_VARIABLE, ""))
-        return Plan(
+        return LaunchPlan(
             cpus=parse_cpulist(fields["cpus"]),
             threads=int(fields["threads"]),
             memory=str(fields["memory"]),
@@ -102,9 +104,9 @@ def read_plan(environ: Mapping[str, str]) -> Plan | None:
 
 
 def without_plan(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` as the user had it: without the plan of an outer launch and what that plan set.
+    """`environ` without the plan of an outer launch and the variables which that launch set.
 
-    A nested launch must not take the outer launch's OMP_NUM_THREADS for the user's wish.
+    Otherwise a nested launch would take the outer launch's OMP_NUM_THREADS for the user's own.
     """
     plan = read_plan(environ)
     own = {name: value for name, value in environ.items() if name != PLAN_VARIABLE}

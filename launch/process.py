@@ -1,4 +1,4 @@
-"""Prepares a command on this machine and becomes it by exec, so that signals and exit codes are the program's own."""
+"""Prepares a command for this machine, and becomes it by exec, so that signals and exit codes are the program's own."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ipex_assist.env.machine import Machine
 from ipex_assist.env.topology import read_topology
 from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities, probe_abilities
-from ipex_assist.launch.command import Command, build_command
+from ipex_assist.launch.command import LaunchCommand, build_command
 from ipex_assist.launch.instances import InstanceRequest, place_instances
-from ipex_assist.launch.placement import Placement, Request, place
+from ipex_assist.launch.placement import Placement, PlacementRequest, place
 from ipex_assist.launch.plan import for_this_process, without_plan
 
 
 class CommandNotFound(IpexAssistError):
-    """Raised where there is no such program; 127 is what shells use."""
+    """There is no such program; the exit code is the one that shells use."""
 
     exit_code = 127
 
 
 class CommandNotExecutable(IpexAssistError):
-    """Raised where the file is there and cannot be run; 126 is what shells use."""
+    """The file exists and cannot be run; the exit code is the one that shells use."""
 
     exit_code = 126
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process is started with besides its placement: what is found here, and what the user prefers of it."""
+    """What a process is started with besides its placement: libraries and tools found here, and the user's choices."""
 
     libraries: Libraries
     abilities: Abilities
@@ -49,12 +49,12 @@ class Surroundings:
     def here(
         cls, environ: Mapping[str, str] = os.environ, openmp: OpenMP = "auto", allocator: Allocator = "auto"
     ) -> Surroundings:
-        """Look at this machine, with the folders that `environ` names."""
+        """The libraries and tools of this machine, in the folders that `environ` names."""
         return cls(find_libraries(environ), probe_abilities(environ), openmp, allocator)
 
 
 def prepare(
-    request: Request,
+    request: PlacementRequest,
     argv: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     *,
@@ -62,14 +62,14 @@ def prepare(
     libraries: Libraries | None = None,
     abilities: Abilities | None = None,
     show_openmp_settings: bool = False,
-) -> Command:
-    """Plan the run of `argv` as `request` asks; nothing is started or changed.
+) -> LaunchCommand:
+    """Plan a run of `argv` by `request`; nothing is started or changed.
 
     Args:
-        request: what the user asked for; `Request()` places by default.
+        request: the user's wishes; `PlacementRequest()` gives the default placement.
         argv: the program and its arguments.
         environ: the environment to start from; the user's variables in it are kept.
-        machine, libraries, abilities: what to plan for, by default what is found here.
+        machine, libraries, abilities: what to plan for; by default those of this machine.
         show_openmp_settings: let libiomp5 print its settings.
 
     Raises:
@@ -95,12 +95,12 @@ def prepare_instances(
     extra_environ: Mapping[str, str] | None = None,
     only: Collection[int] | None = None,
     unbuffered_python: bool = False,
-) -> tuple[Command, ...]:
-    """Plan the run of `argv` in every instance that `request` asks for; nothing is started or changed.
+) -> tuple[LaunchCommand, ...]:
+    """Plan a run of `argv` in every instance that `request` asks for; nothing is started or changed.
 
-    Each finds its number in IPEX_INSTANCE and how many there are in IPEX_INSTANCES. `extra_environ` counts as the
-    user's own variables; `only` are the numbers of those to run. The rest is as in `prepare` and `command_for`; several
-    instances always have `unbuffered_python`, since their output is not a terminal's.
+    Each instance finds its number in IPEX_INSTANCE, and how many there are in IPEX_INSTANCES. `extra_environ` is
+    treated as the user's own variables; `only` are the numbers of the instances to run. The rest is as in `prepare` and
+    `command_for`; several instances always have `unbuffered_python`, since they do not write to a terminal.
 
     Raises:
         UsageError: the request cannot be met here.
@@ -133,7 +133,7 @@ def prepare_instances(
 
 
 def _tell_kept_threads(placements: Sequence[Placement], environ: Mapping[str, str]) -> tuple[Placement, ...]:
-    """Say that the user's OMP_NUM_THREADS holds in every instance, whose number of cores may be another."""
+    """Add a warning where the user's OMP_NUM_THREADS is kept in instances that have another number of cores."""
     threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     sizes = sorted({placement.threads for placement in placements})
     if not threads.isdecimal() or sizes == [int(threads)]:
@@ -155,12 +155,12 @@ def command_for(
     override_threads: bool = False,
     numbered: bool = False,
     unbuffered_python: bool = False,
-) -> Command:
-    """Return the command that runs `argv` at `placement`, with the variables that suit it added to `environ`.
+) -> LaunchCommand:
+    """The command that runs `argv` at `placement`, with suitable variables added to `environ`.
 
-    `override_threads`: the flags decide the number of threads, not OMP_NUM_THREADS in `environ`. `numbered` tells the
-    process which instance it is. `unbuffered_python`: what Python prints into a pipe or file is there at once, and not
-    lost with a process that is killed.
+    override_threads: the flags decide the number of threads, not OMP_NUM_THREADS in `environ`. numbered: tell the
+    process which instance it is. unbuffered_python: Python writes to pipes and files at once, so that nothing is lost
+    with a process that is killed.
     """
     variables = choose_variables(
         placement.threads,
@@ -178,14 +178,14 @@ def command_for(
 
 
 def _slower(surroundings: Surroundings, environ: Mapping[str, str]) -> list[str]:
-    """What is missing that would make the run faster, unless the user preloads something of their own."""
+    """Notes on missing libraries that would make the run faster; none where the user sets LD_PRELOAD."""
     if environ.get("LD_PRELOAD"):
         return []
     return surroundings.libraries.missing(surroundings.openmp, surroundings.allocator)
 
 
-def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Placement:
-    """Place with the user's OMP_NUM_THREADS as the number of threads where the request leaves it open."""
+def _place(request: PlacementRequest, machine: Machine, environ: Mapping[str, str]) -> Placement:
+    """Place by the request; where it gives no number of threads, with the user's OMP_NUM_THREADS."""
     threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if request.threads is not None or not threads.isdecimal() or int(threads) < 1:
         return place(request, machine)
@@ -197,8 +197,8 @@ def _place(request: Request, machine: Machine, environ: Mapping[str, str]) -> Pl
         return replace(placement, warnings=(*placement.warnings, warning))
 
 
-def run(command: Command, name: str = "ipex-launch") -> NoReturn:
-    """Become the command; its warnings go to stderr first, under the `name` the user typed.
+def run(command: LaunchCommand, name: str = "ipex-launch") -> NoReturn:
+    """Print the command's warnings to stderr, under the `name` that the user typed, and become the command by exec.
 
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started (exit codes 127 and 126).
@@ -215,7 +215,7 @@ def run(command: Command, name: str = "ipex-launch") -> NoReturn:
         except OSError as error:
             cpus = format_cpulist(command.affinity)
             raise IpexAssistError(f"the kernel refuses CPUs {cpus} for this process: {error.strerror}") from None
-    # Python ignores these two, and an ignored signal stays ignored across exec: `… | head` would not end.
+    # Python ignores these two signals, and ignored signals stay ignored across exec: `… | head` would not end.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -225,10 +225,10 @@ def run(command: Command, name: str = "ipex-launch") -> NoReturn:
 
 
 def check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Look for the program before numactl does, which would say less and exit with 1.
+    """Check that the program exists: numactl's own error would say less, and exit with 1.
 
     Raises:
-        CommandNotFound, CommandNotExecutable: as a shell would say.
+        CommandNotFound, CommandNotExecutable: as in a shell.
     """
     path = environ.get("PATH", os.defpath)
     if shutil.which(name, path=path):

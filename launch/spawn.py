@@ -1,4 +1,4 @@
-"""Starts a placed command as a child that does not outlive its parent, and ends it with all that it started."""
+"""Starts a placed command as a child that does not outlive its parent, and finds and signals the child's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.launch.command import Command
+from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.plan import for_a_child
 from ipex_assist.launch.process import CommandNotExecutable, check_program
 
@@ -21,23 +21,23 @@ PR_SET_CHILD_SUBREAPER = 36
 
 Stream = int | IO[Any] | None
 
-# Looked up here: after a fork nothing may be imported or loaded.
+# Loaded here, because between fork and exec nothing may be imported or loaded.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def spawn_command(
-    command: Command,
+    command: LaunchCommand,
     *,
     stdin: Stream = subprocess.DEVNULL,
     stdout: Stream = None,
     stderr: Stream = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a process group of its own; pipes are bytes without a buffer.
+    """Start `command` in a process group of its own, with unbuffered binary pipes.
 
-    The kernel kills the child when the thread that called this ends (PR_SET_PDEATHSIG, which numactl and taskset hand
-    on, because they become the program by exec): call it from the main thread. What the child starts itself is in its
-    process group (`end_group`), and within `guard.guarded` it does not outlive a kill -9 either.
+    The kernel kills the child when the thread that called this ends (PR_SET_PDEATHSIG, which survives numactl and
+    taskset, because they become the program by exec): so call it from the main thread. Processes that the child starts
+    are in its process group (`signal_group`), and within `guard.guarded` they do not survive a kill -9 of ours either.
 
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started.
@@ -62,7 +62,7 @@ def spawn_command(
 
 
 def _in_the_child(parent: int, affinity: Sequence[int] | None) -> Callable[[], None]:
-    """Set up the child between fork and exec; only system calls are safe there."""
+    """A function that sets up the child between fork and exec, where only system calls are safe."""
 
     def prepare() -> None:
         os.setpgid(0, 0)
@@ -74,19 +74,19 @@ def _in_the_child(parent: int, affinity: Sequence[int] | None) -> Callable[[], N
 
 
 def die_with_parent(parent: int, number: int) -> None:
-    """Let the kernel send this process `number` when its parent, whose pid is `parent`, ends."""
+    """Let the kernel send this process the signal `number` when its parent, of pid `parent`, ends."""
     _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # it has ended already, before the call above
+    if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of those of its descendants whose own parents end."""
+    """Make this process the parent of descendants whose own parents end (a subreaper)."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Send `number` to the process group of the child `pid`; whether there was anybody to get it."""
+    """Send the signal `number` to the process group of the child `pid`. False where no process is left in it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
         return True
@@ -94,14 +94,14 @@ def signal_group(pid: int, number: int) -> bool:
 
 
 def read_processes() -> dict[int, tuple[int, int]]:
-    """pid → (parent's pid, process group) of all processes that run; those that have ended (zombies) are left out."""
+    """pid → (parent's pid, process group) of all running processes, without zombies."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The name in parentheses may itself have blanks and parentheses.
+                # The name in parentheses may itself contain blanks and parentheses.
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
@@ -111,12 +111,12 @@ def read_processes() -> dict[int, tuple[int, int]]:
 
 
 def group_members(pid: int) -> list[int]:
-    """The processes that run in the process group of the child `pid`."""
+    """The running processes in the process group of the child `pid`."""
     return [member for member, (_, group) in read_processes().items() if group == pid]
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes that run and descend from `ancestor`, by way of parents that are still there."""
+    """The running descendants of `ancestor`, as far as the parents between are still running."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in read_processes().items():
         children.setdefault(parent, []).append(pid)

@@ -1,4 +1,4 @@
-"""`ipex-assist submit slurm|pbs`: writes the script of a batch job, and submits it. Never imports torch."""
+"""`ipex-assist submit slurm|pbs`: writes the script of a batch job, and submits it if asked. Never imports torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ipex_assist.launch.job_command import Parsers, locate, parse_command
 from ipex_assist.launch.job_flags import build_parser, job_from
 from ipex_assist.launch.jobs import Job, Scheduler, builtin_template, job_script
 
-# Both read the script from standard input where no file is named, and print the job's id.
+# Both read the script from standard input if no file is named, and print the job's id.
 SUBMITTERS: dict[Scheduler, tuple[str, ...]] = {"slurm": ("sbatch", "--parsable"), "pbs": ("qsub",)}
 EXAMPLE = "for example: ipex-assist submit slurm --time 1:00:00 -- ipex-assist -m MODEL --prompt-file FILE"
 
 
 def main(argv: Sequence[str], parsers: Parsers) -> int:
-    """Run `ipex-assist submit`; `parsers` check the command of the job before it waits in a queue for nothing.
+    """Run `ipex-assist submit`; returns the exit code. parsers: check the job's command before it waits in a queue.
 
     Raises:
-        UsageError: the job cannot be made as asked for, or its command would refuse its flags.
-        IpexAssistError: the scheduler is not here, or refuses the job.
+        UsageError: the job cannot be made as asked, or its command's flags are wrong.
+        IpexAssistError: the scheduler's program is not installed, or refuses the job.
     """
     own, dashes, command = _split(argv)
     try:
@@ -64,19 +64,19 @@ def _split(argv: Sequence[str]) -> tuple[list[str], bool, list[str]]:
 
 
 def _parse(own: list[str]) -> argparse.Namespace:
-    """The flags of submit itself; another word is most likely the command."""
+    """Parse the flags of submit itself. Any other word is most likely a command without `--` before it."""
     parser = build_parser()
     args, unknown = parser.parse_known_args(own)
     words = [word for word in unknown if not word.startswith("-")]
     if words:
-        raise UsageError(f"the command goes behind --, and {words[0]} stands before; {EXAMPLE}")
+        raise UsageError(f"the command goes after --, and {words[0]} is before it; {EXAMPLE}")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
 
 
 def _folders(venv: str | None) -> list[str]:
-    """Return where to look for the job's program: where this command is, if the job is to run in its environment."""
+    """Folders to search for the job's program: where this command is, if the job is to run in its environment."""
     if venv == "none":
         return []
     if venv is not None:
@@ -85,7 +85,7 @@ def _folders(venv: str | None) -> list[str]:
 
 
 def _template(path: str | None) -> tuple[str | None, str]:
-    """Return the text of a site's template, and what to call it."""
+    """The text of a site's template (None: use ours), and its name for errors."""
     if path is None:
         return None, "the template"
     try:
@@ -95,7 +95,7 @@ def _template(path: str | None) -> tuple[str | None, str]:
 
 
 def _notes(job: Job, scheduler: Scheduler) -> list[str]:
-    """Return remarks on what the user may not expect of this job."""
+    """Notes on what the user may not expect from this job."""
     notes = []
     command = job.command
     if job.shards > 1:
@@ -125,7 +125,7 @@ def _write(path: Path, script: str, *, overwrite: bool) -> None:
 
 
 def _submit(program: Sequence[str], script: str, path: str | None) -> str:
-    """Hand over the script, and return the job's id."""
+    """Submit the script; returns the job's id."""
     argv = [*program] if path is None else [*program, path]
     given = os.fsencode(script) if path is None else None
     try:

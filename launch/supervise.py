@@ -1,4 +1,4 @@
-"""Runs the instances of a command and watches them: output, exit codes, signals, time limits."""
+"""Runs the instances of a command and supervises them: output, exit codes, signals, time limits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing import Literal
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.pipes import READER_HAS_GONE
-from ipex_assist.launch.command import Command
+from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.guard import FORWARDED, guarded
-from ipex_assist.launch.output import LineAssembler, Sink, Source
+from ipex_assist.launch.output import LineAssembler, OutputSource, Sink
 from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.process import check_program
 from ipex_assist.launch.spawn import group_members, signal_group, spawn_command
@@ -30,17 +30,20 @@ from ipex_assist.launch.spawn import group_members, signal_group, spawn_command
 OnFailure = Literal["stop", "continue"]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 TIMEOUT_EXIT = 124  # as timeout(1)
-# What an instance started and left running may finish its output (`cmd > >(tee log)`) before it is told to end.
+# Processes that an instance leaves running may finish their output (`cmd > >(tee log)`) before they get SIGTERM.
 LINGER_SECONDS = 1.0
-# Ctrl-C reaches the launcher once; a scheduler may signal every process of a job and so send the same signal twice.
+# Ctrl-C reaches the launcher once; but a scheduler may signal every process of a job, and so send a signal twice.
 REPEAT_SECONDS = 0.5
 TICK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """How instances are run. `log_dir`: their output goes to files there; `label`: lines say whose they are;
-    `timeout` and `grace` in seconds: the longest run, and the time between SIGTERM and SIGKILL."""
+    """How instances are run.
+
+    log_dir: a folder for files of their output. label: begin each line with its instance. timeout: the longest run, in
+    seconds. grace: seconds between SIGTERM and SIGKILL.
+    """
 
     log_dir: str | None = None
     label: bool = False
@@ -50,12 +53,12 @@ class Supervision:
     name: str = "ipex-launch"
 
 
-def supervise(commands: Sequence[Command], settings: Supervision) -> int:
-    """Run all `commands` and return the exit code: 0, or that of the first to fail (128 + the signal that ended it).
+def supervise(commands: Sequence[LaunchCommand], settings: Supervision) -> int:
+    """Run all `commands`; returns 0, or the exit code of the first to fail (128 + the signal that ended it).
 
     The first failure ends the others (SIGTERM, after `grace` seconds SIGKILL) unless `on_failure` is `continue`.
-    Signals go to every instance and all in its process group. An instance ends with its first process: what it leaves
-    running is ended. Nothing is left behind, even by a kill -9 of this process.
+    Signals go to the whole process group of every instance. An instance ends with its first process; processes that
+    that leaves running are ended. No process survives, even if this one gets a kill -9.
 
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started.
@@ -69,7 +72,7 @@ def supervise(commands: Sequence[Command], settings: Supervision) -> int:
 
 
 def _fill_standard_streams() -> None:
-    """Open what the user has closed (`>&-`): the next file to be opened would take its number, and its output."""
+    """Open standard streams that the user closed (`>&-`): else the next file opened would get their output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -90,11 +93,11 @@ def _make_folder(folder: str) -> None:
 
 @dataclass
 class _Instance:
-    """A started instance. Deadlines are times of time.monotonic(), None where there is none."""
+    """A started instance. Deadlines are time.monotonic() values; None: no deadline."""
 
-    command: Command
+    command: LaunchCommand
     process: subprocess.Popen[bytes]
-    sources: list[Source] = field(default_factory=list)
+    sources: list[OutputSource] = field(default_factory=list)
     code: int | None = None
     timeout_at: float | None = None
     terminate_at: float | None = None
@@ -108,7 +111,7 @@ class _Instance:
 
 
 class _Supervisor:
-    """The loop in the guarded worker: waits for output, signals, ends and deadlines, and acts on them."""
+    """The loop in the guarded worker: waits for output, signals, exits and deadlines, and handles them."""
 
     def __init__(self, settings: Supervision) -> None:
         self.settings = settings
@@ -121,7 +124,7 @@ class _Supervisor:
         self.selector = selectors.DefaultSelector()
         self.drain_until: float | None = None
 
-    def run(self, commands: Sequence[Command]) -> int:
+    def run(self, commands: Sequence[LaunchCommand]) -> int:
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGCHLD):
@@ -156,8 +159,8 @@ class _Supervisor:
 
     # Starting.
 
-    def _start(self, command: Command, *, alone: bool) -> _Instance:
-        # Only one process can read the standard input, and not from a terminal, whose foreground is ours.
+    def _start(self, command: LaunchCommand, *, alone: bool) -> _Instance:
+        # Only a single instance can read standard input, and not from a terminal, where we are the foreground process.
         stdin = None if alone and sys.stdin is not None and not sys.stdin.isatty() else subprocess.DEVNULL
         if self.settings.log_dir is None:
             process = spawn_command(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -177,9 +180,9 @@ class _Supervisor:
         return instance
 
     def _start_with_logs(
-        self, command: Command, log_dir: str, stdin: int | None
-    ) -> tuple[subprocess.Popen[bytes], list[Source]]:
-        """Start an instance that writes its files itself, so that nothing of them depends on this process."""
+        self, command: LaunchCommand, log_dir: str, stdin: int | None
+    ) -> tuple[subprocess.Popen[bytes], list[OutputSource]]:
+        """Start an instance that writes its log files itself, so that they do not depend on this process."""
         out, err = log_files(log_dir, command.placement)
         sources = []
         try:
@@ -193,10 +196,10 @@ class _Supervisor:
         except OSError as error:
             raise IpexAssistError(f"--log-dir: {error.filename} cannot be written: {error.strerror}") from None
 
-    def _source(self, fd: int, sink: int, placement: Placement) -> Source:
+    def _source(self, fd: int, sink: int, placement: Placement) -> OutputSource:
         width = len(str(placement.count - 1))
         prefix = f"{placement.index:>{width}}: " if self.settings.label else ""
-        return Source(fd, LineAssembler(self.sinks[sink].write, prefix))
+        return OutputSource(fd, LineAssembler(self.sinks[sink].write, prefix))
 
     # Output.
 
@@ -207,13 +210,13 @@ class _Supervisor:
             self._close(key.data)
 
     def _output_pends(self) -> bool:
-        """Whether a reader has not taken all yet; once we are to end, it gets no longer than an instance would."""
+        """Whether a reader has not taken all output yet. When we are ending, readers get `grace` seconds as well."""
         if self.drain_until is not None and time.monotonic() > self.drain_until:
             return False
         return any(sink.pending for sink in self.sinks.values())
 
     def _wait_for_readers(self, wake: int) -> None:
-        """Take nothing new from instances while somebody does not take it from us, as a pipe between us would."""
+        """Read nothing from instances while our own reader blocks, as a pipe between them would behave."""
         patience = self._patience()
         blocked = [sink.fd for sink in self.sinks.values() if sink.pending]
         if select.select([wake], blocked, [], TICK_SECONDS if patience is None else min(patience, 1.0))[0]:
@@ -232,16 +235,16 @@ class _Supervisor:
                 while source.read():
                     pass
 
-    def _open_sources(self) -> list[Source]:
+    def _open_sources(self) -> list[OutputSource]:
         return [source for instance in self.instances for source in instance.sources if source.open]
 
-    def _close(self, source: Source) -> None:
+    def _close(self, source: OutputSource) -> None:
         with suppress(KeyError):  # log files are not in it
             self.selector.unregister(source.fd)
         source.close()
 
     def _close_what_nobody_reads(self) -> None:
-        """Let instances learn from their own pipes that our reader has gone (`… | head`), as without a launcher."""
+        """Close the pipes of instances when our own reader has gone (`… | head`), so that they get SIGPIPE as well."""
         for position, sink in ((0, self.sinks[1]), (1, self.sinks[2])):
             if sink.lost is not None:
                 for instance in self.instances:
@@ -249,7 +252,7 @@ class _Supervisor:
                         if source.open:
                             self._close(source)
 
-    # Signals, ends and deadlines.
+    # Signals, exits and deadlines.
 
     def _act_on_signals(self) -> None:
         while self.signals:
@@ -283,7 +286,7 @@ class _Supervisor:
             self._terminate(instance)
         if instance.kill_at is not None and now >= instance.kill_at:
             signal_group(instance.process.pid, signal.SIGKILL)
-            instance.kill_at = now + LINGER_SECONDS  # until it is seen to be gone
+            instance.kill_at = now + LINGER_SECONDS  # again, until the group is empty
         if instance.code is not None and not instance.gone and not group_members(instance.process.pid):
             self._gone(instance)
 
@@ -295,19 +298,19 @@ class _Supervisor:
             instance.kill_at = instance.kill_at or time.monotonic() + self.settings.grace
 
     def _ended(self, instance: _Instance, code: int) -> None:
-        """Take note that the first process of the instance has ended."""
+        """Handle the end of an instance's first process."""
         instance.code = code
         instance.terminate_at = time.monotonic() + LINGER_SECONDS
         if code == 0:
             return
         if self.sinks[1].lost is not None and (self.ending or code == READER_HAS_GONE):
-            self.ending = True  # we closed its pipe, because our own output is lost: `_exit_code` has the reason
+            self.ending = True  # we closed its pipe because our own output is lost; `_exit_code` reports the reason
         elif self.ending:
             self.code = self.code or code
         else:
             stop = self.settings.on_failure == "stop"
             rest = ("; ending the others" if stop else "; the others go on") if self._others_run() else ""
-            if not instance.timed_out:  # which has been said
+            if not instance.timed_out:  # a timeout was reported when it happened
                 self._say(f"{instance.describe()} ended with exit code {code}{rest}")
             self.code = self.code or code
             self.ending = stop
@@ -319,7 +322,7 @@ class _Supervisor:
         return any(instance.code is None for instance in self.instances)
 
     def _gone(self, instance: _Instance) -> None:
-        """Close an instance of which nothing runs any more: what its pipes still hold is all there will be."""
+        """Read the rest of the pipes of an instance whose processes have all ended, and close them."""
         instance.gone = True
         for source in instance.sources:
             while source.open and source.read():
@@ -327,7 +330,7 @@ class _Supervisor:
             self._close(source)
 
     def _patience(self) -> float | None:
-        """Return the seconds until something is to be done that nobody wakes us for."""
+        """Seconds until the next thing to do that no file descriptor wakes us for; None: wait for ever."""
         waiting = [instance for instance in self.instances if not instance.gone]
         if self.settings.log_dir is not None and self.settings.label:
             return TICK_SECONDS
@@ -351,7 +354,7 @@ class _Supervisor:
 
 
 def log_files(log_dir: str, placement: Placement) -> tuple[str, str]:
-    """Return the files of an instance's standard output and standard error; numbers are padded so that names sort."""
+    """The files of an instance's standard output and standard error, with zero-padded numbers so that names sort."""
     width = len(str(placement.count - 1))
     stem = os.path.join(log_dir, f"instance-{placement.index:0{width}}")
     return f"{stem}.out", f"{stem}.err"

@@ -1,4 +1,4 @@
-"""The dry run of several instances as a table: where each runs, what it is, and what is set for it."""
+"""Formats the dry run of several instances as a table: placement, command and variables of each."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Sequence
 
 from ipex_assist.env.cpulist import format_cpulist
-from ipex_assist.launch.command import Command
+from ipex_assist.launch.command import LaunchCommand
 from ipex_assist.launch.plan import PLAN_VARIABLE
 
 
-def format_instances(commands: Sequence[Command]) -> str:
-    """Comments, one line per instance, then the variables: those that all have in common, and those of each."""
-    from tabulate import tabulate  # takes a while, and only a dry run has a table
+def format_instances(commands: Sequence[LaunchCommand]) -> str:
+    """Comments, a line for each instance, then the variables: those that all have in common, and those of each."""
+    from tabulate import tabulate  # imported here: it takes a while, and only a dry run has a table
 
     comments = dict.fromkeys(line for command in commands for line in (*command.notes, *command.warnings))
     columns = ("instance", "threads", "cpus", "memory", "nodes", "command")
@@ -31,7 +31,7 @@ def format_instances(commands: Sequence[Command]) -> str:
     return "\n".join(lines)
 
 
-def _row(command: Command) -> tuple[str, ...]:
+def _row(command: LaunchCommand) -> tuple[str, ...]:
     placement = command.placement
     return (
         str(placement.index),

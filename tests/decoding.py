@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from ipex_assist.engine.engine import Engine
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions, SamplingOptions
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Constant, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 
 PROMPT = [3, 17, 150, 9, 9, 42, 77, 101, 5, 63, 12, 140, 8, 31, 90, 55, 2, 71, 118, 29]
 
@@ -43,7 +43,7 @@ def run(
         max_new_tokens=new, **{name: getattr(sampling, name) for name in names}, assisted=draft is not None
     )
     rounds = []
-    for round_ in engine.submit(prompt, options, draft=draft, schedule=schedule or Constant(k)):
+    for round_ in engine.submit(prompt, options, draft=draft, schedule=schedule or ConstantSchedule(k)):
         rounds.append(round_)
         each(round_)
     return rounds

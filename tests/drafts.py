@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.draft_source import Proposal
 
 
 class ScriptedDraft:

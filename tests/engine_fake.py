@@ -34,14 +34,14 @@ PLAY, ENDLESS, SILENT, DIE, DIE_FIRST, PART_AND_DIE, DEAF, WRONG, AGAIN, BREAKS,
 
 def pool_of(count: int, concurrency: int = 4, target: str = "fake", first: Path | None = None) -> LocalPool:
     """A pool of such engines."""
-    from ipex_assist.launch import Command, Placement
+    from ipex_assist.launch import LaunchCommand, Placement
     from ipex_assist.workers.local_pool import LocalPool
 
     argv = (sys.executable, __file__)
     settings = {"load": {"target": target}, "concurrency": concurrency}
     environ = {**os.environ, "FIRST": str(first)}
     places = [Placement((0,), 1, index=index, count=count) for index in range(count)]
-    return LocalPool([Command(argv, environ, {}, {}, place, argv) for place in places], settings)
+    return LocalPool([LaunchCommand(argv, environ, {}, {}, place, argv) for place in places], settings)
 
 
 def say(**reply: Any) -> None:

@@ -16,11 +16,20 @@ import uvicorn
 from tiny_tokenizers import TOKENS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.serve.app import create_app
-from ipex_assist.serve.backend import Busy, Done, ModelFacts, NotReady, Part, Piece, ServerStatistics, TextRequest
+from ipex_assist.serve.backend import (
+    Busy,
+    Finished,
+    GenerationRequest,
+    ModelFacts,
+    NotReady,
+    OutputChunk,
+    ServerStatistics,
+    TokenDelta,
+)
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import http_protocol
 from ipex_assist.speculative.round import Round
@@ -49,10 +58,10 @@ class FakeBackend:
         self.error: Callable[[], Exception] | None = None
         self.error_at = 0
         self.ready, self.draining = True, False
-        self.requests: list[TextRequest] = []
+        self.requests: list[GenerationRequest] = []
         self.timeouts: list[float | None] = []
         self.running = self.most_running = self.cancelled = 0
-        self.figures = ServerStatistics(places=1, alive=1)
+        self.figures = ServerStatistics(slots=1, alive=1)
         self._facts = ModelFacts(
             "tiny", "folder/tiny", "tiny-draft", "bf16", "native", context_length, VOCAB_SIZE, 1000
         )
@@ -73,8 +82,8 @@ class FakeBackend:
         return self.figures
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         if not self.ready or self.draining:
             raise NotReady("the server is about to end")
         if self.running >= self.room:
@@ -86,7 +95,7 @@ class FakeBackend:
         ended = False
         try:
             async for part in self._parts(request, timeout):
-                ended = isinstance(part, Done)
+                ended = isinstance(part, Finished)
                 yield part
         except Exception:
             ended = True
@@ -95,7 +104,9 @@ class FakeBackend:
             self.running -= 1
             self.cancelled += not ended
 
-    async def _parts(self, request: TextRequest, timeout: float | None) -> AsyncGenerator[Part | Done, None]:
+    async def _parts(
+        self, request: GenerationRequest, timeout: float | None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         options = request.options
         generation = Generation(
             OwnRounds(self._rounds(request)),
@@ -105,7 +116,7 @@ class FakeBackend:
             max_new_tokens=options.max_new_tokens,
             eos=frozenset() if options.ignore_eos else frozenset({EOS}),
             stop=options.stop,
-            assisted=options.wanted,
+            assisted=options.may_draft,
             seed=options.seed,
         )
         started = time.monotonic()
@@ -116,17 +127,18 @@ class FakeBackend:
             if self.error is not None and number == self.error_at:
                 raise self.error()
             pieces = [
-                Piece(piece.text, token, piece.drafted) for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
+                TokenDelta(piece.text, token, piece.drafted)
+                for piece, token in zip(chunk.pieces, chunk.tokens, strict=True)
             ]
             logprobs = None if chunk.logprobs is None else [vars(choice) for choice in chunk.logprobs]
-            yield Part(pieces, logprobs, chunk.round.drafted, chunk.round.accepted)
-        yield Done(generation.result().as_dict())
+            yield OutputChunk(pieces, logprobs, chunk.round.drafted, chunk.round.accepted)
+        yield Finished(generation.result().as_dict())
 
-    def _rounds(self, request: TextRequest) -> Iterator[Round]:
+    def _rounds(self, request: GenerationRequest) -> Iterator[Round]:
         tokens = [*tokenizer()(self.reply)["input_ids"], EOS]
         rest, number = itertools.cycle(tokens), 0
         while True:
-            drafted = DRAFTED if number and request.options.wanted else 0
+            drafted = DRAFTED if number and request.options.may_draft else 0
             accepted = ACCEPTED[number % len(ACCEPTED)] if drafted else 0
             new = [next(rest) for _ in range(accepted + 1)]
             listed = None if request.options.logprobs is None else [choice(t, request.options.logprobs) for t in new]
@@ -137,9 +149,9 @@ class FakeBackend:
             number += 1
 
 
-def choice(token: int, top: int) -> Choice:
+def choice(token: int, top: int) -> TokenLogprob:
     """A made-up log-probability, and the likeliest tokens: this one and those with the next ids."""
-    return Choice(token, -token / 100, [((token + place) % TOKENS, -(token + place) / 100) for place in range(top)])
+    return TokenLogprob(token, -token / 100, [((token + i) % TOKENS, -(token + i) / 100) for i in range(top)])
 
 
 @contextlib.contextmanager

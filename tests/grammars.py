@@ -7,7 +7,7 @@ from typing import Any
 import tiny_models
 
 from ipex_assist.speculative.grammar import GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import Grammars
+from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 EOS = 2
 # Tokens of several characters, some the beginnings of others, so that one text may be spelt by different tokens.
@@ -50,11 +50,13 @@ class Vocabulary:
 VOCABULARY = Vocabulary()
 
 
-def tiny_grammars() -> Grammars:
+def tiny_grammars() -> GrammarCompiler:
     """Of the tiny models."""
     from llguidance import LLTokenizer
 
-    return Grammars(LLTokenizer(VOCABULARY, n_vocab=tiny_models.VOCAB, eos_token=[EOS]), tiny_models.VOCAB, [EOS])
+    return GrammarCompiler(
+        LLTokenizer(VOCABULARY, n_vocab=tiny_models.VOCAB, eos_token=[EOS]), tiny_models.VOCAB, [EOS]
+    )
 
 
 # Of every kind; some hardly leave a choice, some leave nearly all.

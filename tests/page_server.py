@@ -13,7 +13,7 @@ import checkpoint_files
 import uvicorn
 
 from ipex_assist.serve.app import create_app
-from ipex_assist.serve.backend import Done, ModelFacts, Part, Piece, ServerStatistics, TextRequest
+from ipex_assist.serve.backend import Finished, GenerationRequest, ModelFacts, OutputChunk, ServerStatistics, TokenDelta
 from ipex_assist.serve.options import ServeOptions
 
 # What the model says to a message that has this word: the tokens of each pass, the last of which is the target's own.
@@ -39,7 +39,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.tokenizer = checkpoint_files.tiny_tokenizer()
-        self.requests: list[TextRequest] = []
+        self.requests: list[GenerationRequest] = []
         self.cancelled = threading.Event()
 
     def said(self) -> str:
@@ -47,8 +47,8 @@ class Scripted:
         return str(self.tokenizer.decode(self.requests[-1].tokens))
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         """A pass every few milliseconds."""
         self.requests.append(request)
         prompt = self.said()
@@ -58,14 +58,14 @@ class Scripted:
             for texts in SCRIPTS[word][: request.options.max_new_tokens]:
                 await asyncio.sleep(0.005 if word == "endless" else 0.001)
                 passes.append(texts)
-                pieces = [Piece(text, n, n < len(texts) - 1) for n, text in enumerate(texts)]
-                yield Part(pieces, None, 3 if len(passes) > 1 else 0, len(texts) - 1)
+                pieces = [TokenDelta(text, n, n < len(texts) - 1) for n, text in enumerate(texts)]
+                yield OutputChunk(pieces, None, 3 if len(passes) > 1 else 0, len(texts) - 1)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled.set()
             raise
-        yield Done(self.result(request, passes))
+        yield Finished(self.result(request, passes))
 
-    def result(self, request: TextRequest, passes: list[list[str]]) -> dict[str, Any]:
+    def result(self, request: GenerationRequest, passes: list[list[str]]) -> dict[str, Any]:
         """As `Result.as_dict()` has it."""
         count = sum(len(texts) for texts in passes)
         return {
@@ -87,7 +87,7 @@ class Scripted:
         """A server at work."""
         return ServerStatistics(
             waiting=3, running=2, engine={"prompt_tokens": 50, "prefix_tokens": 150}, blocks_used=16, blocks_total=64,
-            places=2, alive=2,
+            slots=2, alive=2,
         )  # fmt: skip
 
 

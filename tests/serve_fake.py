@@ -16,7 +16,7 @@ import engine_fake
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
-from ipex_assist.serve.backend import Backend, Done, NotReady, Part, TextRequest
+from ipex_assist.serve.backend import Backend, Finished, GenerationRequest, NotReady, OutputChunk
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -36,7 +36,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     @app.post("/text")
     async def text(request: Request) -> Response:
         prompt = (await request.json())["prompt"]
-        items = backend.generate(TextRequest(prompt, GenerationOptions()))
+        items = backend.generate(GenerationRequest(prompt, GenerationOptions()))
         try:
             first = await anext(items)
         except NotReady as error:
@@ -57,8 +57,10 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
     return app
 
 
-def line_of(item: Part | Done) -> str:
-    fields: Any = item.result if isinstance(item, Done) else {"text": "".join(piece.text for piece in item.pieces)}
+def line_of(item: OutputChunk | Finished) -> str:
+    fields: Any = (
+        item.result if isinstance(item, Finished) else {"text": "".join(piece.text for piece in item.token_deltas)}
+    )
     return json.dumps(fields) + "\n"
 
 

@@ -57,11 +57,11 @@ USER = [{"role": "user", "content": "hi"}]
 
 def writes(spec: GrammarSpec | None, text: str) -> bool:
     """Whether a grammar allows a whole text."""
-    from ipex_assist.serve.grammar_check import byte_tokenizer
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+    from ipex_assist.serve.grammar_checker import byte_tokenizer
+    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
     assert spec is not None
-    state = LlguidanceGrammar(start_of(spec, byte_tokenizer()), 257, frozenset([256]))
+    state = LlguidanceGrammar(initial_matcher(spec, byte_tokenizer()), 257, frozenset([256]))
     tokens = [*text.encode()]
     if state.allows(tokens) < len(tokens):
         return False

@@ -136,9 +136,9 @@ def _draft_precision(asked: PairOptions, precision: str, draft: str | None) -> s
 
 def _random_models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     """Targets are built once for all precisions of the draft."""
-    from ipex_assist.executors.choose import resolve_executor
     from ipex_assist.executors.load import load_model
     from ipex_assist.executors.load_request import LoadRequest
+    from ipex_assist.executors.select_executor import resolve_executor
 
     for precision in asked.precisions:
         precision = precision or "bf16"
@@ -196,7 +196,7 @@ def _assembled(
 
 def _settle() -> list[str]:
     """Give threads yet to come all CPUs, and look at what came of the plan, as `ipex-assist` does after loading."""
-    from ipex_assist.executors.choose import compute_threads
+    from ipex_assist.executors.select_executor import compute_threads
 
     leave_cores_to_native()
     plan = launch.inherited_plan(os.environ)

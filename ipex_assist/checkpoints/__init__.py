@@ -1,1 +1,1 @@
-"""Stored models: a hub id, a folder or a GGUF file, as one config and named tensors."""
+"""Checkpoints: a hub id, a folder or a GGUF file, read as one config and named tensors."""

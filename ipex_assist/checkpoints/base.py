@@ -1,4 +1,4 @@
-"""What every checkpoint offers, whatever its format: config, names, shapes, tensors one at a time."""
+"""The interface of checkpoints of every format: config, tensor names, shapes, and tensors one at a time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
 class Checkpoint(ABC):
-    """A stored model. `config` and `generation_config` have Hugging Face's keys whatever the format.
+    """A stored model. `config` and `generation_config` have Hugging Face's keys, whatever the format.
 
-    source: what the user named; path: the local folder or file.
+    source: the name that the user gave; path: the local folder or file.
     """
 
     source: str
@@ -41,11 +41,11 @@ class Checkpoint(ABC):
         return architecture_of(self.config)
 
     def decoder_spec(self) -> DecoderSpec:
-        """Return the description of this model that our own decoder runs.
+        """The DecoderSpec of this model, which our executors run.
 
         Raises:
-            NotComputed: it asks for something our decoder does not have; the message says what.
-            IpexAssistError: a value of its config cannot be.
+            NotComputed: the model needs something our decoder does not have; the message says what.
+            IpexAssistError: a value of its config is impossible.
         """
         architecture = find(self.architecture)
         if architecture is None:
@@ -57,7 +57,7 @@ class Checkpoint(ABC):
             raise IpexAssistError(f"{self.source}: {error}. Download it again, or mend its config.json") from error
 
     def check_weights(self) -> None:
-        """Raise IpexAssistError where its tensors are not those its config asks for; reads headers only."""
+        """Raise IpexAssistError where the stored tensors are not those the config asks for. Reads headers only."""
         spec, architecture = self.decoder_spec(), find(self.architecture)
         assert architecture is not None
         shapes = self.shapes()
@@ -67,9 +67,9 @@ class Checkpoint(ABC):
             raise IpexAssistError(f"{self.source}: {error}") from error
 
     def why_not_ours(self) -> str | None:
-        """Return what our own decoder lacks for this model, which transformers runs then; None where it lacks nothing.
+        """Why our executors cannot run this model, so that transformers must; None where they can.
 
-        Raises IpexAssistError where a value of its config cannot be.
+        Raises IpexAssistError where a value of its config is impossible.
         """
         try:
             self.decoder_spec()
@@ -78,17 +78,17 @@ class Checkpoint(ABC):
         return None
 
     def names(self) -> list[str]:
-        """Hugging Face names of the stored tensors, in the order `tensors()` yields them."""
+        """Hugging Face names of the stored tensors, in the order of `tensors()`."""
         return list(self.shapes())
 
     @property
     def stored_precision(self) -> str | None:
-        """Where its linears are quantized already, the native core's precision that keeps them; else None."""
+        """The precision of the native core that keeps the linears as they are stored; None where they are floats."""
         return None
 
     @property
     def num_parameters(self) -> int:
-        """Stored elements, from headers alone (for .bin: from file sizes and the config's dtype)."""
+        """How many elements are stored, by the headers (for .bin: by file sizes and the config's dtype)."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     @abstractmethod
@@ -98,24 +98,31 @@ class Checkpoint(ABC):
     @property
     @abstractmethod
     def parameter_bytes(self) -> int:
-        """Bytes of all tensors as `tensors()` yields them, from headers alone."""
+        """Bytes of all tensors as `tensors()` yields them, by the headers."""
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape by name, in PyTorch's order. Reads headers only (.bin needs torch for it)."""
+        """Shapes by name, dimensions in PyTorch's order. Reads headers only (for .bin that needs torch)."""
 
     @abstractmethod
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) one at a time; those of `names` in that order, else all in file order.
 
-        Memory: each tensor is read into memory of its own and belongs to the caller; besides that at most one tensor's
+        Memory: each tensor is read into memory of its own and belongs to the caller; besides it, at most one tensor's
         raw bytes are held (and 256 MiB of mapped pages for .bin). Stored dtypes are kept; quantized GGUF gives bf16.
         Tied weights are yielded as they are stored, absent or twice.
         """
 
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """`tensors` for who loads them: what holds all experts of a layer may be a `Mxfp4Stack` instead of a tensor."""
+    def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, Any]]:
+        """`tensors` for loading at `precision`. The experts of a layer may come as a `Mxfp4Stack` instead of a tensor.
+
+        At "fp32" quantized GGUF is dequantized in fp32, which is exact; at any other precision in bf16.
+        """
         return self.tensors(names)
+
+    def dequantized_to(self, precision: str) -> str | None:
+        """The dtype that `stream` dequantizes to, None for the usual bf16: a part of a packed copy's name."""
+        return None
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -128,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if there is no such file.
 
     Raises:
-        IpexAssistError: the file is no JSON object, or larger than any that belongs to a model.
+        IpexAssistError: the file holds no JSON object, or is larger than any such file of a model.
     """
     if not path.exists():
         return None
@@ -147,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def require_file(path: Path) -> None:
-    """Raise IpexAssistError where `path` is a folder, a pipe or a device: opening those can wait for ever."""
+    """Raise IpexAssistError where `path` is a folder, a pipe or a device: opening a pipe can block for ever."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kind = "folder" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "device or socket"
@@ -155,5 +162,5 @@ def require_file(path: Path) -> None:
 
 
 def dtype_bytes(config: dict[str, Any]) -> int:
-    """Bytes per stored element by the config ("torch_dtype"; "dtype" since transformers 4.56), 4 if it does not say."""
+    """Bytes of a stored element by the config ("torch_dtype"; "dtype" since transformers 4.56); 4 if it has neither."""
     return _DTYPE_BYTES.get(str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch."), 4)

@@ -1,4 +1,4 @@
-"""PyTorch `.bin` checkpoints: `torch.load` of weights only, mapped, and handed out tensor by tensor."""
+"""PyTorch `.bin` files, read tensor by tensor through a mapped `torch.load` with weights_only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ipex_assist.env.errors import IpexAssistError
 if TYPE_CHECKING:
     import torch
 
-# Mapped pages count into resident memory once touched; the file is mapped anew after this many bytes.
+# Mapped pages count as resident memory once they are read; after this many bytes the file is mapped again.
 MAPPED_BYTES = 256 << 20
 
 
 def read_shapes(path: Path) -> dict[str, torch.Tensor]:
-    """Return the file's tensors on the `meta` device: names, shapes and dtypes, no data."""
+    """The file's tensors on the `meta` device: names, shapes and dtypes without data."""
     return _load(path, device="meta")
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the file's tensors (those in `names`, in that order), each into memory of its own."""
+    """Yield the file's tensors (those in `names`, in that order), each copied into memory of its own."""
     mapped = _load(path)
     touched = 0
     for name in list(mapped) if names is None else names:
@@ -49,7 +49,7 @@ def _load(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
         if "GLOBAL" in str(reason) or "reduce" in str(reason):
             raise IpexAssistError(_refusal(path, reason)) from error
         raise _corrupt(path, reason) from error
-    except Exception as error:  # a damaged pickle breaks its reader in any way there is
+    except Exception as error:  # a damaged pickle can raise anything
         raise _corrupt(path, error) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise IpexAssistError(

@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json beside safetensors or .bin files, single or sharded."""
+"""Hugging Face folders: config.json and safetensors or .bin files, single or sharded."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class FolderCheckpoint(Checkpoint):
 
 
 def _shards(index: Path) -> list[str]:
-    """The files an index names. They lie in its own folder, whatever it says: an index comes from anywhere."""
+    """The files that an index names. It is untrusted input: files outside its own folder are refused."""
     named = (read_json(index) or {}).get("weight_map")
     if not isinstance(named, dict) or not named:
         raise IpexAssistError(f"{index} has no weight_map. Download it again.")
@@ -153,7 +153,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _refuse_special_files(folder: Path) -> None:
-    """Pipes and devices: libraries that find one among a tokenizer's files wait on it for ever."""
+    """Raise IpexAssistError for pipes and devices: libraries that read a tokenizer's files would block on one."""
     for entry in folder.iterdir():
         if entry.exists() and not entry.is_dir():
             require_file(entry)

@@ -1,4 +1,4 @@
-"""GGUF files, single or split, under Hugging Face's names."""
+"""GGUF files, single or split, read under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GgufCheckpoint(Checkpoint):
             self.generation_config = gguf_config.generation_config_from(self.header)
             self._tensors = gguf_config.hf_tensors(self.header)
         except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
-            # Metadata of a damaged file may have any type and value; what they break is of no use to the reader.
+            # The metadata of a damaged file may have any type and value, so any of these errors can come up.
             raise IpexAssistError(
                 f"{path} is corrupt: its metadata contradict each other ({type(error).__name__}: {error}). "
                 "Download or convert it again."
@@ -51,7 +51,7 @@ class GgufCheckpoint(Checkpoint):
         return {name: gguf_config.hf_shape(name, tensor.shape, self.config) for name, tensor in self._tensors.items()}
 
     def check_weights(self) -> None:
-        """Beside what any checkpoint's are checked for: none is left over, as a bias that nothing adds would be."""
+        """As for any checkpoint; and no tensor may be left over, such as a bias that our decoder would not add."""
         super().check_weights()
         architecture = find(self.architecture)
         assert architecture is not None
@@ -65,10 +65,21 @@ class GgufCheckpoint(Checkpoint):
             )
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        wanted = list(self._tensors if names is None else names)
+        return self._read(self._tensors if names is None else names, fp32=False)
+
+    def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, torch.Tensor]]:
+        return self._read(names, fp32=precision == "fp32")
+
+    def dequantized_to(self, precision: str) -> str | None:
+        quantized = any(gguf_file.is_quantized(tensor) for tensor in self._tensors.values())
+        return "float32" if quantized and precision == "fp32" else None
+
+    def _read(self, names: Iterable[str], *, fp32: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        wanted = list(names)
         missing = [name for name in wanted if name not in self._tensors]
         if missing:
             raise IpexAssistError(f"{self.path} lacks {len(missing)} tensors, the first is {missing[0]}.")
-        for name, tensor in gguf_file.read_tensors(((name, self._tensors[name]) for name in wanted), self._cpus):
+        stored = ((name, self._tensors[name]) for name in wanted)
+        for name, tensor in gguf_file.read_tensors(stored, self._cpus, fp32=fp32):
             yield name, gguf_config.as_hugging_face(name, tensor, self.config)
             del tensor  # not held while the next one is read

@@ -1,4 +1,4 @@
-"""GGUF architectures in Hugging Face terms: the config, the tensor names, and the row order of q and k."""
+"""Translates GGUF to Hugging Face: the config, the tensor names, and the row order of q and k."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ ARCHITECTURES = {
 
 SUPPORTED = {architecture for architecture, _, _ in ARCHITECTURES.values()}
 
-# Rotary frequency divisors of Llama 3.x, which config.json has as numbers and GGUF as this tensor.
+# Divisors of the rotary frequencies of Llama 3.x: four numbers in config.json, this tensor in GGUF.
 ROPE_FACTORS = "rope_freqs.weight"
 
 _NOT_WEIGHTS = (ROPE_FACTORS, *gguf_families.ROPE_FACTORS.values())
 
-# Names of tokens that end a turn, as llama.cpp takes them for end of generation whatever eos_token_id says.
+# Tokens that end a chat turn; like llama.cpp we end generation at these, whatever eos_token_id says.
 _END_OF_TURN = {
     "<|im_end|>",
     "<|eot_id|>",
@@ -64,7 +64,7 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
     """The file's hyperparameters under the keys of a Hugging Face config.json.
 
     Raises:
-        IpexAssistError: an architecture, a rope scaling or a required key this reader does not know.
+        IpexAssistError: an architecture or rope scaling that is not supported, or a missing key.
     """
     arch = _family(header)
     if arch not in ARCHITECTURES:
@@ -96,7 +96,7 @@ def config_from(header: GgufHeader) -> dict[str, Any]:
 
 
 def generation_config_from(header: GgufHeader) -> dict[str, Any]:
-    """Return what generation_config.json would say: every token that ends a turn, and bos."""
+    """The fields of a generation_config.json: every token that ends a turn, and bos."""
     ids = {
         header.get(f"tokenizer.ggml.{kind}_token_id")
         for kind in ("eos", "eot", "eom")
@@ -111,7 +111,7 @@ def generation_config_from(header: GgufHeader) -> dict[str, Any]:
 
 
 def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
-    """Return Hugging Face names and the file's tensors, in its order. Raises IpexAssistError for a damaged file."""
+    """The file's tensors by Hugging Face names, in file order. Raises IpexAssistError for a damaged file."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = header.get("general.architecture")
@@ -128,7 +128,7 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
     family = _family(header)
     names = ARCHITECTURES[family][2]
     modules = gguf_experts.modules(header, family) | {
-        # The package knows BLOOM's as its first files have them.
+        # The gguf package knows BLOOM's names without "transformer.", as its first checkpoints have them.
         name_map.get_name(module) or name_map.get_name(module.removeprefix("transformer.")): module
         for name in (names(header) if callable(names) else names)
         for module in (name.format(bid=layer) for layer in (range(layers) if "{bid}" in name else range(1)))
@@ -150,9 +150,9 @@ def hf_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
 
 
 def separate(header: GgufHeader) -> None:
-    """Take experts apart, and query, key and value of a layer where Hugging Face has them so.
+    """Split stacked experts into one tensor each, and fused query, key and value where Hugging Face has three.
 
-    The latter are one in files of `convert_hf_to_gguf.py --fuse-qkv`, of ChatGLM and of the first converters of Phi-2.
+    Fused ones are in files of `convert_hf_to_gguf.py --fuse-qkv`, of ChatGLM, and of the first converters of Phi-2.
     """
     gguf_experts.separate(header)
     family = _family(header)
@@ -177,28 +177,28 @@ def separate(header: GgufHeader) -> None:
 
 
 def _head_rows(header: GgufHeader) -> tuple[int, int]:
-    """Rows of query, and of key or value."""
+    """Rows of the query, and of the key (as many as of the value)."""
     heads = header.required("attention.head_count")
     head_dim = header.get("{arch}.attention.key_length") or _embedding_shape(header)[1] // heads
     return heads * head_dim, header.get("{arch}.attention.head_count_kv", heads) * head_dim
 
 
 def hf_shape(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, ...]:
-    """The shape that `as_hugging_face` gives a tensor of this one."""
+    """The shape that a tensor of this shape gets in `as_hugging_face`."""
     if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
-        return (1, *shape)  # the converter takes away what is 1
+        return (1, *shape)  # the converter drops dimensions of size 1
     return shape[::-1] if gguf_gpt.transposed(name, config) else shape
 
 
 def as_hugging_face(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    """A tensor as Hugging Face's checkpoint has it."""
+    """The tensor with the values and the shape that it has in a Hugging Face checkpoint."""
     tensor = gguf_gpt.restored(name, undo_permutation(name, tensor, config), config)
     tensor = gguf_families.undo_norms(name, tensor, config)
     return tensor.reshape(hf_shape(name, tuple(tensor.shape), config)) if tensor.dim() == 1 else tensor
 
 
 def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    """Put q and k rows of a "llama" file (or a close relative's) into Hugging Face order; other tensors pass through.
+    """Put the q and k rows of a "llama" file (or a close relative's) into Hugging Face order; others are unchanged.
 
     The converter interleaves the two halves of every head, (heads, 2, head_dim/2) -> (heads, head_dim/2, 2), because
     ggml rotates neighbouring pairs where Hugging Face rotates halves (LlamaModel.permute in llama.cpp's converter).
@@ -211,7 +211,7 @@ def undo_permutation(name: str, tensor: torch.Tensor, config: dict[str, Any]) ->
 
 
 def _family(header: GgufHeader) -> str:
-    """The file's architecture; "mixtral" where that says "llama", as it does for Mixtral."""
+    """The file's architecture; "mixtral" for Mixtral, whose files say "llama"."""
     arch = str(header.get("general.architecture"))
     return "mixtral" if arch == "llama" and header.get("{arch}.expert_count") else arch
 
@@ -252,7 +252,7 @@ def _llama(header: GgufHeader, hidden_size: int, arch: str) -> dict[str, Any]:
 
 
 def _check_heads(header: GgufHeader, query_rows: int, key_rows: int) -> None:
-    """Raise if q or k have other sizes than the metadata say: their rows could not be put in order."""
+    """Raise IpexAssistError if q or k have other sizes than the metadata say: their rows could not be reordered."""
     expected = {"attn_q": query_rows, "attn_k": key_rows}
     for name, tensor in header.tensors.items():
         rows = expected.get(name.rpartition(".")[0].rpartition(".")[2])
@@ -301,9 +301,9 @@ def _rope_scaling(header: GgufHeader) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(header: GgufHeader) -> dict[str, Any]:
-    """The four numbers behind the stored divisors: all Llama 3.x models differ in `factor` alone.
+    """The four numbers from which the stored divisors were computed; Llama 3.x models differ only in `factor`.
 
-    The divisors are computed again from the numbers (Hugging Face's `_compute_llama3_parameters`) and must agree.
+    The divisors computed from them (Hugging Face's `_compute_llama3_parameters`) must agree with the stored ones.
     """
     tensor = header.tensors[ROPE_FACTORS]
     stored = next(read_tensors([(ROPE_FACTORS, tensor)]))[1].float().reshape(-1).tolist()

@@ -1,6 +1,6 @@
-"""GGUF of mixtures of experts: all experts of a layer lie in three tensors, (experts, …), and are read one by one.
+"""Mixtures of experts in GGUF: a layer's experts are stacked in three tensors (experts, …), and read one at a time.
 
-Source: conversion/{llama,qwen,olmo,granite}.py of llama.cpp, and src/models/*.cpp for how they route.
+Source: conversion/{llama,qwen,olmo,granite}.py of llama.cpp, and src/models/*.cpp for the routing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ipex_assist.env.errors import IpexAssistError
 Config = dict[str, Any]
 
 _SHARED = tuple(f"mlp.shared_expert.{leaf}_proj" for leaf in ("gate", "up", "down"))
-_QWEN = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "mlp.gate")
+_QWEN = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.PRE_NORMS, "mlp.gate")
 _NORMED = (*_QWEN, *(f"model.layers.{{bid}}.{name}" for name in gguf_families.HEAD_NORMS))
-_MIXTRAL = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "block_sparse_moe.gate")
-_GRANITE = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "block_sparse_moe.router.layer")
-_GPT_OSS = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.BEFORE, "self_attn.sinks", "mlp.router")
+_MIXTRAL = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.PRE_NORMS, "block_sparse_moe.gate")
+_GRANITE = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.PRE_NORMS, "block_sparse_moe.router.layer")
+_GPT_OSS = gguf_families.modules(*gguf_families.ATTENTION, *gguf_families.PRE_NORMS, "self_attn.sinks", "mlp.router")
 
 # general.architecture, or "mixtral" for "llama" with experts -> (architectures[0], model_type, Hugging Face modules).
 ARCHITECTURES = {
@@ -36,7 +36,7 @@ ARCHITECTURES = {
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
 }
 
-# What Hugging Face, or our names for Granite's, call the three linears of an expert.
+# Names of an expert's three linears: Hugging Face's, and for Granite, which stacks its experts, our own.
 _LINEARS = {
     "mixtral": {"gate": "block_sparse_moe.experts.{}.w1", "up": "block_sparse_moe.experts.{}.w3"}
     | {"down": "block_sparse_moe.experts.{}.w2"},
@@ -57,7 +57,12 @@ def _qwen2(header: GgufHeader, config: Config) -> Config:
 
 
 def _qwen(header: GgufHeader, normalised: bool) -> Config:
-    gate = header.tensors["blk.0.ffn_gate_exps.0.weight"]
+    gate = header.tensors.get("blk.0.ffn_gate_exps.0.weight")
+    if gate is None:
+        raise IpexAssistError(
+            f"{header.path}: layer 0 has no experts, and mixtures of which some layers have none are not computed from "
+            "GGUF files. Pass the model's Hugging Face id or folder instead."
+        )
     return {
         "moe_intermediate_size": header.get("{arch}.expert_feed_forward_length") or gate.shape[0],
         "norm_topk_prob": normalised,
@@ -69,7 +74,7 @@ def _qwen(header: GgufHeader, normalised: bool) -> Config:
 
 
 def _gpt_oss(header: GgufHeader, config: Config) -> Config:
-    """What files do not say is the same in both sizes. llama.cpp rounds the ends of yarn, as the model does not."""
+    """Fields that files do not state, equal in both sizes. yarn's range is not truncated, unlike in llama.cpp."""
     window, scaling = header.get("{arch}.attention.sliding_window"), config["rope_scaling"]
     layers = range(config["num_hidden_layers"])
     return {
@@ -93,7 +98,7 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "granitemoe": gguf_families.CONFIGS["granite"],
     "gpt-oss": _gpt_oss,
 }
-# Metadata of routings that no family above has, and the values that say so.
+# Metadata of routing variants that no family above has, with the values that mean "not used".
 _USUAL_ROUTING: dict[str, tuple[Any, ...]] = {
     "expert_gating_func": (None, 0, 1),  # softmax
     "expert_weights_scale": (None, 0.0, 1.0),
@@ -106,7 +111,7 @@ _USUAL_ROUTING: dict[str, tuple[Any, ...]] = {
 
 
 def config_of(header: GgufHeader, family: str, config: Config) -> Config:
-    """What a mixture's config has beside, or in place of, Llama's keys. IpexAssistError for another routing."""
+    """The config keys of a mixture that differ from Llama's. Raises IpexAssistError for an unsupported routing."""
     for key, usual in _USUAL_ROUTING.items():
         if (value := header.get(f"{{arch}}.{key}")) not in usual:
             raise IpexAssistError(
@@ -124,7 +129,7 @@ def config_of(header: GgufHeader, family: str, config: Config) -> Config:
 
 
 def separate(header: GgufHeader) -> None:
-    """Take the experts of each tensor apart: "blk.0.ffn_up_exps.7.weight" for the eighth's."""
+    """Split stacked tensors into one for each expert: "blk.0.ffn_up_exps.7.weight" is the eighth."""
     count = header.get("{arch}.expert_count")
     if not count:
         return
@@ -145,7 +150,7 @@ def separate(header: GgufHeader) -> None:
 
 
 def modules(header: GgufHeader, family: str) -> dict[str, str]:
-    """Hugging Face's modules of all experts, by the names that `separate` gives them."""
+    """Hugging Face's module names of all experts, by the names that `separate` gives them."""
     if family not in ARCHITECTURES:
         return {}
     linears = _LINEARS.get(family, _USUAL)

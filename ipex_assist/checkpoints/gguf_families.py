@@ -1,6 +1,6 @@
-"""What GGUF calls the modules and hyperparameters of Llama's relatives, in Hugging Face's terms.
+"""Maps modules and hyperparameters of GGUF to Hugging Face's, for the relatives of Llama.
 
-Source: conversion/*.py of llama.cpp, and src/models/*.cpp for what files do not say.
+Source: conversion/*.py of llama.cpp, and src/models/*.cpp for values that files do not state.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Config = dict[str, Any]
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-BEFORE = ("input_layernorm", "post_attention_layernorm")
-_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
-_AROUND = ("input_layernorm", "pre_feedforward_layernorm", *_BEHIND)
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+_POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_SANDWICH_NORMS = ("input_layernorm", "pre_feedforward_layernorm", *_POST_NORMS)
 ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
@@ -29,7 +29,7 @@ def modules(*layer: str, norm: str = "model.norm") -> tuple[str, ...]:
     return ("model.embed_tokens", norm, "lm_head", *(f"model.layers.{{bid}}.{name}" for name in layer))
 
 
-# Those whose rows of query and key the converter interleaves, as it does Llama's.
+# Model types whose query and key rows the converter interleaves.
 PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe")
 
 
@@ -57,13 +57,13 @@ def _gemma3(header: GgufHeader, config: Config) -> Config:
 
 
 def _scalar(config: Config, largest: int) -> int:
-    """27B, which has so many layers, is the only one of its generation that scales by another number than head_dim."""
+    """query_pre_attn_scalar: head_dim, but for the 27B model, which alone has `largest` layers."""
     even = config["hidden_size"] // config["num_attention_heads"]
     return even if config["num_hidden_layers"] == largest else config["head_dim"]
 
 
 def _layer_types(header: GgufHeader, config: Config, every: int) -> list[str]:
-    """Windows as the file says, else in all layers but every so many."""
+    """Windowed layers as the file says; else all layers but each `every`-th."""
     layers, stored = config["num_hidden_layers"], header.get("{arch}.attention.sliding_window_pattern")
     windowed = stored if isinstance(stored, list) else [(layer + 1) % (stored or every) != 0 for layer in range(layers)]
     return ["sliding_attention" if each else "full_attention" for each in windowed]
@@ -76,7 +76,7 @@ def _granite(header: GgufHeader, config: Config) -> Config:
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
     }
-    # What a file lacks is the value that the converter takes for none.
+    # The converter does not write a value that means "none", so a missing key stands for that value.
     usual = {"attention_multiplier": config["head_dim"] ** -0.5}
     return _biases(header) | {
         ours: rounded(header.get(f"{{arch}}.{theirs}", usual.get(ours, 1.0))) for ours, theirs in names.items()
@@ -124,7 +124,7 @@ def _rotary_share(header: GgufHeader, config: Config) -> float:
 
 def _phi3(header: GgufHeader, config: Config) -> Config:
     found: Config = {
-        "sliding_window": header.get("{arch}.attention.sliding_window") or None,  # 0 is Phi-4's none
+        "sliding_window": header.get("{arch}.attention.sliding_window") or None,  # Phi-4 writes 0 for none
         "partial_rotary_factor": _rotary_share(header, config),
         "original_max_position_embeddings": header.get("{arch}.rope.scaling.original_context_length"),
     }
@@ -167,31 +167,31 @@ def _phi(header: GgufHeader, config: Config) -> Config:
 
 _GLM4_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _GLM4_LAYER = (*ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *_GLM4_NORMS)
-_GLM_LAYER = (*ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *BEFORE)
+_GLM_LAYER = (*ATTENTION, "mlp.gate_up_proj", "mlp.down_proj", *PRE_NORMS)
 _PHI_LAYER = (*ATTENTION[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2", "input_layernorm")
-_PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *BEFORE)
-_STARCODER2_LAYER = (*ATTENTION, "mlp.c_fc", "mlp.c_proj", *BEFORE)
+_PHI3_LAYER = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", *PRE_NORMS)
+_STARCODER2_LAYER = (*ATTENTION, "mlp.c_fc", "mlp.c_proj", *PRE_NORMS)
 _COHERE_LAYER = (*ATTENTION, *_MLP, "input_layernorm")
 
 # general.architecture -> (architectures[0], model_type, Hugging Face modules).
 ARCHITECTURES = {
-    "gemma": ("GemmaForCausalLM", "gemma", modules(*ATTENTION, *_MLP, *BEFORE)),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2", modules(*ATTENTION, *_MLP, *_AROUND)),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", modules(*ATTENTION, *_MLP, *_AROUND, *HEAD_NORMS)),
-    "granite": ("GraniteForCausalLM", "granite", modules(*ATTENTION, *_MLP, *BEFORE)),
-    "olmo2": ("Olmo2ForCausalLM", "olmo2", modules(*ATTENTION, *_MLP, *_BEHIND, *HEAD_NORMS)),
-    "smollm3": ("SmolLM3ForCausalLM", "smollm3", modules(*ATTENTION, *_MLP, *BEFORE)),
+    "gemma": ("GemmaForCausalLM", "gemma", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", modules(*ATTENTION, *_MLP, *_SANDWICH_NORMS)),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", modules(*ATTENTION, *_MLP, *_SANDWICH_NORMS, *HEAD_NORMS)),
+    "granite": ("GraniteForCausalLM", "granite", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2", modules(*ATTENTION, *_MLP, *_POST_NORMS, *HEAD_NORMS)),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2", modules(*_STARCODER2_LAYER)),
-    "stablelm": ("StableLmForCausalLM", "stablelm", modules(*ATTENTION, *_MLP, *BEFORE)),
+    "stablelm": ("StableLmForCausalLM", "stablelm", modules(*ATTENTION, *_MLP, *PRE_NORMS)),
     "phi3": ("Phi3ForCausalLM", "phi3", modules(*_PHI3_LAYER)),
-    "exaone4": ("Exaone4ForCausalLM", "exaone4", modules(*ATTENTION, *_MLP, *_BEHIND, *HEAD_NORMS)),
+    "exaone4": ("Exaone4ForCausalLM", "exaone4", modules(*ATTENTION, *_MLP, *_POST_NORMS, *HEAD_NORMS)),
     "command-r": ("CohereForCausalLM", "cohere", modules(*_COHERE_LAYER, *HEAD_NORMS)),
     "cohere2": ("Cohere2ForCausalLM", "cohere2", modules(*_COHERE_LAYER)),
     "glm4": ("Glm4ForCausalLM", "glm4", modules(*_GLM4_LAYER)),
     "chatglm": ("GlmForCausalLM", "glm", modules(*_GLM_LAYER)),
     "phi2": ("PhiForCausalLM", "phi", modules(*_PHI_LAYER, norm="model.final_layernorm")),
 }
-# What each family's config has beside, or in place of, Llama's keys.
+# The config keys of each family that differ from Llama's.
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -213,6 +213,6 @@ LAYER_NORMS = ("starcoder2", "stablelm", "command-r", "cohere2", "phi2")
 
 
 def undo_norms(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
-    """Gemma's norms weight by 1 + w, which is what files hold."""
+    """Gemma's norms multiply by 1 + w. GGUF files store 1 + w, Hugging Face stores w."""
     gemma = config["model_type"] in ("gemma", "gemma2", "gemma3_text")
     return tensor.float() - 1 if gemma and name.endswith("norm.weight") else tensor

@@ -1,7 +1,8 @@
-"""GGUF files: header parsing without numpy, and tensors dequantized with the `gguf` package.
+"""Parses GGUF headers without numpy, and dequantizes tensors with the `gguf` package.
 
-`gguf.GGUFReader` makes one numpy array per token and takes 2 s for 49 k tokens and 7 s for 152 k; the walk below takes
-0.05 s, and reads the token lists only when a tokenizer asks for them. Types, block sizes and dequantization are gguf's.
+`gguf.GGUFReader` makes one numpy array for each token, which takes 2 s for 49 k tokens and 7 s for 152 k. The parser
+below takes 0.05 s, and reads token lists only when a tokenizer needs them. Types, block sizes and dequantization are
+those of the package.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -27,19 +28,22 @@ if TYPE_CHECKING:
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
-# GGUF value type -> struct code; 8 and 9 are strings and arrays.
+# GGUF value type → struct code; 8 and 9 are strings and arrays.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+# Tensor types that are read as they are, by their torch dtypes: F32, F16 and BF16 of GGMLQuantizationType.
+_PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 
-# Elements dequantized per call: fp32 temporaries of this size stay in a core's L2 cache.
+# Elements dequantized in one call: fp32 temporaries of this size stay in a core's L2 cache.
 _CHUNK = 256 * 1024
 _WORKERS = 16
 
 
 @dataclass(frozen=True)
 class StringArray:
-    """A list of strings still in the file: `count` times a length and its bytes, from byte `offset`."""
+    """A list of `count` strings that was not read yet: a length and its bytes for each, from byte `offset`."""
 
     path: Path
     offset: int
@@ -60,7 +64,7 @@ class StringArray:
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One stored tensor; `shape` in PyTorch's order (GGUF stores it reversed), `type` a GGMLQuantizationType."""
+    """A stored tensor. shape: in PyTorch's order (GGUF stores it reversed); type: a GGMLQuantizationType."""
 
     path: Path
     shape: tuple[int, ...]
@@ -70,18 +74,18 @@ class GgufTensor:
 
 @dataclass
 class GgufHeader:
-    """Metadata (lists of strings as StringArray) and the places of all tensors, over all parts of a split file."""
+    """Metadata (lists of strings as StringArray) and positions of all tensors, of all parts of a split file."""
 
     path: Path
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, GgufTensor] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The metadata at `key`; "{arch}." at its start stands for the file's architecture."""
+        """The metadata value of `key`, in which "{arch}" stands for the file's architecture."""
         return self.metadata.get(key.replace("{arch}", str(self.metadata.get("general.architecture"))), default)
 
     def required(self, key: str) -> Any:
-        """The metadata at `key` of the architecture. Raises IpexAssistError where there is none."""
+        """The metadata value of "{arch}.key". Raises IpexAssistError where there is none."""
         value = self.get(f"{{arch}}.{key}")
         if value is None:
             arch = self.get("general.architecture")
@@ -89,7 +93,7 @@ class GgufHeader:
         return value
 
     def strings(self, key: str) -> list[str]:
-        """The list of strings at `key`, or an empty list."""
+        """The list of strings of `key`; empty where there is none."""
         value = self.metadata.get(key)
         return value.read() if isinstance(value, StringArray) else []
 
@@ -98,7 +102,7 @@ def read_header(path: Path) -> GgufHeader:
     """Parse the header of a GGUF file, and of the other parts of a split one. Reads no tensor data.
 
     Raises:
-        IpexAssistError: the file or a part is truncated, missing, or no little-endian GGUF of version 2 or 3.
+        IpexAssistError: the file or a part is missing, truncated, or not little-endian GGUF of version 2 or 3.
     """
     header = _read_part(path)
     parts = _count(header, "split.count")
@@ -120,7 +124,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def check_sizes(header: GgufHeader) -> None:
-    """Raise IpexAssistError where a file ends before its tensors do, or a tensor's type is unknown."""
+    """Raise IpexAssistError where a file is too short for its tensors, or a tensor's type is unknown."""
     sizes: dict[Path, int] = {}
     for name, tensor in header.tensors.items():
         end = tensor.offset + stored_bytes(name, tensor)
@@ -134,7 +138,7 @@ def check_sizes(header: GgufHeader) -> None:
 
 
 def stored_bytes(name: str, tensor: GgufTensor) -> int:
-    """Return the bytes of the tensor in the file. Raises IpexAssistError for an unknown type or a wrong shape."""
+    """Bytes of the tensor in the file. Raises IpexAssistError for an unknown type or an impossible shape."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
@@ -152,24 +156,29 @@ def stored_bytes(name: str, tensor: GgufTensor) -> int:
     return rows * columns // block * block_bytes
 
 
+def is_quantized(tensor: GgufTensor) -> bool:
+    """Whether the tensor is stored in blocks that must be dequantized."""
+    return tensor.type not in _PLAIN
+
+
 def rows_of(name: str, tensor: GgufTensor, first: int, last: int) -> GgufTensor:
-    """Rows first … last of a tensor: of any type, row lies behind row (of a 3-D one, matrix behind matrix)."""
+    """Rows first … last of a tensor (matrices of a 3-D one): in every type they are stored one after the other."""
     each = stored_bytes(name, tensor) // tensor.shape[0]
     return replace(tensor, shape=(last - first, *tensor.shape[1:]), offset=tensor.offset + first * each)
 
 
 def rounded(value: float) -> float:
-    """A float32 as it was written before it was stored: 1e-05, not 9.999999747378752e-06."""
+    """A float32 as a person would write it: 1e-05, not 9.999999747378752e-06."""
     return float(f"{value:.7g}")
 
 
 def read_tensors(
-    tensors: Iterable[tuple[str, GgufTensor]], cpus: set[int] | None = None
+    tensors: Iterable[tuple[str, GgufTensor]], cpus: set[int] | None = None, *, fp32: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read tensors in the given order: F32, F16 and BF16 as they are, quantized ones as bf16.
+    """Read tensors in the given order: F32, F16 and BF16 as they are, quantized ones as bf16, or exactly where `fp32`.
 
-    cpus: where to dequantize. Threads inherit the affinity of the one that starts them, and an OpenMP runtime that
-    binds its threads leaves the main thread one CPU; so the caller notes the set before any computation.
+    cpus: where to dequantize. Threads inherit the affinity of the thread that starts them, and an OpenMP runtime that
+    binds its threads leaves the main thread a single CPU; so the caller notes the set before any computation.
     """
     from concurrent.futures import ThreadPoolExecutor  # late: most starts read no GGUF
 
@@ -177,10 +186,10 @@ def read_tensors(
     count = min(_WORKERS, len(cpus))
     with ThreadPoolExecutor(count, initializer=os.sched_setaffinity, initargs=(0, cpus)) as workers:
         for name, tensor in tensors:
-            yield name, _read_tensor(name, tensor, workers)
+            yield name, _read_tensor(name, tensor, workers, fp32)
 
 
-def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor) -> torch.Tensor:
+def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor, fp32: bool) -> torch.Tensor:
     import numpy
     import torch
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -189,29 +198,29 @@ def _read_tensor(name: str, tensor: GgufTensor, workers: ThreadPoolExecutor) -> 
     raw = numpy.empty(stored_bytes(name, tensor), dtype=numpy.uint8)
     with open(tensor.path, "rb", buffering=0) as file:
         read_into(file, tensor.offset, raw)
-    kind = GGMLQuantizationType(tensor.type)
-    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    if kind.name in plain:
-        return torch.from_numpy(raw).view(plain[kind.name]).reshape(tensor.shape)
+    if not is_quantized(tensor):
+        return torch.from_numpy(raw).view(getattr(torch, _PLAIN[tensor.type])).reshape(tensor.shape)
 
+    kind = GGMLQuantizationType(tensor.type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    result = numpy.empty(_elements(tensor.shape), dtype=numpy.uint16)
+    result = numpy.empty(_elements(tensor.shape), dtype=numpy.float32 if fp32 else numpy.uint16)
     chunk = _CHUNK // block
 
     def convert(first: int) -> None:
         blocks: numpy.ndarray = raw[first * block_bytes : (first + chunk) * block_bytes]
         values = dequantize(blocks.reshape(1, -1), kind).reshape(-1)
-        result[first * block : first * block + len(values)] = _to_bf16(values)
+        result[first * block : first * block + len(values)] = values if fp32 else _to_bf16(values)
 
     try:
         list(workers.map(convert, range(0, len(raw) // block_bytes, chunk)))
     except NotImplementedError as error:
         raise IpexAssistError(f"{tensor.path}: tensor {name}: {error}. Use a file in Q4_K_M or Q8_0.") from error
-    return torch.from_numpy(result).view(torch.bfloat16).reshape(tensor.shape)
+    floats = torch.from_numpy(result)
+    return (floats if fp32 else floats.view(torch.bfloat16)).reshape(tensor.shape)
 
 
 def _to_bf16(values: numpy.ndarray) -> numpy.ndarray:
-    """fp32 to the bits of bf16, rounded to nearest even; in numpy, so that no worker starts OpenMP threads."""
+    """The bits of fp32 values rounded to the nearest even bf16; in numpy, so that no worker starts OpenMP threads."""
     bits = values.view("uint32")
     bits += ((bits >> 16) & 1) + 0x7FFF
     return bits >> 16
@@ -225,7 +234,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _count(header: GgufHeader, key: str) -> int:
-    """The count at `key`, 0 where there is none. Raises IpexAssistError for a value of another type."""
+    """The count stored under `key`; 0 where there is none. Raises IpexAssistError for any other value."""
     value = header.metadata.get(key, 0)
     if not isinstance(value, int) or value < 0:
         raise IpexAssistError(
@@ -314,7 +323,7 @@ class _Parser:
         if kind == _STRING:
             array = StringArray(self.path, self.position, count)
             data, position, unpack = self.data, self.position, _U64.unpack_from
-            for _ in range(count):  # 0.1 us per string; this is the whole cost of opening a file
+            for _ in range(count):  # 0.1 µs for each string: nearly all of the time it takes to open a file
                 position += 8 + unpack(data, position)[0]
             self.position = position
             return array

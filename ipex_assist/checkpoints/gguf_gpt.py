@@ -1,6 +1,7 @@
-"""GGUF of GPT-2, GPT-NeoX, Falcon, BLOOM and MPT in Hugging Face's terms: one tensor of query, key and value each.
+"""Maps GGUF to Hugging Face for GPT-2, GPT-NeoX, Falcon, BLOOM and MPT, which fuse query, key and value.
 
-Source: conversion/{gpt2,gptneox,falcon,bloom,mpt}.py of llama.cpp, and src/models/*.cpp for what files do not say.
+Source: conversion/{gpt2,gptneox,falcon,bloom,mpt}.py of llama.cpp, and src/models/*.cpp for values that files do not
+state.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _GPT2 = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 
 
 def _falcon_modules(header: GgufHeader) -> tuple[str, ...]:
-    """The file's attn_norm is the one before the MLP where there are two."""
+    """Where a layer has two norms, the file's attn_norm is Hugging Face's ln_mlp."""
     return _named(_OUTSIDE, "transformer.h", *_LINEARS, *(("ln_mlp", "ln_attn") if _two(header) else _NORMS[:1]))
 
 
@@ -91,14 +92,14 @@ _20B = (44, 6144)
 
 
 def _gpt_neox(header: GgufHeader, sizes: Config) -> Config:
-    turned = header.get("{arch}.rope.dimension_count", sizes["head_dim"])
+    rotary_dim = header.get("{arch}.rope.dimension_count", sizes["head_dim"])
     sized = (sizes["num_hidden_layers"], sizes["hidden_size"])
     return sizes | {
-        # The file does not say; GPT-NeoX-20B is the one that has the other.
+        # The file does not state the activation; only GPT-NeoX-20B has gelu_fast.
         "hidden_act": "gelu_fast" if sized == _20B else "gelu",
         "use_parallel_residual": header.get("{arch}.use_parallel_residual", True),
         "attention_bias": "blk.0.attn_qkv.bias" in header.tensors,
-        "rotary_pct": turned / sizes["head_dim"],
+        "rotary_pct": rotary_dim / sizes["head_dim"],
         "rotary_emb_base": sizes["rope_theta"],
     }
 
@@ -130,7 +131,7 @@ def _bloom(header: GgufHeader, sizes: Config) -> Config:
 
 
 def _mpt(header: GgufHeader, sizes: Config) -> Config:
-    """What MPT's file can ask for beside 7B's and 30B's goes into the config, which refuses it by name."""
+    """Settings that neither MPT-7B nor MPT-30B has go into the config, whose reader refuses them by name."""
     greatest = header.get("{arch}.attention.max_alibi_bias", 0.0)
     heads = sizes["num_attention_heads"]
     return {
@@ -151,7 +152,7 @@ def _mpt(header: GgufHeader, sizes: Config) -> Config:
     }
 
 
-# The config of a family by the sizes of any.
+# A function for each family from the header and Llama's config keys to the family's config.
 CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
     "gpt2": _gpt2,
     "gptneox": _gpt_neox,
@@ -162,12 +163,12 @@ CONFIGS: dict[str, Callable[[GgufHeader, Config], Config]] = {
 
 
 def transposed(name: str, config: Config) -> bool:
-    """Whether the checkpoint has this tensor (in, out): GPT-2's linears."""
+    """Whether the Hugging Face checkpoint stores this tensor as (in, out), as GPT-2's linears are."""
     return config["model_type"] == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
 
 
 def restored(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
-    """A tensor as the checkpoint has it: GPT-2's linears (in, out), the others' query, key and value group by group."""
+    """The tensor in the checkpoint's layout: GPT-2's linears as (in, out), fused query, key and value by group."""
     kind = config["model_type"]
     if transposed(name, config):
         return tensor.t().contiguous()
@@ -179,7 +180,7 @@ def restored(name: str, tensor: torch.Tensor, config: Config) -> torch.Tensor:
 
 
 def _by_group(tensor: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-    """All queries, all keys, all values -> the queries, the key and the value of each group."""
+    """Reorder rows from (all queries, all keys, all values) to the queries, the key and the value of each group."""
     import torch
 
     rest = tensor.shape[1:]

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: what is in the local cache, what it would cost, and fetching only what is needed."""
+"""Models on the Hugging Face hub: finding them in the local cache, their sizes, and downloading only needed files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SMALL_FILES = [
     "*.model",
     "*.tiktoken",
 ]
-# (what must be in the repository, what to fetch then), in order of preference.
+# (file that must be in the repository, patterns to fetch if it is), in order of preference.
 _WEIGHTS = [
     ("model.safetensors", ["model.safetensors"]),
     ("model.safetensors.index.json", ["model.safetensors.index.json", "model-*-of-*.safetensors"]),
@@ -49,13 +49,13 @@ def _offline_variables() -> list[str]:
 
 
 def online_advice(offline: bool) -> str:
-    """ "run once without …", by what keeps us from the hub: our flag, or variables."""
+    """ "run once without …", with the flag or the variables that keep us offline."""
     reasons = [*(["--offline"] if offline else []), *_offline_variables()]
     return f"run once without {' and '.join(reasons)}" if reasons else "run once with a connection"
 
 
 def cache_folder() -> Path:
-    """The hub cache, by the rules of huggingface_hub, without importing it (the launcher has no time for that)."""
+    """The hub cache folder by huggingface_hub's rules, without importing it, which would slow the launcher down."""
     explicit = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if explicit:
         return Path(explicit).expanduser()
@@ -64,7 +64,7 @@ def cache_folder() -> Path:
 
 
 def cached_snapshot(source: str, revision: str | None = None) -> Path | None:
-    """The folder in the cache that holds this revision, or None."""
+    """The folder of this revision in the cache, or None."""
     model = cache_folder() / f"models--{source.replace('/', '--')}"
     revision = revision or "main"
     reference = model / "refs" / revision
@@ -74,10 +74,11 @@ def cached_snapshot(source: str, revision: str | None = None) -> Path | None:
 
 
 def fetch(source: str, *, revision: str | None = None, offline: bool = False) -> Path:
-    """The local folder of a hub model, downloading config, tokenizer and one kind of weights if need be.
+    """The local folder of a hub model. Downloads config, tokenizer and one kind of weights where they are missing.
 
     Raises:
-        IpexAssistError: the model or revision does not exist, is gated, holds no weights we read, or cannot be reached.
+        IpexAssistError: the model or revision does not exist, is gated or has no weights we read, or the hub cannot be
+            reached.
     """
     if offline or offline_by_environment():
         snapshot = cached_snapshot(source, revision)
@@ -103,7 +104,7 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
 
 
 def parameters_on_hub(source: str, revision: str | None = None) -> int | None:
-    """Number of parameters by the hub's own account, or None where it cannot be had quickly."""
+    """The number of parameters that the hub states; None where it does not answer quickly."""
     try:
         info = _model_info(source, revision)
     except Exception:
@@ -111,15 +112,15 @@ def parameters_on_hub(source: str, revision: str | None = None) -> int | None:
     found = getattr(info, "safetensors", None)
     total = getattr(found, "total", None)
     if total:
-        # GPTQ and AWQ put eight weights into an int32, and the hub counts it once.
+        # GPTQ and AWQ store eight weights in an int32, which the hub counts as one parameter.
         return int(total) + 7 * int((getattr(found, "parameters", None) or {}).get("I32", 0))
     weights = [file for file in info.siblings if re.fullmatch(r"pytorch_model(-\d+-of-\d+)?\.bin", file.rfilename)]
     size = sum(file.size or 0 for file in weights)
-    return size // 2 or None  # .bin files do not say; nearly all of those still in use are fp16
+    return size // 2 or None  # the hub states no dtype for .bin files; nearly all still in use are fp16
 
 
 def quantized_bytes_on_hub(source: str, revision: str | None = None) -> int | None:
-    """Bytes of a GPTQ or AWQ checkpoint; None where it is something else, or cannot be had quickly."""
+    """Bytes of a GPTQ or AWQ checkpoint; None for any other, or where the hub does not answer quickly."""
     try:
         found = getattr(_model_info(source, revision), "safetensors", None)
     except Exception:
@@ -150,7 +151,7 @@ def _download(source: str, revision: str | None) -> Path:
 
 
 def _explain(source: str, revision: str | None, error: Exception) -> IpexAssistError | None:
-    """The message for an answer of the hub, or None if there was no answer."""
+    """The error for an answer of the hub; None if there was no answer."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -180,7 +181,7 @@ def _endpoint() -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the first of a chain of exceptions: "Name or service not known", not the HTTP library's retelling."""
+    """The first exception of a chain: "Name or service not known" instead of the HTTP library's wrapping of it."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     return error
@@ -191,6 +192,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def canonical_id(source: str) -> str:
-    """The hub id that resolves today: TinyLlama's checkpoints moved from PY007/ to TinyLlama/."""
+    """The present hub id: TinyLlama's checkpoints moved from PY007/ to TinyLlama/."""
     owner, slash, name = source.partition("/")
     return f"TinyLlama/{name}" if slash and owner == "PY007" and name.startswith("TinyLlama") else source

@@ -1,8 +1,8 @@
 """Checkpoints whose experts are in MXFP4, as OpenAI stores gpt-oss: 4-bit floats, 32 of which share a power of two.
 
-To whoever asks for tensors they look like the checkpoint of floats: "…experts.gate_up_proj" is (experts, in, out) in
-bf16, which holds each value exactly (2 significant bits and a power of two). Whoever loads takes `stream` instead, and
-has the values of one expert at a time. Format: Open Compute Project, Microscaling Formats 1.0 (E2M1 with scales E8M0).
+`tensors` presents them as a checkpoint of floats: "…experts.gate_up_proj" is (experts, in, out) in bf16, which holds
+each value exactly (2 significant bits and a power of two). Loading uses `stream` instead, and decodes one expert at a
+time. Format: Open Compute Project, Microscaling Formats 1.0 (E2M1 with scales E8M0).
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 32  # input columns that share a scale
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 3 bits; the fourth, the highest, is the sign
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the lower 3 bits; the highest bit is the sign
 MOST_SCALE = 252  # 6 · 2^(252-127) is the largest product below 2^128; 255 is NaN
 _PARTS = ("_blocks", "_scales")
 
 
 @dataclass
 class Mxfp4Stack:
-    """The matrices of one kind of all experts, by an expert's number: bf16 (in, out)."""
+    """One matrix of every expert of a layer; indexing by expert decodes it as bf16 (in, out)."""
 
-    blocks: torch.Tensor  # (experts, out, in / 32, 16) uint8; the lower 4 bits come first
-    scales: torch.Tensor  # (experts, out, in / 32) uint8, exponents of 2, + 127
-    _last: tuple[int, torch.Tensor] | None = field(default=None, repr=False)  # gate and up are parts of one matrix
+    blocks: torch.Tensor  # uint8 (experts, out, in / 32, 16): two values in a byte, the first in the lower 4 bits
+    scales: torch.Tensor  # uint8 (experts, out, in / 32): exponents of 2, plus 127
+    # The last expert decoded: gate and up are parts of one matrix, and asked for one after the other.
+    _last: tuple[int, torch.Tensor] | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """That of the floats: (experts, in, out)."""
+        """The shape of the decoded matrices, (experts, in, out)."""
         experts, columns, groups = self.scales.shape
         return experts, groups * BLOCK, columns
 
@@ -47,14 +48,14 @@ class Mxfp4Stack:
         return self._last[1].t()
 
     def floats(self) -> torch.Tensor:
-        """All of them, (experts, in, out)."""
+        """All experts decoded, bf16 (experts, in, out)."""
         import torch
 
         return torch.stack([self[expert] for expert in range(self.shape[0])])
 
 
 def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The matrix (out, in) in bf16 of blocks (out, in / 32, 16) and scales (out, in / 32), exactly."""
+    """Decode blocks (out, in / 32, 16) and scales (out, in / 32) to a bf16 matrix (out, in), exactly."""
     import torch
 
     pairs, powers = _tables()
@@ -65,7 +66,7 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _tables() -> tuple[torch.Tensor, torch.Tensor]:
-    """By a byte of blocks its two values, as the bits of two bf16; by a scale its power of two."""
+    """Lookup tables: the two values of a byte, as the bits of two bf16 in an int32; the power of two of a scale."""
     import torch
 
     values = torch.tensor([sign * value for sign in (1.0, -1.0) for value in VALUES])
@@ -75,7 +76,7 @@ def _tables() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Mxfp4Checkpoint(Checkpoint):
-    """A folder with stacks in MXFP4. What is wrong with them is said when its weights are asked for."""
+    """A folder with experts in MXFP4. Faults in them are reported when the weights are first needed."""
 
     def __init__(self, stored: FolderCheckpoint) -> None:
         self.source, self.path = stored.source, stored.path
@@ -85,7 +86,7 @@ class Mxfp4Checkpoint(Checkpoint):
 
     @cached_property
     def stacks(self) -> dict[str, tuple[int, int, int]]:
-        """The shapes (experts, in, out) of what is in MXFP4, by name. Raises IpexAssistError where parts do not fit."""
+        """The shapes (experts, in, out) of the MXFP4 stacks by name. Raises IpexAssistError where parts do not fit."""
         shapes = self._stored.shapes()
         found = {}
         for name in [name.removesuffix("_blocks") for name in shapes if name.endswith("_blocks")]:
@@ -127,7 +128,7 @@ class Mxfp4Checkpoint(Checkpoint):
             yield name, weight.floats() if isinstance(weight, Mxfp4Stack) else weight
             del weight
 
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Mxfp4Stack]]:
+    def stream(self, names: Iterable[str], precision: str = "bf16") -> Iterator[tuple[str, torch.Tensor | Mxfp4Stack]]:
         wanted = list(names)
         raw = [part for name in wanted for part in self._parts(name)]
         tensors = self._stored.tensors(raw)

@@ -17,21 +17,21 @@ def open_checkpoint(source: str, *, revision: str | None = None, offline: bool =
     """Open a hub id (fetched into the hub cache if need be), a folder, or a .gguf file. Reads no weights.
 
     Raises:
-        UsageError: a path where nothing is.
-        IpexAssistError: not to be had, unreadable, incomplete, truncated or corrupt.
+        UsageError: there is nothing at this path.
+        IpexAssistError: it cannot be downloaded, or is unreadable, incomplete, truncated or corrupt.
     """
     return OpenCheckpoints().open(source, revision=revision, offline=offline)
 
 
 class OpenCheckpoints:
-    """The checkpoints a process has open. Whoever needs one asks here, so that each is opened once and passed on."""
+    """The checkpoints that a process has open, so that each is opened only once."""
 
     def __init__(self) -> None:
-        # By name, place and time of the last change: a download may add files to a copy that was open already.
+        # By name, path and modification time: a download may add files to a folder that was opened before.
         self._open: dict[tuple[str, Path, int], Checkpoint] = {}
 
     def open(self, source: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
-        """`open_checkpoint`, or what that returned for the same files before. One that fails is tried anew."""
+        """`open_checkpoint`, or its earlier result for the same files. A failure is not remembered."""
         source = canonical_id(source)
         try:
             path = _locate(source, revision, offline)
@@ -45,7 +45,7 @@ class OpenCheckpoints:
 
 
 def check_source(source: str) -> Path | None:
-    """The folder or file that a source is, None for what has the form of a hub id; UsageError for a path to nothing."""
+    """The folder or file that `source` names; None for a hub id. Raises UsageError for a path that does not exist."""
     path = Path(os.path.expanduser(source))
     if path.is_file() or path.is_dir():
         return path
@@ -57,7 +57,7 @@ def check_source(source: str) -> Path | None:
 
 
 def _locate(source: str, revision: str | None, offline: bool) -> Path:
-    """The folder or file of a source, fetched from the hub if need be."""
+    """The folder or file of a source, downloaded from the hub if necessary."""
     return check_source(source) or hub.fetch(source, revision=revision, offline=offline)
 
 
@@ -68,5 +68,5 @@ def _open(source: str, path: Path, offline: bool) -> Checkpoint:
         return GgufCheckpoint(source, path)
     fetched = path != Path(os.path.expanduser(source))
     hint = f"The cached copy of {source} is incomplete; {hub.online_advice(offline)} to complete it."
-    # Where the linears are quantized (GPTQ, AWQ), a view of it as one of plain weights.
+    # A folder with quantized linears (GPTQ, AWQ, MXFP4) gets a wrapper that presents float weights.
     return quantized(FolderCheckpoint(source, path, hint if fetched else ""))

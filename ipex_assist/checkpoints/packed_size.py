@@ -1,4 +1,4 @@
-"""How much memory a model will take, before it is loaded: from headers, without torch."""
+"""Estimates how much memory a model will take before it is loaded, by file headers, without torch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def estimate_bytes(
     offline: bool = False,
     checkpoints: OpenCheckpoints | None = None,
 ) -> int | None:
-    """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4").
+    """Bytes of the packed weights of `source` at `precision` ("fp32", "bf16", "int8", "int4", "mxfp4").
 
-    precision None: as it is stored where the checkpoint is quantized already, else bf16.
+    precision None: as stored where the checkpoint is quantized, else bf16.
 
-    A folder, a GGUF file or a complete copy in the hub cache takes 1 to 30 ms; else the hub is asked once, unless
-    offline. None where the size cannot be had: what is wrong with a checkpoint, `open_checkpoint` will say.
-    checkpoints: those that are open already; one that is opened here joins them.
+    For a folder, a GGUF file or a complete copy in the hub cache this takes 1 to 30 ms; otherwise the hub is asked
+    once, unless offline. None where the size is not known; `open_checkpoint` will report a faulty checkpoint.
+    checkpoints: those that are open already, to which one opened here is added.
     """
     source = canonical_id(source)
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
@@ -52,10 +52,10 @@ def estimate_bytes(
 
 
 def packed_bytes(shapes: Mapping[str, tuple[int, ...]], precision: str, tied_head: bool = False) -> int:
-    """Bytes of tensors of these shapes once packed.
+    """Bytes of tensors of these shapes after packing.
 
-    Matrices that are no embeddings are packed at `precision`, the rest stays as it is; the head of a model that ties it
-    to the embedding is packed beside it.
+    Matrices other than embeddings are packed at `precision`, the rest in floats. A head that is tied to the embedding
+    is packed as well, so that it counts beside the embedding.
     """
     plain, beside = 4 if precision == "fp32" else 2, LINEAR_BYTES[beside_experts(precision)]
     total = 0.0
@@ -87,7 +87,7 @@ def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
     if not in_bin:
         shapes = checkpoint.shapes()
         return packed_bytes(shapes, precision, tied and "lm_head.weight" not in shapes)
-    # The headers of .bin files need torch: file sizes, and the embedding's shape by the config, will do.
+    # Reading headers of .bin files needs torch; file sizes and the config's embedding shape are good enough.
     width = config.integer("word_embed_proj_dim", config.integer("hidden_size", config.integer("n_embd", 0)))
     embedding = (config.integer("vocab_size", 0), width)
     linears = (checkpoint.num_parameters - math.prod(embedding), 1)
@@ -95,7 +95,7 @@ def _stored_bytes(checkpoint: Checkpoint, precision: str | None) -> int:
 
 
 def _quantized_bytes(checkpoint: QuantizedCheckpoint, tied_head: bool) -> int:
-    """Bytes in the native core of a checkpoint whose linears are stored in 4 bits; a head of floats becomes int8."""
+    """Bytes in the native core of a checkpoint whose linears are stored in 4 bits; a float head becomes int8."""
     head_bytes = LINEAR_BYTES["int8"]
     shapes = checkpoint.shapes()
     floats = {name: shape for name, shape in shapes.items() if name not in checkpoint.modules}

@@ -1,7 +1,7 @@
-"""Checkpoints quantized to 4 bits by GPTQ, AWQ or auto-round: their matrices as stored, or as floats.
+"""Checkpoints quantized to 4 bits by GPTQ, AWQ or auto-round: their matrices as stored, or dequantized.
 
-To whoever asks for tensors they look like any checkpoint: names end in ".weight" and values are dequantized, exactly.
-The native core takes `stored` instead, and keeps the 4 bits.
+`tensors` presents them like any checkpoint: names end in ".weight", and values are dequantized exactly. The native core
+takes `stored` instead, and keeps the 4 bits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 Layout = Literal["gptq", "gptq_v2", "awq"]
 KNOWN = "GPTQ (formats gptq and gptq_v2), AWQ (version gemm) and auto-round in either layout, all with 4 bits"
-# Input columns that share a scale in the native core. Larger groups are stored as several with equal scales.
+# Group sizes (input columns that share a scale) of the native core. Larger groups are split, with equal scales.
 CORE_GROUPS = (32, 64, 128)
 _PARTS = ("qweight", "qzeros", "scales")
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The number format that config.json gives for a quantized checkpoint; group_size -1 is one group a column."""
+    """The quantization scheme by config.json. With group_size -1 an output column has a single group."""
 
     method: str
     layout: Layout
@@ -40,8 +40,8 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Module:
-    """One quantized linear: its float matrix is (columns, width)."""
+class QuantizedLinear:
+    """One quantized linear; its float matrix is (columns, width). parts: the names of its stored tensors."""
 
     columns: int
     width: int
@@ -57,12 +57,12 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def quantized(stored: FolderCheckpoint) -> Checkpoint:
-    """The checkpoint itself, or, where it says that it is quantized, its view as one of plain weights."""
+    """The checkpoint itself, or, if it is quantized, a wrapper that presents float weights."""
     declared = quantization_of(stored.config)
     if declared is not None and declared.get("quant_method") == "mxfp4":
         return Mxfp4Checkpoint(stored)
     if declared is None:
-        # AutoGPTQ and AutoAWQ once said so in files of their own.
+        # Older AutoGPTQ and AutoAWQ wrote files of their own instead of a quantization_config.
         for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
             own = read_json(stored.path / name)
             if own:
@@ -72,7 +72,7 @@ def quantized(stored: FolderCheckpoint) -> Checkpoint:
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A folder with quantized linears. What is wrong with it is said when its weights are asked for."""
+    """A folder with quantized linears. Faults in them are reported when the weights are first needed."""
 
     def __init__(self, stored: FolderCheckpoint, declared: Mapping[str, Any]) -> None:
         self.source, self.path = stored.source, stored.path
@@ -82,19 +82,19 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def scheme(self) -> Scheme:
-        """How it is quantized. Raises IpexAssistError for what we cannot read."""
+        """How it is quantized. Raises IpexAssistError for a scheme that we cannot read."""
         try:
             return read_scheme(self._declared)
         except ValueError as error:
             raise self._unsupported(str(error)) from error
 
     @cached_property
-    def modules(self) -> dict[str, Module]:
+    def modules(self) -> dict[str, QuantizedLinear]:
         """The quantized linears by the names of their float matrices, such as "model.layers.0.mlp.up_proj.weight".
 
-        Raises IpexAssistError for a layout that is not read.
+        Raises IpexAssistError for a layout that we cannot read.
         """
-        layout = self.scheme.layout  # first of all: of another method, no name below would be found
+        layout = self.scheme.layout  # checked first: with another method none of the names below would be found
         shapes = self._stored.shapes()
         scaled = next((name for name in shapes if name.endswith(".act.scales")), None)
         if scaled is not None:
@@ -102,7 +102,7 @@ class QuantizedCheckpoint(Checkpoint):
         prefixes = [name.removesuffix("qweight") for name in shapes if name.endswith(".qweight")]
         return {f"{prefix}weight": self._module(prefix, shapes, layout == "awq") for prefix in prefixes}
 
-    def _module(self, prefix: str, shapes: Mapping[str, tuple[int, ...]], awq: bool) -> Module:
+    def _module(self, prefix: str, shapes: Mapping[str, tuple[int, ...]], awq: bool) -> QuantizedLinear:
         parts = tuple(prefix + part for part in (*_PARTS, "g_idx") if part in _PARTS or prefix + part in shapes)
         missing = [name for name in parts if name not in shapes]
         if missing:
@@ -120,7 +120,7 @@ class QuantizedCheckpoint(Checkpoint):
         group = group_size(width, groups, self.scheme.group_size)
         if group is None:
             raise self._unsupported(f"{prefix}scales has {groups} groups for {width} input columns")
-        return Module(columns, width, groups, group, parts)
+        return QuantizedLinear(columns, width, groups, group, parts)
 
     def _unsupported(self, what: str) -> IpexAssistError:
         return IpexAssistError(
@@ -133,7 +133,7 @@ class QuantizedCheckpoint(Checkpoint):
         return "int4" if self.modules else None
 
     def core_group(self) -> int:
-        """The largest group of the native core that holds every matrix exactly. Raises IpexAssistError for none."""
+        """The largest group size of the native core that fits every matrix exactly; IpexAssistError where none does."""
         best = CORE_GROUPS[-1]
         for name, module in self.modules.items():
             fitting = [size for size in CORE_GROUPS if module.groups == 1 or module.group % size == 0]
@@ -147,7 +147,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @cached_property
     def act_order(self) -> dict[str, torch.Tensor]:
-        """The group of each input column, int64 (width,), of matrices whose groups are not consecutive columns."""
+        """The group of each input column, int64 (width,), by name, for matrices with act-order (desc_act)."""
         import torch
 
         from ipex_assist.quantization.int4_weight import plain_groups
@@ -187,7 +187,7 @@ class QuantizedCheckpoint(Checkpoint):
             del weight
 
     def stored(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
-        """Yield what `tensors` does, but quantized matrices as they are stored."""
+        """As `tensors`, but quantized matrices are yielded as stored."""
         wanted = list(names)
         raw = [part for name in wanted for part in (self.modules[name].parts if name in self.modules else (name,))]
         stream = self._stored.tensors(raw)
@@ -198,7 +198,7 @@ class QuantizedCheckpoint(Checkpoint):
                 continue
             yield name, self._unpack(name, module, {part.rpartition(".")[2]: next(stream)[1] for part in module.parts})
 
-    def _unpack(self, name: str, module: Module, tensors: dict[str, torch.Tensor]) -> Int4Weight:
+    def _unpack(self, name: str, module: QuantizedLinear, tensors: dict[str, torch.Tensor]) -> Int4Weight:
         import torch
 
         from ipex_assist.quantization import awq, gptq
@@ -214,7 +214,7 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 def read_scheme(declared: Mapping[str, Any]) -> Scheme:
-    """The scheme of a `quantization_config`. ValueError says what of it we cannot read."""
+    """The scheme of a `quantization_config`. ValueError says what we cannot read."""
     method = str(declared.get("quant_method") or "gptq").lower().removeprefix("intel/")
     layouts = {"gptq": _gptq_layout, "awq": _awq_layout, "auto-round": _auto_round_layout}
     if method not in layouts:
@@ -241,7 +241,7 @@ def _awq_layout(declared: Mapping[str, Any]) -> Layout:
     version = str(declared.get("version") or declared.get("format") or "gemm").lower()
     if version != "gemm":
         raise ValueError(f"its version is {version}")
-    return "awq"  # with zero_point false, as auto-round writes it, every stored zero is 8
+    return "awq"  # zero_point false, as auto-round writes, needs no case of its own: every stored zero is 8
 
 
 def _auto_round_layout(declared: Mapping[str, Any]) -> Layout:
@@ -258,7 +258,10 @@ def _auto_round_layout(declared: Mapping[str, Any]) -> Layout:
 
 
 def group_size(width: int, groups: int, declared: int) -> int | None:
-    """Input columns of a group, of `width` in `groups`: as declared, where that fits; modules may differ from it."""
+    """Input columns in a group, for `width` columns in `groups` groups; None where no known size fits.
+
+    It is the declared size where that fits; single modules may differ from it.
+    """
     for size in (declared, 128, 64, 32, 256, 512, 1024, 2048, 16):
         if size > 0 and -(-width // size) == groups:
             return size

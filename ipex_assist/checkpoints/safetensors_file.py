@@ -1,7 +1,7 @@
 """Safetensors files, read tensor by tensor with plain file reads.
 
-`safetensors.safe_open` maps the file, and every mapped page that was touched counts into this process's resident
-memory: loading through it costs the file beside the model. A plain read costs one tensor.
+`safetensors.safe_open` maps the file, and every page that was read counts as resident memory of this process: loading
+through it takes the size of the file beside the model. A plain read takes one tensor.
 Format: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, the data).
 """
 
@@ -20,7 +20,7 @@ from ipex_assist.env.errors import IpexAssistError
 if TYPE_CHECKING:
     import torch
 
-# Format name -> (torch dtype name, bytes per element).
+# Format name → (torch dtype name, bytes of an element).
 DTYPES = {
     "F64": ("float64", 8),
     "F32": ("float32", 4),
@@ -35,12 +35,12 @@ DTYPES = {
     "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }
-_MAX_HEADER_BYTES = 100_000_000  # of the format's own reader
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: its data are bytes [offset, offset + nbytes) of the file at `path`."""
+    """A tensor in a file: its data are bytes [offset, offset + nbytes) of `path`."""
 
     path: Path
     dtype: str
@@ -50,10 +50,10 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return names and places of all tensors of one file, in file order; reads the header only.
+    """All tensors of one file by name, in file order. Reads the header only.
 
     Raises:
-        IpexAssistError: the file is truncated, a Git LFS pointer, or no safetensors file.
+        IpexAssistError: the file is truncated, a Git LFS pointer, or not a safetensors file.
     """
     refuse_lfs_pointer(path)
     size = path.stat().st_size
@@ -79,7 +79,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Read the given tensors in the given order, each into memory of its own.
 
-    Raises IpexAssistError where a file ends before its tensors do.
+    Raises IpexAssistError where a file is too short.
     """
     import torch
 
@@ -101,7 +101,7 @@ def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[
 
 
 def read_into(file: Any, offset: int, array: Any) -> None:
-    """Fill an array from byte `offset` of an unbuffered file. Raises IpexAssistError where it ends before."""
+    """Fill an array from byte `offset` of an unbuffered file. Raises IpexAssistError where the file is too short."""
     buffer = memoryview(array)
     file.seek(offset)
     filled = 0
@@ -116,7 +116,7 @@ def read_into(file: Any, offset: int, array: Any) -> None:
 
 
 def refuse_lfs_pointer(path: Path) -> None:
-    """Raise if `path` is what a `git clone` without Git LFS leaves in place of a large file."""
+    """Raise IpexAssistError if `path` is the pointer that `git clone` without Git LFS leaves for a large file."""
     with path.open("rb") as file:
         head = file.read(256)
     if head.startswith(b"version https://git-lfs"):
@@ -128,7 +128,7 @@ def refuse_lfs_pointer(path: Path) -> None:
 
 
 def fits_memory(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape could be, and its strides counted: an empty one may have huge other sides."""
+    """Whether a tensor of this shape is possible. The other sizes of an empty one may be huge and overflow strides."""
     return math.prod(max(1, length) for length in shape) < 1 << 56
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-SHARD_BYTES = 2 << 30  # of a safetensors file; one shard is held in memory
+SHARD_BYTES = 2 << 30  # the size of a safetensors file; one shard at a time is held in memory
 
 
 @dataclass
 class ShardWriter:
-    """Tensors gathered into files of shard_bytes; their final names follow when their number is known."""
+    """Gathers tensors into files of shard_bytes. Files are renamed at the end, when their number is known."""
 
     folder: Path
     shard_bytes: int = field(default_factory=lambda: SHARD_BYTES)
@@ -25,7 +25,7 @@ class ShardWriter:
     total: int = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one more tensor; a full shard is written. Raises OSError where it cannot be."""
+        """Add a tensor, writing the shard before it if that is full. Raises OSError where it cannot be written."""
         if self.pending and self.size + tensor.nbytes > self.shard_bytes:
             self._write()
         self.pending[name] = tensor.contiguous()
@@ -38,7 +38,7 @@ class ShardWriter:
         self.pending, self.size = {}, 0
 
     def close(self) -> None:
-        """Write the rest, and the index where there are several files."""
+        """Write the last shard, and the index if there are several files."""
         self._write()
         count = len(self.files)
         if count == 1:

@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace) -> int:
     from ipex_assist.checkpoints.open import OpenCheckpoints
     from ipex_assist.commands import perplexity
     from ipex_assist.commands.shared.messages import quiet_stderr
-    from ipex_assist.executors.choose import resolve_executor
+    from ipex_assist.executors.select_executor import resolve_executor
     from ipex_assist.tokenization.tokenizer import checked_ids, load_tokenizer
 
     load = LoadOptions.from_flags(args)
@@ -219,9 +219,9 @@ def _load(
     checkpoint: Checkpoint, precision: str | None, executor: str, kv_precision: str | None = None
 ) -> tuple[Model, str]:
     from ipex_assist.commands.shared.load import leave_cores_to_native
-    from ipex_assist.executors.choose import stored_precision
     from ipex_assist.executors.load import load_model
     from ipex_assist.executors.load_request import LoadRequest
+    from ipex_assist.executors.select_executor import stored_precision
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
     progress = sys.stderr.isatty()

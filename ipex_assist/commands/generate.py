@@ -63,7 +63,7 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
 
 
 def _generate(model: TextModel, generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:
-    from ipex_assist.generation.result import Piece
+    from ipex_assist.generation.result import TokenPiece
 
     if args.show_accepted and args.json:
         log.warning("--show-accepted: no effect with --json")
@@ -80,7 +80,7 @@ def _generate(model: TextModel, generation: Generation, args: argparse.Namespace
     except KeyboardInterrupt as error:
         code = interrupt_exit(error)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut off what is printed now
-        pieces.append(Piece(generation.interrupt()))
+        pieces.append(TokenPiece(generation.interrupt()))
         stream.write_pieces(pieces[-1:])
     stream.close()
     result = generation.result()

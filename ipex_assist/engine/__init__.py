@@ -1,1 +1,1 @@
-"""The engine: many texts in the same passes, each as if it were alone."""
+"""The engine: batches many requests into shared passes; each gets the tokens it would get alone."""

@@ -1,4 +1,4 @@
-"""The engine: one thread at a time runs passes, and between passes requests join, leave and are cancelled."""
+"""The engine: one thread at a time runs passes; requests join, leave and are cancelled between passes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from collections.abc import Callable, Sequence
 
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache, Prefixes
-from ipex_assist.engine.request import Handle, Request
+from ipex_assist.engine.request import Request, RequestHandle
+from ipex_assist.engine.scheduler import Scheduler
 from ipex_assist.engine.stats import EngineStats
-from ipex_assist.engine.work import Work
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
 from ipex_assist.executors.interface import Model
-from ipex_assist.speculative.constrained import Constrained
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.constrained_source import ConstrainedSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.joint_schedule import JointSchedule
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Constant, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 
 
 class Engine:
-    """Serves any number of requests with one target, from any threads.
+    """Runs any number of requests on one target model. Thread-safe.
 
-    Without `start` there is no thread: whoever iterates a handle runs passes, for everybody. So a single request costs
-    what a loop of its own would.
+    Without `start` there is no engine thread: whoever iterates a handle runs passes, for all requests. So a single
+    request costs no more than a plain decoding loop.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Engine:
         prefixes: Prefixes | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """prefixes: finds beginnings that were read before; the target's own cache of blocks where None."""
+        """prefixes: the prefix cache; by default one over the target's block pool, if it has one."""
         self.target, self.drafting, self.eos, self.limits = target, drafting, eos, limits or EngineLimits()
         self.stats = EngineStats()
         self._clock = clock
         if prefixes is None and target.blocks is not None:
             prefixes = PrefixCache(target.blocks)
-        self._work = Work(target, self.limits, prefixes, self.stats, clock)
+        self._scheduler = Scheduler(target, self.limits, prefixes, self.stats, clock)
         self._numbers = itertools.count()
-        self._arrived: deque[Request] = deque()  # from any thread …
+        self._arrived: deque[Request] = deque()  # appended by any thread …
         self._cancelled: deque[Request] = deque()
-        self._turn = threading.Lock()  # … taken over by the one that runs a pass
-        self._news = threading.Condition()
+        self._pass_lock = threading.Lock()  # … and taken by the thread that runs a pass
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
 
@@ -68,100 +68,100 @@ class Engine:
         draft: DraftSource | None = None,
         schedule: Schedule | None = None,
         grammar: Grammar | None = None,
-    ) -> Handle:
-        """Begin a text of at most `limit` tokens (options.max_new_tokens where None) behind `tokens`.
+    ) -> RequestHandle:
+        """Submit a request for at most `limit` tokens (default: options.max_new_tokens) following the prompt `tokens`.
 
-        draft, schedule: for experiments, in place of the model's own; what then happens teaches nothing about the pair.
-        grammar: what the text must be, in the state of a text that has not begun; it is this request's from here on. An
-        end-of-text token ends the text then, whatever `options.ignore_eos` says.
-        Raises IpexAssistError where the text could never fit.
+        draft, schedule: replace the pair's own, for experiments; the pair then learns nothing from the request.
+        grammar: constrains the output; in its initial state, and owned by this request from now on. Under a grammar an
+        end-of-text token ends the output, whatever `options.ignore_eos` says.
+        Raises IpexAssistError if the keys and values could never fit into the block pool.
         """
         limit = options.max_new_tokens if limit is None else limit
-        self._check_fits(len(tokens) + limit - 1)  # nothing is read behind the last token
+        self._check_fits(len(tokens) + limit - 1)  # the last token is never read
         request = self._request(list(tokens), options, limit, draft, schedule, grammar)
         request.number = next(self._numbers)
         self._arrived.append(request)
-        with self._news:
-            self._news.notify_all()
-        return Handle(self, request)
+        with self._changed:
+            self._changed.notify_all()
+        return RequestHandle(self, request)
 
     def advance(self, request: Request) -> None:
-        """Run a pass, or wait until the engine's thread has; see Driver."""
+        """Run a pass, or wait until the engine's thread has run one; see Driver."""
         if self._thread is not None:
-            with self._news:
-                if not request.rounds and not request.over:
-                    self._news.wait(timeout=1.0)  # the thread may have been closed meanwhile
+            with self._changed:
+                if not request.rounds and not request.finished:
+                    self._changed.wait(timeout=1.0)  # the thread may have been closed in the meantime
             return
-        with self._turn:
-            if not request.rounds and not request.over:
+        with self._pass_lock:
+            if not request.rounds and not request.finished:
                 self._step()
 
     def cancel(self, request: Request) -> None:
         """End a request before the next pass."""
         self._cancelled.append(request)
-        # Nobody may ever run another pass: where none is running, what the request holds is given back now. It does not
-        # wait, as a handle may be collected at any moment, in the midst of a pass of this thread too.
-        if self._turn.acquire(blocking=False):
+        # There may never be another pass, so unless one is running the request's memory is released now. Acquiring must
+        # not block: a handle can be garbage-collected at any moment, even during a pass of this very thread.
+        if self._pass_lock.acquire(blocking=False):
             try:
-                self._take_over()
+                self._take_arrivals()
             finally:
-                self._turn.release()
-        with self._news:
-            self._news.notify_all()
+                self._pass_lock.release()
+        with self._changed:
+            self._changed.notify_all()
 
     @property
     def prefix_blocks(self) -> int:
-        """Blocks of the target's that are kept for texts that begin alike."""
-        return self._work.room.prefix_blocks
+        """Blocks of the target's pool that the prefix cache holds."""
+        return self._scheduler.block_budget.prefix_blocks
 
     def step(self) -> bool:
-        """Run one pass. False where there is nothing to do."""
-        with self._turn:
+        """Run one pass. Returns False if there is nothing to do."""
+        with self._pass_lock:
             done = self._step()
         if self._thread is not None:
-            with self._news:
-                self._news.notify_all()
+            with self._changed:
+                self._changed.notify_all()
         return done
 
     def _step(self) -> bool:
         started = self._clock()
-        self._take_over()
-        done = self._work.step()
+        self._take_arrivals()
+        done = self._scheduler.step()
         self.stats.step_s += self._clock() - started
         return done
 
     def start(self) -> None:
-        """Run passes in a thread of their own, until `close`."""
+        """Run passes in a background thread until `close`."""
         if self._thread is None:
             self._closing = False
             self._thread = threading.Thread(target=self._run, name="ipex-assist engine", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread and every request that is under way, and give back the memory of prefixes."""
+        """Stop the thread, cancel every request and empty the prefix cache."""
         thread, self._closing = self._thread, True
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         if thread is not None:
             thread.join()
             self._thread = None
-        with self._turn:
-            self._take_over()
-            self._work.end_all()
-            self._work.room.forget()
+        with self._pass_lock:
+            self._take_arrivals()
+            self._scheduler.end_all()
+            self._scheduler.block_budget.clear_prefixes()
 
     def _run(self) -> None:
         while not self._closing:
             if not self.step():
-                with self._news:
+                with self._changed:
                     if not (self._closing or self._arrived or self._cancelled):
-                        self._news.wait()
+                        self._changed.wait()
 
-    def _take_over(self) -> None:
+    def _take_arrivals(self) -> None:
         while self._arrived:
-            self._work.add(self._arrived.popleft())
+            self._scheduler.add(self._arrived.popleft())
         while self._cancelled:
-            self._work.cancel(self._cancelled.popleft())
+            self._scheduler.cancel(self._cancelled.popleft())
 
     def _check_fits(self, tokens: int) -> None:
         blocks = self.target.blocks
@@ -183,19 +183,19 @@ class Engine:
         sampling = Sampling.part_of(options, prompt_length=len(tokens))
         experiment = draft is not None or schedule is not None
         possible = draft is not None or self.drafting.possible
-        assisted = options.wanted and (possible or grammar is not None)
+        assisted = options.may_draft and (possible or grammar is not None)
         length = len(tokens) + limit
 
-        def new_draft() -> DraftSource | None:
+        def make_draft_source() -> DraftSource | None:
             if not assisted:
                 return None
             if draft is None:
                 return self.drafting.source(sampling, length, grammar)
-            return draft if grammar is None else Constrained(grammar.copy(), len(tokens), draft)
+            return draft if grammar is None else ConstrainedSource(grammar.copy(), len(tokens), draft)
 
-        if assisted and schedule is None:  # what the grammar forces needs none
-            schedule = self._schedule(options, limit) if possible else Constant(0)
-        learns = options.adapts and not experiment and assisted
+        if assisted and schedule is None:  # forced tokens need no schedule
+            schedule = self._schedule(options, limit) if possible else ConstantSchedule(0)
+        learns = options.is_adaptive and not experiment and assisted
         return Request(
             tokens=tokens,
             prompt_length=len(tokens),
@@ -204,27 +204,27 @@ class Engine:
             sampling=sampling,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
-            new_draft=new_draft,
-            schedule=schedule or Constant(),
-            ended=self._learn if learns else lambda request: None,
+            make_draft_source=make_draft_source,
+            schedule=schedule or ConstantSchedule(),
+            on_finish=self._learn if learns else lambda request: None,
             assisted=assisted,
             grammar=grammar,
         )
 
     def _schedule(self, options: GenerationOptions, limit: int) -> Schedule:
-        """The schedule of a text, for which costs may have to be measured, in blocks of their own."""
+        """Return the schedule of a request. This may calibrate the pair, which needs free blocks."""
         for _ in ("beside the prefixes that are kept", "without them"):
             try:
                 return self.drafting.schedule(options, limit, self._live_costs)
             except NoBlocksError:
-                with self._turn:
-                    self._work.room.forget()
-        return Constant(0)  # texts have all the memory: this one goes on without drafts
+                with self._pass_lock:
+                    self._scheduler.block_budget.clear_prefixes()
+        return ConstantSchedule(0)  # running requests hold all the memory: decode this one plainly
 
     def _live_costs(self) -> LiveCosts:
-        """What passes cost: begun anew with the pair's costs whenever the engine was idle."""
-        drafts, drafting = self._work.drafts, self.drafting
-        if drafts.joint is None or not (self._work.busy or self._arrived):
+        """Return the live costs of passes: reset to the pair's calibrated costs whenever the engine was idle."""
+        drafts, drafting = self._scheduler.drafts, self.drafting
+        if drafts.joint is None or not (self._scheduler.busy or self._arrived):
             drafts.joint = JointSchedule(drafting.costs, drafting.model_acceptance, drafting.lookup_acceptance)
         return drafts.joint.live
 

@@ -1,4 +1,4 @@
-"""How much an engine does at once."""
+"""Limits of an engine: requests at a time, rows of a pass, seconds of a pass."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """requests: texts under way at a time. rows: of one pass. max_pass_s: a pass that other texts wait for is not made
-    longer than this by the chunk of a prompt; None: PASSES times a pass without one."""
+    """requests: running at a time. rows: of one pass. max_pass_s: seconds of a pass with a prompt chunk in
+    which other requests decode; None: PASSES times a pass without a chunk."""
 
     requests: int = 256
     rows: int = 512

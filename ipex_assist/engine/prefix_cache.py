@@ -1,4 +1,4 @@
-"""Blocks of keys and values that are found again by their tokens. No torch here."""
+"""Prefix caching: KV blocks of earlier requests, found by their tokens. No torch here."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from typing import NamedTuple, Protocol
 
 from ipex_assist.executors.blocks import BlockPool
 
-# A block that is right in part is copied before its text goes on in it: not for less than this share of its positions.
-LEAST_SHARE = 16
+# A partly matching block is copied before it is written to; at least 1/16 of its positions must match to be worth it.
+MIN_SHARED_FRACTION = 16
 
 
-class Beginning(NamedTuple):
-    """Blocks whose first `length` positions are those of a text; the last block may hold another text's behind them."""
+class CachedPrefix(NamedTuple):
+    """Blocks whose first `length` positions match; later positions of the last block may be another request's."""
 
     blocks: list[int]
     length: int
 
 
 class Prefixes(Protocol):
-    """Remembers the blocks of texts that were read, and gives those by which another text begins."""
+    """Remembers blocks by their tokens, and finds the longest prefix of a new request."""
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
-        """Return the longest known beginning of `tokens`."""
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+        """Return the longest cached prefix of `tokens`."""
         ...
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text; block i holds `tokens[i * size : (i + 1) * size]`, the last maybe fewer."""
+        """Insert blocks; block i holds `tokens[i * size : (i + 1) * size]`, the last one possibly fewer."""
         ...
 
-    def give_up(self) -> bool:
-        """Free one block that no sequence uses, the one that was not asked for longest; False where there is none."""
+    def evict(self) -> bool:
+        """Free the least recently used block that no sequence holds. Returns False if there is none."""
         ...
 
-    def let_go(self, block: int) -> None:
-        """Forget a block, unless others are known behind it, so that the text that goes on in it needs no copy."""
+    def discard(self, block: int) -> None:
+        """Forget a block that no cached block follows, so that its one sequence can write to it without a copy."""
         ...
 
 
 class NoPrefixes:
-    """Remembers nothing: every text is read whole."""
+    """No prefix caching: every prompt is read whole."""
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
-        return Beginning([], 0)
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+        return CachedPrefix([], 0)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         pass
 
-    def give_up(self) -> bool:
+    def evict(self) -> bool:
         return False
 
-    def let_go(self, block: int) -> None:
+    def discard(self, block: int) -> None:
         pass
 
 
 @dataclass(eq=False)
 class _Node:
-    """A block behind those of its parents; one that is not full of tokens has no children.
+    """A block that follows its parents' blocks; a partly filled one has no children.
 
-    children: by their tokens. alike: the same by their first tokens, so many as make a block worth its copy.
+    children: by their tokens. similar: the same children by their first `min_shared_tokens` tokens.
     """
 
     block: int
@@ -69,23 +69,23 @@ class _Node:
     parent: _Node | None
     used: int = 0
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
-    alike: dict[tuple[int, ...], list[_Node]] = field(default_factory=dict)
+    similar: dict[tuple[int, ...], list[_Node]] = field(default_factory=dict)
 
 
 class PrefixCache:
-    """A tree whose edges are the tokens of a block: exact, since blocks are compared token by token.
+    """A radix tree whose edges are the tokens of a block: exact, since blocks are compared token by token, not by hash.
 
-    It has a reference to each of its blocks. Leaves are given up first, so that what is found is always a beginning.
+    It holds a reference to each of its blocks. Only leaves are evicted, so that what is found is always a prefix.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._least = least_tokens(pool)
+        self._min_tokens = min_shared_tokens(pool)
         self._root = _Node(-1, (), None)
         self._clock = 0
         self._nodes: set[_Node] = set()
-        # Leaves by when they were used: (clock, a number that tells entries apart, node), and some that hold no longer.
-        self._idle: list[tuple[int, int, _Node]] = []
+        # Heap of leaves by last use: (clock, tie breaker, node); entries may be stale.
+        self._evictable: list[tuple[int, int, _Node]] = []
         self._entries = itertools.count()
 
     def __len__(self) -> int:
@@ -95,8 +95,8 @@ class PrefixCache:
         if nodes := getattr(self, "_nodes", None):
             self._pool.release_soon([node.block for node in nodes])
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
-        """Return the longest known beginning of `tokens`."""
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+        """Return the longest cached prefix of `tokens`."""
         self._clock += 1
         node, blocks, size, start = self._root, list[int](), self._pool.size, 0
         while child := node.children.get(tuple(tokens[start : start + size])):
@@ -104,37 +104,37 @@ class PrefixCache:
             blocks.append(child.block)
             node, start = child, start + len(child.tokens)
         rest = tuple(tokens[start : start + size])
-        found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._like(node, rest)]
+        found = [(common_tokens(each.tokens, rest), each.used, each) for each in self._similar(node, rest)]
         if found:
             common, _, child = max(found, key=lambda each: each[:2])
             self._use(child)
             blocks.append(child.block)
             start += common
-        return Beginning(blocks, start)
+        return CachedPrefix(blocks, start)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text. What is known already keeps the block that it has."""
+        """Insert blocks; a prefix that is cached already keeps its block."""
         self._clock += 1
         node, size = self._root, self._pool.size
         for index, block in enumerate(blocks):
             key = tuple(tokens[index * size : (index + 1) * size])
-            if len(key) < self._least:
+            if len(key) < self._min_tokens:
                 return
             child = node.children.get(key)
             if child is None and len(key) < size:
-                longer = [each for each in self._like(node, key) if each.tokens[: len(key)] == key]
+                longer = [each for each in self._similar(node, key) if each.tokens[: len(key)] == key]
                 child = max(longer, key=lambda each: each.used, default=None)
             if child is None:
                 child = self._add(node, key, block)
             self._use(child)
             node = child
 
-    def give_up(self) -> bool:
-        """Free the leaf that was not asked for longest, of those that no sequence uses."""
+    def evict(self) -> bool:
+        """Free the least recently used leaf that no sequence holds."""
         in_use = []
         found = None
-        while self._idle and found is None:
-            entry = heapq.heappop(self._idle)
+        while self._evictable and found is None:
+            entry = heapq.heappop(self._evictable)
             used, _, node = entry
             if node not in self._nodes or node.children or node.used != used:
                 continue
@@ -143,101 +143,103 @@ class PrefixCache:
             else:
                 in_use.append(entry)
         for entry in in_use:
-            heapq.heappush(self._idle, entry)
+            heapq.heappush(self._evictable, entry)
         if found is None:
             return False
         self._remove(found)
         return True
 
-    def let_go(self, block: int) -> None:
-        """Forget a block, unless others are known behind it."""
+    def discard(self, block: int) -> None:
+        """Forget a block that no cached block follows."""
         for node in [node for node in self._nodes if node.block == block and not node.children]:
             self._remove(node)
 
-    def _like(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
-        """The children of a node that begin as `tokens` do."""
-        return node.alike.get(tokens[: self._least], ())
+    def _similar(self, node: _Node, tokens: tuple[int, ...]) -> Iterable[_Node]:
+        """Children of a node that share the first `min_shared_tokens` tokens."""
+        return node.similar.get(tokens[: self._min_tokens], ())
 
     def _use(self, node: _Node) -> None:
         node.used = self._clock
         if not node.children:
-            self._may_go(node)
+            self._push_evictable(node)
 
-    def _may_go(self, leaf: _Node) -> None:
-        if len(self._idle) > 2 * len(self._nodes) + 64:
-            self._idle = [entry for entry in self._idle if entry[2] in self._nodes and entry[0] == entry[2].used]
-            heapq.heapify(self._idle)
-        heapq.heappush(self._idle, (leaf.used, next(self._entries), leaf))
+    def _push_evictable(self, leaf: _Node) -> None:
+        if len(self._evictable) > 2 * len(self._nodes) + 64:
+            self._evictable = [
+                entry for entry in self._evictable if entry[2] in self._nodes and entry[0] == entry[2].used
+            ]
+            heapq.heapify(self._evictable)
+        heapq.heappush(self._evictable, (leaf.used, next(self._entries), leaf))
 
     def _add(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
-        # The text of a shorter block is the beginning of this one's.
-        for shorter in [each for each in self._like(parent, key) if each.tokens == key[: len(each.tokens)]]:
+        # A shorter block with the same first tokens is superseded.
+        for shorter in [each for each in self._similar(parent, key) if each.tokens == key[: len(each.tokens)]]:
             self._remove(shorter)
         self._pool.share(block)
         child = _Node(block, key, parent)
         parent.children[key] = child
-        parent.alike.setdefault(key[: self._least], []).append(child)
+        parent.similar.setdefault(key[: self._min_tokens], []).append(child)
         self._nodes.add(child)
         return child
 
     def _remove(self, leaf: _Node) -> None:
-        parent, head = leaf.parent, leaf.tokens[: self._least]
+        parent, head = leaf.parent, leaf.tokens[: self._min_tokens]
         assert parent is not None
         del parent.children[leaf.tokens]
-        parent.alike[head].remove(leaf)
-        if not parent.alike[head]:
-            del parent.alike[head]
+        parent.similar[head].remove(leaf)
+        if not parent.similar[head]:
+            del parent.similar[head]
         self._nodes.discard(leaf)
         self._pool.release(leaf.block)
         if not parent.children and parent is not self._root:
-            self._may_go(parent)
+            self._push_evictable(parent)
 
 
-def least_tokens(pool: BlockPool) -> int:
-    """How many tokens of a block must be right for it to be shared in part."""
-    return max(1, pool.size // LEAST_SHARE)
+def min_shared_tokens(pool: BlockPool) -> int:
+    """How many tokens of a block must match for it to be shared in part."""
+    return max(1, pool.size // MIN_SHARED_FRACTION)
 
 
 def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class NaivePrefixes:
-    """The same by comparing every text that was kept: a reference for tests, and too slow for anything else."""
+    """The same by comparing with every cached prefix: the reference for tests, too slow for anything else."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        # A beginning up to where a block ends, or is filled to, and that block; the one used last is last.
+        # (prefix up to the end of a block's tokens, that block), least recently used first.
         self._known: list[tuple[tuple[int, ...], int]] = []
 
-    def find(self, tokens: Sequence[int]) -> Beginning:
-        """Return the longest known beginning of `tokens`."""
-        text, size, least = tuple(tokens), self._pool.size, least_tokens(self._pool)
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+        """Return the longest cached prefix of `tokens`."""
+        text, size, least = tuple(tokens), self._pool.size, min_shared_tokens(self._pool)
         blocks: list[int] = []
         length = 0
         while True:
-            behind = [  # of the blocks for these positions, behind the same text: what they have in common with it
+            after = [  # matching tokens of each block that follows the same prefix
                 (common_tokens(known, text) - length, i)
                 for i, (known, _) in enumerate(self._known)
                 if length < len(known) <= length + size and known[:length] == text[:length]
             ]
-            common, at = max(behind, default=(0, -1))
+            common, at = max(after, default=(0, -1))
             if common < least:
-                return Beginning(blocks, length)
+                return CachedPrefix(blocks, length)
             blocks.append(self._use(at))
             length += common
             if common < size:
-                return Beginning(blocks, length)
+                return CachedPrefix(blocks, length)
 
     def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Remember the blocks of a text."""
+        """Insert blocks."""
         size = self._pool.size
         for index, block in enumerate(blocks):
             beginning = tuple(tokens[: (index + 1) * size])
             start = index * size
-            if len(beginning) - start < least_tokens(self._pool):
+            if len(beginning) - start < min_shared_tokens(self._pool):
                 return
             same = [
                 i
@@ -258,8 +260,8 @@ class NaivePrefixes:
         self._known.append(self._known.pop(at))
         return self._known[-1][1]
 
-    def give_up(self) -> bool:
-        """Free a block that no sequence uses and no longer beginning needs, the one not asked for longest."""
+    def evict(self) -> bool:
+        """Free the least recently used block that no sequence and no longer cached prefix needs."""
         for i, (beginning, block) in enumerate(self._known):
             longer = any(other[: len(beginning)] == beginning != other for other, _ in self._known)
             if not longer and self._pool.references(block) == 1:
@@ -268,8 +270,8 @@ class NaivePrefixes:
                 return True
         return False
 
-    def let_go(self, block: int) -> None:
-        """Forget a block, unless others are known behind it."""
+    def discard(self, block: int) -> None:
+        """Forget a block that no cached block follows."""
         for known, other in list(self._known):
             longer = any(text[: len(known)] == known != text for text, _ in self._known)
             if other == block and not longer:

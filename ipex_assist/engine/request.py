@@ -1,4 +1,4 @@
-"""One text on its way through the engine, and the handle by which its owner hears of it."""
+"""A request in the engine, and the handle by which its owner receives tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ipex_assist.executors.interface import Choice, Sequence
-from ipex_assist.speculative.constrained import Constrained
-from ipex_assist.speculative.draft import DraftSource, Proposal
+from ipex_assist.executors.interface import Sequence, TokenLogprob
+from ipex_assist.speculative.constrained_source import ConstrainedSource
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
 from ipex_assist.speculative.grammar import Grammar, GrammarError, follow
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.sampling import Sampling
@@ -20,13 +20,14 @@ from ipex_assist.speculative.schedule import RoundState, Schedule
 
 @dataclass(eq=False)
 class Request:
-    """A text: what was asked for, how far it is, and what is held for it while it runs.
+    """A request: its parameters, its progress, and what it holds while it runs.
 
-    tokens: the prompt's, then the text's. All but the last one are to be in `sequence`: what is missing there is read
-    before the text goes on, so that a request may be put back and begun again at any moment. new_draft: makes the draft
-    source when it is needed, None where nothing drafts. logprobs: how many likeliest tokens come with each token's
-    log-probability; None for neither. prompt_logprobs: the same for the prompt's tokens but the first, which are
-    gathered in prompt_choices. grammar: in the state behind the text's own tokens, between passes.
+    tokens: the prompt's, then the output's. All but the last must be in `sequence` before the next token is chosen;
+    whatever is missing is read first, so that a request can be preempted and resumed at any moment.
+    limit: output tokens at most. make_draft_source: called when the request starts to run; None where nothing drafts.
+    logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
+    the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
+    output tokens. number: order of arrival.
     """
 
     tokens: list[int]
@@ -35,57 +36,57 @@ class Request:
     eos: frozenset[int]
     sampling: Sampling
     logprobs: int | None
-    new_draft: Callable[[], DraftSource | None]
+    make_draft_source: Callable[[], DraftSource | None]
     schedule: Schedule
-    ended: Callable[[Request], None]
+    on_finish: Callable[[Request], None]
     assisted: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
-    prompt_choices: list[Choice] = field(default_factory=list)
+    prompt_choices: list[TokenLogprob] = field(default_factory=list)
     number: int = 0
     sequence: Sequence | None = None
     draft: DraftSource | None = None
-    proposal: Proposal | None = None  # that waits for its verification
-    prompt_s: float = 0.0  # of passes with this prompt's chunks
-    rounds: deque[Round] = field(default_factory=deque)  # that the owner has not fetched
-    over: bool = False
+    proposal: Proposal | None = None  # to be verified in the current pass
+    prompt_s: float = 0.0  # seconds of the passes that read this prompt
+    rounds: deque[Round] = field(default_factory=deque)  # not fetched by the owner yet
+    finished: bool = False
     error: BaseException | None = None
     listener: Callable[[], object] | None = None
 
     @property
     def end(self) -> int:
-        """The length at which the text is whole."""
+        """Length of prompt and output at which the request is complete."""
         return self.prompt_length + self.limit
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still come."""
+        """Output tokens that may still come."""
         return self.end - len(self.tokens)
 
     @property
-    def begun(self) -> bool:
-        """Whether the text has tokens of its own."""
+    def has_output(self) -> bool:
+        """Whether any output token was generated."""
         return len(self.tokens) > self.prompt_length
 
     @property
     def pending(self) -> int:
-        """Tokens that a pass must read before the next one can be chosen."""
+        """Tokens that must be read before the next one can be chosen."""
         return len(self.tokens) - (0 if self.sequence is None else self.sequence.length)
 
     @property
-    def takes_likeliest(self) -> bool:
-        """Whether the likeliest token is all that is wanted of a row."""
+    def needs_only_argmax(self) -> bool:
+        """Whether the arg-max of each row is enough, without its logits."""
         plain = not self.sampling.do_sample and not self.sampling.changes_logits and self.grammar is None
-        return plain and self.logprobs is None and not self.lists_prompt
+        return plain and self.logprobs is None and not self.needs_prompt_logits
 
     @property
-    def sure(self) -> int:
-        """How many tokens can be drafted that must follow, by the text's grammar."""
-        return self.draft.sure(self.tokens) if isinstance(self.draft, Constrained) else 0
+    def forced_count(self) -> int:
+        """How many tokens the grammar forces next."""
+        return self.draft.forced_count(self.tokens) if isinstance(self.draft, ConstrainedSource) else 0
 
     @property
-    def lists_prompt(self) -> bool:
-        """Whether logits of the prompt's rows are wanted, so that all of them must be read."""
+    def needs_prompt_logits(self) -> bool:
+        """Whether logits of prompt rows are still needed, so that no cached prefix can stand in for them."""
         return self.prompt_logprobs is not None and len(self.prompt_choices) < self.prompt_length - 1
 
     def unread(self, count: int) -> Tokens[int]:
@@ -94,12 +95,12 @@ class Request:
         return self.tokens[self.sequence.length : self.sequence.length + count]
 
     def state(self) -> RoundState:
-        """Return where the text stands, for its schedule."""
+        """Return the request's progress, for its schedule."""
         assert self.draft is not None
         return RoundState(len(self.tokens), self.remaining, self.draft.unread(self.tokens))
 
-    def settle(self) -> None:
-        """Bring what is held back in line with the tokens, whatever was under way when an error or signal came."""
+    def roll_back(self) -> None:
+        """Undo a pass that an error or a signal interrupted: draft, grammar and sequence again agree with `tokens`."""
         if self.draft is not None:
             self.draft.accept(0)
         if self.grammar is not None:
@@ -109,38 +110,38 @@ class Request:
             self.sequence.truncate(len(self.tokens) - 1)
 
     def recover(self) -> None:
-        """`settle`, and begin the grammar anew: an interrupt may have come between any two of its steps."""
-        self.settle()
-        with contextlib.suppress(GrammarError):  # which the grammar says again when it is used, of this request alone
-            if isinstance(self.draft, Constrained):
+        """`roll_back`, and rebuild the grammar's state: an interrupt may have left it between two steps."""
+        self.roll_back()
+        with contextlib.suppress(GrammarError):  # raised again when the grammar is next used, by this request alone
+            if isinstance(self.draft, ConstrainedSource):
                 self.draft.recover()
             if self.grammar is not None:
                 self.grammar.truncate(0)
                 follow(self.grammar, self.tokens[self.prompt_length :])
 
     def release(self) -> None:
-        """Give back the memory that is held."""
+        """Release the request's memory."""
         self.sequence = self.draft = self.proposal = None
 
     def put(self, round_: Round) -> None:
-        """Give the owner a round."""
+        """Queue a round for the owner."""
         self.rounds.append(round_)
         if self.listener is not None:
             self.listener()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Say that there is no further one, and why, where that is an error."""
-        self.error, self.over = error, True
+        """Mark the request as finished; error: what it failed with, if it did."""
+        self.error, self.finished = error, True
         self.release()
         if self.listener is not None:
             self.listener()
 
 
 class Driver(Protocol):
-    """What a handle needs of its engine."""
+    """The part of the engine that a handle uses."""
 
     def advance(self, request: Request) -> None:
-        """Run a pass, or wait until another thread has; returns at once where the request has news."""
+        """Run a pass, or wait until another thread has; returns at once if the request has a round or is finished."""
         ...
 
     def cancel(self, request: Request) -> None:
@@ -148,23 +149,23 @@ class Driver(Protocol):
         ...
 
 
-class Handle(Iterator[Round]):
-    """Iterate, or iterate asynchronously, for the rounds of a text as they come.
+class RequestHandle(Iterator[Round]):
+    """Iterate, synchronously or asynchronously, over the rounds of a request as they come.
 
-    Where the engine has no thread of its own, whoever iterates runs its passes, for all requests that are under way.
-    Raises what the request failed by. A handle that nobody keeps cancels its request.
+    If the engine has no thread, iterating runs its passes, for all running requests. Raises what the request failed
+    with. Dropping the handle cancels the request.
     """
 
     def __init__(self, driver: Driver, request: Request) -> None:
         self._driver, self._request = driver, request
 
-    def __iter__(self) -> Handle:
+    def __iter__(self) -> RequestHandle:
         return self
 
     def __next__(self) -> Round:
         request = self._request
         while not request.rounds:
-            if request.over:
+            if request.finished:
                 raise self._end()
             self._driver.advance(request)
         return request.rounds.popleft()
@@ -173,17 +174,17 @@ class Handle(Iterator[Round]):
         error, self._request.error = self._request.error, None
         return error or StopIteration()
 
-    def __aiter__(self) -> Handle:
+    def __aiter__(self) -> RequestHandle:
         return self
 
     async def __anext__(self) -> Round:
-        """The next round; needs an engine whose thread runs (`Engine.start`)."""
-        import asyncio  # late: nobody who iterates in a thread needs it
+        """The next round; needs an engine with a running thread (`Engine.start`)."""
+        import asyncio  # deferred: synchronous iteration does not need it
 
         request, loop, arrived = self._request, asyncio.get_running_loop(), asyncio.Event()
         request.listener = lambda: loop.call_soon_threadsafe(arrived.set)
         while not request.rounds:
-            if request.over:
+            if request.finished:
                 error = self._end()
                 raise StopAsyncIteration if isinstance(error, StopIteration) else error
             await arrived.wait()
@@ -201,23 +202,23 @@ class Handle(Iterator[Round]):
         return bool(self._request.rounds)
 
     def ready(self) -> bool:
-        """Whether a round, or the end, can be fetched without another pass. Where not at first, one pass is run."""
+        """Whether a round, or the end, can be fetched; runs one pass first if there is neither."""
         if not self.in_hand():
             self._driver.advance(self._request)
         return self.in_hand()
 
     def in_hand(self) -> bool:
-        """Whether a round, or the end, can be fetched without another pass. None is run."""
-        return bool(self._request.rounds) or self._request.over
+        """Whether a round, or the end, can be fetched without another pass; never runs one."""
+        return bool(self._request.rounds) or self._request.finished
 
     @property
     def ended(self) -> bool:
-        """Whether no further round will come behind those that were not fetched yet."""
-        return self._request.over
+        """Whether no round will come after those that are queued already."""
+        return self._request.finished
 
     def cancel(self) -> None:
-        """End the request before the next pass; what came so far can still be read."""
-        if not self._request.over:
+        """End the request before the next pass; queued rounds can still be fetched."""
+        if not self._request.finished:
             self._driver.cancel(self._request)
 
     close = cancel

@@ -1,4 +1,4 @@
-"""What an engine has done so far, in counts and seconds. No torch here."""
+"""Counters of an engine: passes, tokens, requests and seconds. No torch here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 class EngineStats:
     """Counts since the engine was made.
 
-    passes: of the target. rows: summed over passes, drafted ones included. seconds_by_rows: of the target's passes by
-    their number of rows (seconds, passes). prompt_tokens: read, those found in the prefix cache not among them;
-    prefix_tokens: found there. new_tokens: given to requests.
+    passes: of the target. rows: summed over passes, drafted ones included. seconds_by_rows, passes_by_rows: of the
+    target's passes, by their number of rows. prompt_tokens: prompt tokens that were read, without prefix_tokens, those
+    found in the prefix cache. new_tokens: output tokens.
     """
 
     passes: int = 0
@@ -38,7 +38,7 @@ class EngineStats:
     passes_by_rows: Counter[int] = field(default_factory=Counter)
 
     def count_pass(self, rows: int, seconds: float) -> None:
-        """Take in one pass of the target."""
+        """Count one pass of the target."""
         self.passes += 1
         self.rows += rows
         self.target_s += seconds
@@ -46,7 +46,7 @@ class EngineStats:
         self.passes_by_rows[rows] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy of all counts by name, which JSON can hold."""
+        """All counters by name, as JSON can hold them."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
@@ -57,5 +57,5 @@ class EngineStats:
 
     @property
     def own_s(self) -> float:
-        """Seconds of the engine's own: of its steps, outside models' passes and the choice of tokens."""
+        """Seconds of the engine's own work: its steps without the models' passes and the choice of tokens."""
         return max(0.0, self.step_s - self.draft_s - self.target_s - self.choose_s)

@@ -1,9 +1,9 @@
-"""Find, by trying it on this machine, which row counts give a row the same bits.
+"""Finds, by trying it on this machine, which row counts give a row the same bits.
 
 The first layer and the head are run over the same rows in passes of different sizes, with different neighbours, at
-different places in the pass and with different numbers of masked keys. All layers have the same shapes, so what holds
-for one holds for all. A difference in the order of sums shows at once: it changes the last bit of some of the
-thousands of values in between, and each of those changes many of the outputs.
+different offsets in the pass and with different numbers of masked keys. All layers have the same shapes, so a result
+for one holds for all. A different order of summation shows at once: it changes the last bit of some of the thousands
+of intermediate values, and each of those changes many outputs.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from functools import partial
 import torch
 
 from ipex_assist.executors.kernels import Kernels
-from ipex_assist.executors.rows import RowPlan
+from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.executors.weights import Weights
 from ipex_assist.models.spec import DecoderSpec
 
 ROWS = 24
 OFFSETS = (0, 1, 3, 6)
-STARTS = (116, 500, 1012)  # 24 rows from here on cross the end of a block of 128 and of 512 keys
-ANCHORS = (8, 16, 4)  # the size the others are compared with: the first that agrees with itself
+STARTS = (116, 500, 1012)  # first positions: 24 rows from each cross the end of a block of 128 or 512 keys
+ANCHORS = (8, 16, 4)  # the row count that others are compared with: the first that agrees with itself
 
-# One row a pass, each with as many keys as its position asks for: exact by construction, and slow to verify with.
+# One row in each pass: exact by construction, but then verifying a draft costs a pass for each token.
 ROW_BY_ROW = RowPlan((1,), 512)
 
 
 @torch.inference_mode()
 def find_plan(spec: DecoderSpec, weights: Weights, kernels: Kernels, kv_precision: str | None = None) -> RowPlan:
-    """The plan with the most row counts whose results are equal, with the smaller block of keys where both serve."""
+    """The plan with the most row counts that give equal bits; of equal ones, the plan with the smaller key block."""
     trials = (_Trial(spec, weights, kernels, block, kv_precision) for block in (128, 512))
     plans = [plan for plan in map(_plan, trials) if plan]
     return max(plans, key=lambda plan: len(plan.sizes), default=ROW_BY_ROW)
 
 
 def unchecked_plan(kernels: Kernels) -> RowPlan:
-    """Return a plan that nothing was checked of, for a draft, whose every token is verified anyway."""
+    """A plan that was not checked, for a draft model: every token it drafts is verified by the target anyway."""
     return RowPlan(kernels.row_sizes, 128)
 
 
@@ -51,33 +51,35 @@ def _plan(trial: _Trial) -> RowPlan | None:
 
 
 class _Trial:
-    """The first layer and the head over ROWS fixed rows, at each of STARTS."""
+    """A layer of each shape and the head over ROWS fixed rows, at each of STARTS."""
 
     def __init__(
         self, spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int, kv_precision: str | None
     ) -> None:
         self.plan = RowPlan(kernels.row_sizes, key_block)
         self.model = TorchModel(spec, weights, kernels, self.plan, kv_precision)
-        self.layer, self.dtype = weights.layers[0], kernels.dtype
+        self.layers, self.dtype = _shapes(spec), kernels.dtype
         random = torch.Generator().manual_seed(0)
         rows = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
-        self.cache = self.model.new_cache(rows, layers=1)
-        shape = (rows, spec.num_key_value_heads, spec.head_dim)
-        self.cache.write(0, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
+        self.cache = self.model.new_cache(rows, layers=self.layers[-1] + 1)
+        for index in self.layers:
+            attention = spec.layers[index].attention
+            shape = (rows, attention.kv_heads, attention.head_dim)
+            self.cache.write(index, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
         if self.model.rotary is not None:
             self.model.rotary.reach(rows)
         tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
         self.rows = self.model.embed(tokens, 0)
 
     def reference(self, size: int) -> dict[int, torch.Tensor]:
-        """Outputs of all rows in passes of `size`, by start; -1 holds the head's."""
+        """Outputs of all rows in passes of `size` rows, by first position; -1 holds the head's."""
         outputs = {start: self._in_passes(size, partial(self._layer, start)) for start in STARTS}
         self.head_input = outputs[STARTS[0]]
         outputs[-1] = self._in_passes(size, lambda _, rows: self.model.head(rows), self.head_input)
         return outputs
 
     def agrees(self, size: int, reference: dict[int, torch.Tensor]) -> bool:
-        """Whether passes of `size` rows give the reference's bits, wherever the pass begins."""
+        """Whether passes of `size` rows give the reference's bits, at every offset where a pass may begin."""
         offsets = [offset for offset in OFFSETS if offset + size <= ROWS]
         for offset in offsets:
             here = slice(offset, offset + size)
@@ -103,7 +105,16 @@ class _Trial:
         return torch.cat(outputs)[:ROWS]
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
-        position = start + offset
-        window = self.model.spec.window(0)
-        at = self.model.stretch(position, len(rows), window, True)
-        return self.model.layer(rows, self.layer, 0, self.cache, at)
+        for index in self.layers:
+            at = self.model.stretch(start + offset, len(rows), self.model.spec.layers[index].attention, True)
+            rows = self.model.layer(rows, index, self.cache, at)
+        return rows
+
+
+def _shapes(spec: DecoderSpec) -> list[int]:
+    """The first layer of each shape of matrices."""
+    first: dict[object, int] = {}
+    for index, layer in enumerate(spec.layers):
+        attention = layer.attention
+        first.setdefault((attention.heads, attention.kv_heads, attention.head_dim, layer.mlp), index)
+    return list(first.values())

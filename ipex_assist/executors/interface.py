@@ -1,4 +1,4 @@
-"""What every executor offers: a Model, which is weights, and Sequences, the keys and values of one text each."""
+"""The interface of every executor: a Model (weights), and Sequences (the keys and values of one request each)."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = "abc.Sequence[int]"
 
-ANY_ROWS = 1 << 30  # Model.exact_rows where a row's bits depend on no number of rows
+ANY_ROWS = 1 << 30  # Model.exact_rows where a row's bits never depend on the number of rows
 
 
 class LogitsError(IpexAssistError):
-    """Logits that hold NaN or infinity: no token can be chosen by them, and the likeliest would be the first one."""
+    """Logits that hold NaN or infinity. No token can be chosen by them: arg-max would silently return the first one."""
 
-    def __init__(self, who: str, behind: int) -> None:
-        """who: "the target" or "the assistant". behind: tokens of the text that these logits follow."""
+    def __init__(self, who: str, tokens: int) -> None:
+        """who: "the target" or "the assistant". tokens: how many tokens come before these logits."""
         super().__init__(
-            f"{who} computed NaN or infinity instead of logits behind the {behind} tokens so far: its numbers grow "
-            "beyond what they are computed in. Try --precision fp32; if it is the same then, the model is damaged"
+            f"{who} computed NaN or infinity instead of logits after {tokens} tokens: its numbers grow beyond the "
+            "range of its precision. Try --precision fp32; if it is the same then, the model is damaged"
         )
 
 
 class Sequence(Protocol):
-    """Keys and values of one text, of the model that made it. One thread uses it at a time.
+    """The keys and values of one request, computed by the model that made it. One thread uses it at a time.
 
     Its memory is freed with the object.
     """
 
     @property
     def capacity(self) -> int:
-        """How many tokens there is room for."""
+        """The most tokens that the sequence can hold."""
         ...
 
     @property
     def length(self) -> int:
-        """Tokens whose keys and values are held; the next token's position."""
+        """How many tokens have keys and values here; also the position of the next token."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens from `length` on, which is at most the present length."""
+        """Forget all tokens from position `length` on; `length` is at most the present length."""
         ...
 
     def fork(self, length: int | None = None) -> Sequence:
-        """A sequence of the same first `length` tokens (all where None) and the same capacity; both go on as they like.
+        """A new sequence with the same first `length` tokens (all where None) and the same capacity.
 
-        Where the model has blocks the two share them, and one is copied before either writes to it; else all is copied.
+        The two are independent. Where the model has blocks they share them, and a shared block is copied before either
+        writes to it; otherwise all keys and values are copied now.
         """
         ...
 
@@ -64,12 +65,12 @@ class HasBlocks(Protocol):
 
     @property
     def blocks(self) -> list[int]:
-        """The block of each stretch of BlockPool.size positions, from the first on; the last may be part full."""
+        """Its blocks in the order of positions, BlockPool.size positions each; the last may be partly filled."""
         ...
 
 
 class Rows(NamedTuple):
-    """Tokens by which a sequence goes on; logits are wanted of the last `last` of them, which may be none."""
+    """Tokens to append to a sequence; logits are returned for the last `last` of them, which may be 0."""
 
     sequence: Sequence
     tokens: Tokens
@@ -77,8 +78,11 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A token of a row, the natural logarithm of its probability, and the likeliest tokens, best first, with theirs."""
+class TokenLogprob:
+    """A token, the natural logarithm of its probability, and the likeliest tokens at its position with theirs.
+
+    top: (token, log-probability), best first.
+    """
 
     token: int
     log_probability: float
@@ -86,9 +90,9 @@ class Choice:
 
 
 def check_rows(sequence: Sequence, count: int, last: int = 0) -> None:
-    """Raise IpexAssistError where `count` further tokens do not fit, or `last` of them are none."""
+    """Raise IpexAssistError where `count` more tokens do not fit, or `last` is not between 0 and `count`."""
     if not 0 <= last <= count:
-        raise IpexAssistError(f"logits of {last} rows are wanted of {count}")
+        raise IpexAssistError(f"logits of {last} rows were asked for, of {count} in the pass")
     if sequence.length + count > sequence.capacity:
         raise IpexAssistError(f"{sequence.length} + {count} tokens in a sequence of {sequence.capacity}")
 
@@ -100,56 +104,56 @@ def check_length(sequence: Sequence, length: int) -> None:
 
 
 class Model(Protocol):
-    """Weights of a decoder, for any number of sequences and threads. A row is one token at its position.
+    """The weights of a decoder, for any number of sequences and threads. A row is one token at its position.
 
     A row's logits are the same, bit for bit, whatever rows run beside it in a decode step, of its own sequence or of
-    others. IpexAssistError is raised for what reaches beyond a sequence's capacity; a sequence named twice is our own
-    bug.
+    others. Appending beyond a sequence's capacity raises IpexAssistError; naming a sequence twice in one call is a bug
+    of the caller.
     """
 
     spec: DecoderSpec
-    kv_precision: str = "bf16"  # of keys and values: fp32, bf16 or int8
+    kv_precision: str = "bf16"  # how keys and values are stored: fp32, bf16 or int8
 
     @property
     def exact_rows(self) -> int:
-        """Rows that one pass over the weights can verify exactly; 1 means that verifying costs a pass a token."""
+        """How many rows one pass over the weights can verify exactly; at 1, verifying costs a pass for each token."""
         ...
 
     @property
     def experts_read(self) -> int:
-        """Distinct experts that the last pass read, of all layers together; 0 where nobody counts."""
+        """Distinct experts that the last pass read, summed over layers; 0 where they are not counted."""
         return 0
 
     @property
     def blocks(self) -> BlockPool | None:
-        """The pool that sequences take blocks of; None where each has memory of its own."""
+        """The pool that sequences take their blocks from; None where each sequence has memory of its own."""
         return None
 
     def new_sequence(self, capacity: int, prompt_length: int | None = None, blocks: abc.Sequence[int] = ()) -> Sequence:
         """A sequence that may hold up to `capacity` tokens. Raises IpexAssistError where there is no memory.
 
-        prompt_length: positions below it turn as in a prompt of that length, however it is cut into calls; None: as in
-        the first call's. (It matters with the rope kind "dynamic" alone.) blocks: what it begins with, blocks of the
-        pool whose contents are right for it, up to where it is truncated next; it takes references of its own. Else it
-        is empty, and takes blocks as it grows.
+        prompt_length: rows before this position get the rotary embedding of a prompt of that length, however the
+        prompt is cut into calls; None: of the first call's length. It matters only with by-length rope (dynamic,
+        longrope). blocks: cached blocks of the pool that hold the sequence's first tokens; the sequence takes
+        references of its own, and the caller truncates it to the tokens that are right. Without them it is empty.
         """
         ...
 
     def forward(self, rows: abc.Sequence[Rows], vocabulary: int | None = None) -> torch.Tensor:
-        """Append each one's tokens to its sequence; logits (sum of `last`, vocab) in the order of `rows`.
+        """Append tokens to each sequence; returns logits (sum of `last`, vocab) in the order of `rows`.
 
-        vocabulary: logits of the first so many tokens are enough. Raises NoBlocksError before anything has changed.
+        vocabulary: return logits of the first `vocabulary` token ids only. Raises NoBlocksError before any change.
         """
         ...
 
     def extend(self, sequence: Sequence, tokens: Tokens, last: int = 1, vocabulary: int | None = None) -> torch.Tensor:
-        """`forward` of one sequence: append `tokens`; logits (last, vocab) of the last `last` of them."""
+        """`forward` of one sequence: append `tokens`; returns logits (last, vocab) of the last `last` of them."""
         return self.forward([Rows(sequence, tokens, last)], vocabulary)
 
 
 @runtime_checkable
 class DraftsInOneCall(Protocol):
-    """A model that decodes several tokens greedily in one call, which is faster than a call a token."""
+    """A model that decodes several tokens greedily in one call, which is faster than one call for each token."""
 
     def draft(
         self,
@@ -159,26 +163,27 @@ class DraftsInOneCall(Protocol):
         vocabulary: int | None = None,
         min_confidence: float = 0.0,
     ) -> tuple[list[int], list[float]]:
-        """Append `tokens`, then up to `count` greedy tokens out of the first `vocabulary`, and their probabilities.
+        """Append `tokens`, then decode up to `count` tokens greedily; returns them and their probabilities.
 
-        Ends behind a token whose probability is below `min_confidence`. The last token is not appended.
+        vocabulary: only the first `vocabulary` token ids are candidates. The draft ends after a token whose probability
+        is below `min_confidence`. The last token is not appended to the sequence.
         """
         ...
 
     def draft_many(
-        self, requests: abc.Sequence[DraftRequest], vocabulary: int | None = None
+        self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None
     ) -> list[tuple[list[int], list[float]]]:
-        """`draft` for several sequences, whose rows share passes; each ends by itself.
+        """`draft` for several sequences, whose rows share passes; each draft ends independently.
 
-        A draft that comes to NaN or infinity ends with the token -1 and the probability NaN, and that token is the one
-        that is not appended; the others go on. Raises NoBlocksError before anything has changed.
+        A draft whose logits hold NaN or infinity ends with the token -1 and the probability NaN, which is its last
+        token and so is not appended; the others go on. Raises NoBlocksError before any change.
         """
         ...
 
 
 @dataclass(frozen=True)
-class DraftRequest:
-    """What `draft` takes, for one of several sequences."""
+class DraftInput:
+    """The arguments of `draft` for one of several sequences."""
 
     sequence: Sequence
     tokens: Tokens
@@ -190,22 +195,22 @@ class DraftRequest:
 class ChoosesInOneCall(Protocol):
     """A model that finds the likeliest tokens itself, so that no logits need to leave it."""
 
-    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:
-        """`forward`, and of each row that it would return the likeliest token, of equals the lowest id.
+    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[TokenLogprob]:
+        """`forward`, and the likeliest token of each row of logits; of equally likely ones the lowest id.
 
-        top: how many of the likeliest come with it. A token of -1 stands for a row that holds NaN or infinity.
+        top: how many of the likeliest tokens come with it. The token -1 stands for a row that holds NaN or infinity.
         """
         ...
 
 
 class PassThreads(NamedTuple):
-    """Passes of up to `rows` rows are run by `threads` threads, others by all there are; 0 is all as well."""
+    """Passes of up to `rows` rows run on `threads` threads, larger ones on all; threads = 0 also means all."""
 
     threads: int = 0
     rows: int = 0
 
     def of(self, rows: int) -> int:
-        """How many run a pass of `rows` rows; 0 for all."""
+        """How many threads run a pass of `rows` rows; 0 for all."""
         return self.threads if rows <= self.rows else 0
 
 
@@ -214,21 +219,21 @@ ALL_THREADS = PassThreads()
 
 @runtime_checkable
 class FewerThreads(Protocol):
-    """A model whose passes need not be run by all threads. None of their bits depends on it."""
+    """A model whose decode passes can run on fewer threads. The results do not depend on it."""
 
     pass_threads: PassThreads
 
     @property
     def thread_choices(self) -> tuple[int, ...]:
-        """Numbers of threads that may be fastest, from all on downwards; one alone where there is no choice."""
+        """Thread counts worth measuring, from all threads downwards; a single one where there is no choice."""
         ...
 
     def use_threads(self, number: int) -> None:
-        """Let so many threads run all passes of few rows; there is no choice from then on."""
+        """Run all decode passes on `number` threads from now on; `thread_choices` then has this number alone."""
         ...
 
 
 def experts_a_layer(model: Model) -> float | None:
-    """Distinct experts that the last pass read, the mean of all layers; None where there are none, or nobody counts."""
+    """Distinct experts that the last pass read, averaged over layers with experts; None without experts or a count."""
     read = model.experts_read
-    return read / model.spec.num_hidden_layers if read else None
+    return read / len(model.spec.expert_layers) if read else None

@@ -1,4 +1,4 @@
-"""What an executor brings: packed linears and norms. `TorchKernels` is the reference and runs anywhere."""
+"""The kernels that executors differ in: packed linears and norms. `TorchKernels` is the reference and runs anywhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Kernels(Protocol):
-    """The parts of a decoder that executors do differently."""
+    """The operators of a decoder that an executor supplies."""
 
     dtype: torch.dtype
-    # Numbers of rows that decode passes may have, smallest first; a pass is padded up to one of them.
+    # The row counts that decode passes may have, smallest first; a pass is padded to one of them.
     row_sizes: tuple[int, ...]
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Pack weight (out, in) and bias (out,) of any float type. The weight is not kept."""
+        """Pack weight (out, in) and bias (out,) of any float type. The weight itself is not kept."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -37,7 +37,7 @@ class Kernels(Protocol):
 
 
 class TorchKernels:
-    """PyTorch's own operators, fp32 or bf16."""
+    """PyTorch's own operators, in fp32 or bf16."""
 
     row_sizes: tuple[int, ...] = (4, 8, 16)
 
@@ -45,19 +45,19 @@ class TorchKernels:
         self.dtype = dtype
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Pack for oneDNN, which keeps a blocked copy: a plain weight takes 2 to 5 times as long at 1 to 8 rows."""
+        """Pack into oneDNN's blocked layout: with a plain weight a pass of 1 to 8 rows takes 2 to 5 times as long."""
         weight = weight.to(self.dtype)
         bias = bias.to(self.dtype) if bias is not None else None
         if torch.backends.mkldnn.is_available() and (
             self.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         ):
             return _onednn_linear(weight, bias)
-        # A slice of a larger checkpoint tensor would keep all of it.
+        # A slice of a larger checkpoint tensor would keep the whole tensor in memory.
         weight = weight.clone() if weight.untyped_storage().nbytes() > weight.nbytes else weight
         return lambda x: functional.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise x (…, size) as Llama does: scaled in float32, rounded, then weighted."""
+        """Normalise x (…, size) as Llama does: scale in float32, round to the dtype, then multiply by the weight."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return wide.to(self.dtype) * weight
@@ -65,14 +65,14 @@ class TorchKernels:
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Normalise x (…, size) by PyTorch's operator, which computes in float32."""
+        """Normalise x (…, size) with PyTorch's operator, which computes in float32."""
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def norm_heads(
     kernels: Kernels, kind: HeadNorm | None, heads: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """The norm of queries or keys (rows, heads, head_dim); `kind` as DecoderSpec.qk_norm."""
+    """Normalise queries or keys (rows, heads, head_dim); for `kind` see AttentionSpec.qk_norm."""
     heads = heads.contiguous()
     if kind == "head":
         return kernels.rms_norm(heads, weight, eps)
@@ -82,12 +82,12 @@ def norm_heads(
 
 
 def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    # The operators torch.compile uses for a frozen linear; 8 is the number of rows the layout is chosen for.
+    # The operators that torch.compile uses for a frozen linear; the layout is chosen for 8 rows.
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
     run = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: run(x, packed, bias, "none", [], "")
 
 
 def make_torch_kernels(precision: str) -> TorchKernels:
-    """Return PyTorch's own kernels, at bf16 or fp32."""
+    """PyTorch's own kernels, for bf16 or fp32."""
     return TorchKernels(torch.float32 if precision == "fp32" else torch.bfloat16)

@@ -1,4 +1,4 @@
-"""How large each channel of a model's keys is: what their int8 form is divided by."""
+"""Per-channel factors of keys, estimated from the weights: keys are divided by them before they are stored as int8."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ _LAST_32 = (1 << 32) - 1
 
 @torch.inference_mode()
 def key_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> list[torch.Tensor]:
-    """Powers of two (kv_heads, 1, head_dim) of each layer, near the square root of the size of its keys' channels.
+    """Powers of two (kv_heads, 1, head_dim) for each layer, near the square root of the size of its key channels.
 
-    Channels of a key may lie a hundredfold apart, and always the same ones do (large biases): by one scale for all of
-    them the small ones would be nothing but rounding. The factors halve that distance, as in SmoothQuant (Xiao et al.
-    2022, arXiv:2211.10438). The two channels that rotation turns against each other have one factor. What the keys are
-    is seen on rows of +1 and -1, weighted as the norm before them weights its rows: a matter of the weights alone. The
-    native core does the same (key_factors.cpp).
+    The channels of a key can differ a hundredfold in size, and always the same ones are large (large biases): with one
+    scale for all of them the small ones would be nothing but rounding error. Dividing by the factors takes the square
+    root of that ratio, as in SmoothQuant (Xiao et al. 2022, arXiv:2211.10438). Two channels that rotary embedding
+    mixes share a factor. Sizes are estimated from rows of +1 and -1, multiplied by the weight of the norm before the
+    projection, so they depend on the weights alone. The native core does the same (key_factors.cpp).
     """
     return [_layer_factors(spec, weights, kernels, index) for index in range(spec.num_hidden_layers)]
 
 
 def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index: int) -> torch.Tensor:
-    layer = weights.layers[index]
+    layer, attention = weights.layers[index], spec.layers[index].attention
     weight, bias = _norm_before(spec, weights, index)
     rows = signs(_ROWS, spec.hidden_size)
     rows = rows if weight is None else rows * weight.float()
     rows = rows if bias is None else rows + bias.float()
-    first, size = spec.query_size, spec.key_value_size
+    first, size = attention.query_size, attention.key_value_size
     keys = layer.qkv(rows.to(kernels.dtype))[:, first : first + size]
-    keys = keys.reshape(_ROWS, spec.num_key_value_heads, spec.head_dim)
+    keys = keys.reshape(_ROWS, attention.kv_heads, attention.head_dim)
     if layer.k_norm is not None:
-        keys = norm_heads(kernels, spec.qk_norm, keys, layer.k_norm, spec.norm_eps)
+        keys = norm_heads(kernels, attention.qk_norm, keys, layer.k_norm, spec.norm_eps)
     squares = keys.double().square().mean(0)
-    if spec.rope is not None:
-        turned = spec.rotary_size
-        pairs = squares[:, :turned]
-        squares = torch.cat(((pairs + pairs.roll(turned // 2, -1)) / 2, squares[:, turned:]), -1)
+    if spec.ropes:
+        rotated = attention.rotary_size
+        pairs = squares[:, :rotated]
+        squares = torch.cat(((pairs + pairs.roll(rotated // 2, -1)) / 2, squares[:, rotated:]), -1)
     exponents = (squares.log2() / 4).round().clamp(-30, 30)
     known = torch.isfinite(squares) & (squares > 0)
     return torch.where(known, exponents, 0).exp2().float()[:, None]
 
 
 def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
-    """The norm whose rows a layer's keys are made of, none where they are an embedding's."""
-    if spec.norm_place in ("before", "around"):
+    """The norm whose output a layer's keys are projected from; (None, None) where that is the embedding's output."""
+    if spec.layers[index].norm_place in ("pre", "sandwich"):
         return weights.layers[index].attention_norm
-    return weights.layers[index - 1].mlp_norm if index and spec.norm_place == "sum" else (None, None)
+    after = spec.layers[index - 1].norm_place == "post_residual" if index else False
+    return weights.layers[index - 1].mlp_norm if after else (None, None)
 
 
 def signs(rows: int, width: int) -> torch.Tensor:
-    """+1 or -1 (rows, width): the last bit of a number's hash, which has no structure that weights may have."""
+    """A fixed pseudo-random matrix of +1 and -1, (rows, width): the last bit of a hash of the element's index."""
     number = torch.arange(rows * width)
     number = (number * 0x9E3779B1) & _LAST_32
     number = ((number ^ (number >> 15)) * 0x85EBCA77) & _LAST_32

@@ -10,34 +10,34 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory, resident_bytes
 from ipex_assist.executors.blocks import BLOCK
 
-TEXTS = 64  # of the longest context: nobody needs more without saying so
-_MARGIN = 1 << 30  # of what is left: for whatever else this process and its neighbours will want …
-_MARGIN_SHARE = 8  # … but never more than one part of so many
+DEFAULT_SEQUENCES = 64  # of the longest context: whoever needs room for more says so with --kv-memory
+_MARGIN = 1 << 30  # bytes left free for the rest of this process and its neighbours …
+_MARGIN_SHARE = 8  # … but at most one eighth of the free memory
 
 
 class KvMemory:
-    """Memory for keys and values, of which each model that joined gets its part: all hold as many blocks."""
+    """The memory for keys and values, divided among the models that joined so that all have as many blocks."""
 
     def __init__(self, limit: int | None = None, share: float | None = None) -> None:
-        """limit: bytes; None is what is left when the first block is wanted, the weights being in memory by then.
+        """limit: bytes; None: what is free when the first block is needed, since the weights are loaded by then.
 
-        share: the part of the machine's memory that is this process's; by the launcher's plan where None.
+        share: the fraction of the machine's memory that this process may use; by the launcher's plan where None.
         """
         self.limit, self._share = limit, share
-        self._joined = 0  # bytes of a block of each
+        self._joined = 0  # bytes of one block of each model together
         self._workspace = 0
         self._context = 0
         self._count: int | None = None
         self._lock = threading.Lock()
 
     def join(self, block_bytes: int, context: int, workspace: int = 0) -> None:
-        """One more model, with its bytes of a block, the most tokens it can read, and what its passes need."""
+        """Add a model: bytes of one of its blocks, its longest context in tokens, and the bytes its passes need."""
         self._joined += block_bytes
         self._workspace += workspace
         self._context = max(self._context, context)
 
     def blocks(self) -> int:
-        """How many blocks each model has; decided by the first call. Raises IpexAssistError where not even one fits."""
+        """How many blocks each model gets; the first call decides. Raises IpexAssistError where not even one fits."""
         with self._lock:
             if self._count is None:
                 self._count = self._limited() if self.limit is not None else self._left()
@@ -60,13 +60,13 @@ class KvMemory:
         return self.limit // self._joined
 
     def _left(self) -> int:
-        wanted = TEXTS * -(-self._context // BLOCK)
+        wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         memory = read_memory()
-        if not memory.available:  # nobody knows
+        if not memory.available:  # unknown
             return wanted
         left = memory.available
         share = _planned_share() if self._share is None else self._share
-        if share < 1:  # neighbours that have not loaded yet will take as much as this process has
+        if share < 1:  # neighbours that are still loading will need as much as this process has taken
             left = int(min(share * left, share * memory.total - resident_bytes(own=True)))
         count = room_in(left, self._workspace) // self._joined
         if count < 1:
@@ -79,17 +79,17 @@ class KvMemory:
 
 
 def room_in(left: int, workspace: int = 0) -> int:
-    """Of `left` bytes beside the weights, how many become keys and values. workspace: what passes need."""
+    """How many of the `left` bytes beside the weights may hold keys and values. workspace: bytes that passes need."""
     return left - max(workspace, min(_MARGIN, max(0, left) // _MARGIN_SHARE))
 
 
 def spare_beside(kv: int, workspace: int = 0) -> int:
-    """The least that must be left beside `kv` bytes, so that `room_in` gives these: its inverse."""
+    """The bytes that must be free beside `kv` bytes of keys and values: the inverse of `room_in`."""
     return max(workspace, min(_MARGIN, max(0, kv - 1) // (_MARGIN_SHARE - 1)))
 
 
 def _planned_share() -> float:
-    """The part of the machine's processors that the launcher gave this process: its neighbours have the others."""
+    """The fraction of the machine's CPUs that the launcher gave this process; its neighbours have the others."""
     plan = launch.inherited_plan(os.environ)
     cpus = os.cpu_count()
     return min(1.0, len(plan.cpus) / cpus) if plan is not None and cpus else 1.0

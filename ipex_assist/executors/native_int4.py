@@ -1,10 +1,10 @@
-"""Matrices that a checkpoint stores in 4 bits, into the native core's image without another rounding.
+"""Packs matrices that a checkpoint stores in 4 bits into the native core's image without rounding them again.
 
-The core's int4 format holds what GPTQ and AWQ store exactly: 4-bit values, zeros up to 31, scales of 19 significant
-bits. Act-order (GPTQ's desc_act) gives each linear an order of its input columns; in that order groups are consecutive,
-and the core puts rows into the same order before it multiplies. An order cannot be moved into the weights before: those
-in front of query, key and value and of gate and up share the residual stream, and an order across heads does not pass
-through attention. What is left is a gather of each row, under 1 % of a pass.
+The core's int4 format holds everything that GPTQ and AWQ store, exactly: 4-bit values, zeros up to 31, scales of 19
+significant bits. Act-order (GPTQ's desc_act) gives each linear a permutation of its input columns, in which groups are
+consecutive; the core permutes a row before it multiplies. The permutation cannot be folded into the weights before it:
+query, key, value, gate and up read the residual stream, which they share, and o_proj's would mix the heads of
+attention. So each row is gathered, which takes under 1 % of a pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.model_bytes import stored_outer_precision
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve, weight_shape
+from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve, weight_shape
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import place_of
@@ -29,14 +29,14 @@ from ipex_assist.quantization.int4_weight import Int4Weight
 
 log = logging.getLogger("ipex_assist")
 
-# Weights that the core computes as one linear, so that they share an order of input columns.
+# Weights that the core computes as one linear, so that they share a permutation of input columns.
 _TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
 
 
 def int4_model(
     checkpoint: QuantizedCheckpoint, spec: DecoderSpec, sources: dict[str, Source], pool: Pool
 ) -> PackedModel:
-    """An empty model of the core with the checkpoint's groups, for `pack_stored`."""
+    """An empty model of the core with the checkpoint's group size, to be filled by `pack_stored`."""
     return PackedModel(
         spec,
         "int4",
@@ -53,7 +53,10 @@ def pack_stored(
     sources: dict[str, Source],
     weights: Iterable[tuple[str, torch.Tensor | Int4Weight]],
 ) -> None:
-    """Fill a model's image from `checkpoint.stored`; floats are packed as their linear is. Raises NotFiniteError."""
+    """Fill a model's image from `checkpoint.stored`; float matrices are quantized as their linear is.
+
+    Raises NotFiniteError for a weight that holds NaN or infinity.
+    """
     wanted = resolve(sources, checkpoint.names())
     orders = _orders(checkpoint, wanted)
     model.allocate()
@@ -87,17 +90,17 @@ def pack_stored(
 def _pack(
     model: PackedModel, ours: str, source: Source, weight: torch.Tensor | Int4Weight, order: torch.Tensor | None
 ) -> bool:
-    """Pack one weight; False where a float matrix of a layer had to be rounded to 4 bits, or one anew."""
-    dim = model.spec.head_dim
+    """Pack one weight. False where a layer's matrix had to be rounded to 4 bits, from floats or from other groups."""
+    dim = head_dim_of(model.spec, ours)
     if isinstance(weight, torch.Tensor):
         part = part_of(weight, source, dim)
         check_shape(model.spec, ours, tuple(part.shape))
         model.pack(ours, part if order is None else part[:, order])
         return not (ours.startswith("layers.") and ours.endswith("_proj.weight"))
-    if ours.endswith((".router.weight", ".shared_gate.weight")):  # the core has them in fp32
+    if ours.endswith((".router.weight", ".shared_gate.weight")):  # fp32 in the core
         model.pack(ours, part_of(weight.dequantized(), source, dim))
         return True
-    # Quantizers store (out, in) whatever the float checkpoint does.
+    # Quantizers always store (out, in), even where the float checkpoint stores (in, out).
     stored = weight.rows(lambda matrix: part_of(matrix, replace(source, transposed=False), dim))
     check_shape(model.spec, ours, stored.shape)
     exact = stored if order is None and stored.group_index is None else None
@@ -142,15 +145,16 @@ def _set_order(model: PackedModel, ours: str, order: torch.Tensor | None) -> Non
 
 
 def _linear_of(ours: str) -> str:
-    """Name the parts that share an order of input columns: "layers.3.qkv" for "layers.3.k_proj.weight"."""
+    """The name that parts of one linear share: "layers.3.qkv" for "layers.3.k_proj.weight"."""
     prefix, _, leaf = ours.removesuffix(".weight").rpartition(".")
     return f"{prefix}.{_TOGETHER.get(leaf, leaf)}"
 
 
 def _orders(checkpoint: QuantizedCheckpoint, wanted: dict[str, list[str]]) -> dict[str, torch.Tensor]:
-    """The order of input columns, int64 (width,), of each linear with one: that of its first such matrix.
+    """The permutation of input columns, int64 (width,), by linear: that of the linear's first act-order matrix.
 
-    GPTQ orders columns by the inputs' squares, which query, key and value (and gate and up) share, so it is everyone's.
+    GPTQ orders columns by the squares of their inputs. Query, key and value (and gate and up) have the same inputs, so
+    they have the same permutation.
     """
     orders: dict[str, torch.Tensor] = {}
     for name, index in checkpoint.act_order.items():

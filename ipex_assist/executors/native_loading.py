@@ -1,4 +1,4 @@
-"""A checkpoint's tensors into the native core's packed image, and the pool they are packed by."""
+"""Loads a checkpoint into the native core's packed image, and makes the thread pool that packs and runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
-from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
+from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve
 from ipex_assist.native.library import Pool, instruction_set, shared_pool
 from ipex_assist.native.model import PackedModel
 
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-_MARGIN = 1 << 30  # of memory, beside an image
+_MARGIN = 1 << 30  # bytes of memory that must stay free beside an image
 
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Keep torch to one thread meanwhile, so that it starts no pool of its own, which would spin against the core's.
-
-    torch is imported by this.
-    """
+    """Limit torch to one thread inside the `with`, so that no torch pool spins against the core's. Imports torch."""
     torch = torch_module()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -49,9 +46,9 @@ def one_torch_thread() -> Iterator[None]:
 
 @functools.cache
 def planned_pool(threads: int | None = None) -> Pool:
-    """The pool the launcher planned: its CPUs in order, or as many as OpenMP would use of those we were started on.
+    """The thread pool of the launcher's plan; without one, as many threads as OpenMP would use on our CPUs at start.
 
-    What the first call found holds for the process: the commands then tell torch to keep to one thread.
+    The first call decides for the whole process, because the commands limit torch to one thread later.
     """
     plan = launch.inherited_plan(os.environ)
     cpus = tuple(plan.cpus) if plan is not None else tuple(sorted(MASK_AT_START))
@@ -60,7 +57,7 @@ def planned_pool(threads: int | None = None) -> Pool:
 
 
 def _openmp_threads() -> int:
-    """Threads that torch has, or would have if it were imported: as somebody said, $OMP_NUM_THREADS, or one a core."""
+    """The threads that torch has or would have: as set before, by $OMP_NUM_THREADS, or one for each physical core."""
     known = torch_threads()
     if known is not None:
         return known
@@ -76,12 +73,15 @@ def pack_weights(
     names: Iterable[str],
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
-    """Fill a model's image from a checkpoint's stream, one tensor at a time. Raises NotFiniteError."""
+    """Fill a model's image from a checkpoint's tensors, one at a time.
+
+    Raises NotFiniteError for a weight that holds NaN or infinity.
+    """
     wanted = resolve(sources, names)
     model.allocate()
     for name, tensor in tensors:
         for ours in wanted.get(name, ()):
-            weight = part_of(tensor, sources[ours], model.spec.head_dim)
+            weight = part_of(tensor, sources[ours], head_dim_of(model.spec, ours))
             check_shape(model.spec, ours, tuple(weight.shape))
             try:
                 model.pack(ours, weight)
@@ -92,9 +92,9 @@ def pack_weights(
 
 
 def load_native(request: LoadRequest) -> NativeModel:
-    """Pack a checkpoint's weights into the core's image, or take the image from the cache folder, without torch.
+    """Pack a checkpoint's weights into the core's image, or take a packed copy from the cache folder without torch.
 
-    Where it packs, torch has one thread meanwhile, and then the caller's number again.
+    While it packs, torch has one thread; then the caller's number again.
     """
     checkpoint, pool = request.checkpoint, planned_pool()
     started = time.perf_counter()
@@ -111,7 +111,7 @@ def load_native(request: LoadRequest) -> NativeModel:
         release_free_memory()
         if kept is not None:
             save_packed(model, kept, checkpoint.source, asked=bool(request.cache_packed))
-    # What is kept on disk is whole, and so it is only now that its table may go.
+    # The copy on disk is a whole image, so the embedding table is shared, and its memory freed, only after saving.
     if kept is not None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     log.info(
@@ -128,7 +128,7 @@ def load_native(request: LoadRequest) -> NativeModel:
 
 
 def _keeps(request: LoadRequest, model: PackedModel) -> bool:
-    """Whether the image is kept on disk: whole, so that a model which shares a table needs memory for its own, too."""
+    """Whether a packed copy is kept. It is a whole image: even a model that shares a table needs memory for its own."""
     if request.cache_packed is None and isinstance(request.table_of, NativeModel):
         available = read_memory().available
         return keeps_packed(None) and (not available or model.nbytes + _MARGIN <= available)
@@ -136,7 +136,7 @@ def _keeps(request: LoadRequest, model: PackedModel) -> bool:
 
 
 def _stored(request: LoadRequest) -> QuantizedCheckpoint | None:
-    """The checkpoint, where its own 4 bits are kept."""
+    """The checkpoint, if its own 4 bits are to be kept; else None."""
     checkpoint = request.checkpoint
     return checkpoint if request.precision == "int4" and isinstance(checkpoint, QuantizedCheckpoint) else None
 
@@ -158,8 +158,8 @@ def _pack(request: LoadRequest, model: PackedModel) -> None:
         if stored is not None:
             from ipex_assist.executors.native_int4 import pack_stored
 
-            _, weights = stream_tensors(stored, request.sources, request.progress, stored.stored)
+            _, weights = stream_tensors(stored, request.sources, request.progress, request.precision, stored.stored)
             pack_stored(model, stored, request.sources, weights)
         else:
-            names, tensors = stream_tensors(request.checkpoint, request.sources, request.progress)
+            names, tensors = stream_tensors(request.checkpoint, request.sources, request.progress, request.precision)
             pack_weights(model, request.sources, names, tensors)

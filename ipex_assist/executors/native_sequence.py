@@ -1,4 +1,4 @@
-"""A text's keys and values on the native executor: a table of blocks and a length."""
+"""A sequence of the native executor: a block table and a length."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BLOCK, BlockPool
 from ipex_assist.executors.interface import Model, check_length
 
-LONGEST = (1 << 31) - BLOCK  # positions that the core can count
+LONGEST = (1 << 31) - BLOCK  # most tokens of a sequence: the core counts positions in int32
 
 
 class NativeSequence:
-    """A Sequence (see executors/interface.py): blocks of the model's pool, taken as the text grows.
+    """A Sequence (see executors/interface.py) in blocks of the model's pool, taken as it grows.
 
-    A block that others hold on to as well is copied before this text writes to it.
+    A block that other sequences share is copied before this one writes to it.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class NativeSequence:
             raise IpexAssistError(f"{len(blocks)} blocks of {BLOCK} tokens in a sequence of {capacity}")
         self.model, self.capacity, self.prompt_length = model, capacity, prompt_length
         self.length = min(len(blocks) * BLOCK, capacity)
-        self.turned_as = prompt_length or 0  # the prompt's length by which its positions turn (rope.py, "dynamic")
+        # The length by which by-length rope (dynamic, longrope) rotates the rows of the prompt; 0 where it is unknown.
+        self.rope_prompt_length = prompt_length or 0
         self.table = (ctypes.c_int32 * -(-capacity // BLOCK))()  # the core reads it; the first `count` are blocks
         self.count = 0
         self._pool = pool
@@ -47,68 +48,68 @@ class NativeSequence:
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks of its positions 0 to 255, 256 to 511, …"""
+        """The blocks of positions 0 to 255, 256 to 511, …"""
         return self.table[: self.count]
 
     def append(self, block: int) -> None:
-        """Take a block over, with the caller's reference to it, for the next positions that have none."""
+        """Add a block at the end of the table. The caller's reference to it becomes this sequence's."""
         self.table[self.count] = block
         self.count += 1
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens from `length` on; blocks that held nothing else are free, unless others share them."""
+        """Forget all tokens from position `length` on, and release the blocks that held only those."""
         check_length(self, length)
         self.length = length
         needed = -(-length // BLOCK)
         if self.count > needed:
-            dropped = self.table[needed : self.count]
+            unneeded = self.table[needed : self.count]
             self.count = needed
-            self._pool.release_many(dropped)
+            self._pool.release_many(unneeded)
 
     def fork(self, length: int | None = None) -> NativeSequence:
-        """A sequence of the first `length` tokens, all where None, and of the same capacity; it shares their blocks."""
+        """A new sequence of the same capacity with the first `length` tokens (all where None), sharing their blocks."""
         length = self.length if length is None else length
         check_length(self, length)
         made = NativeSequence(self.model, self._pool, self.capacity, self.prompt_length)
         for block in self.table[: -(-length // BLOCK)]:
             self._pool.share(block)
             made.append(block)
-        made.length, made.turned_as = length, self.turned_as
+        made.length, made.rope_prompt_length = length, self.rope_prompt_length
         return made
 
     def begin(self, tokens: int) -> None:
-        """Called before `tokens` tokens are appended: without a prompt length, the first tokens are the prompt."""
+        """To be called before tokens are appended. Without a given prompt length, the first call is the prompt."""
         if self.length == 0 and self.prompt_length is None:
-            self.turned_as = tokens
+            self.rope_prompt_length = tokens
 
-    def shared_places(self, rows: int) -> list[int]:
-        """Places of the table that `rows` further rows would write to, and whose blocks are not this text's alone."""
+    def shared_indices(self, rows: int) -> list[int]:
+        """Indices of the table that the next `rows` rows would write to and whose blocks other sequences share."""
         first, last = self.length // BLOCK, min(self.count, -(-(self.length + rows) // BLOCK))
-        return [place for place in range(first, last) if self._pool.references(self.table[place]) > 1]
+        return [index for index in range(first, last) if self._pool.references(self.table[index]) > 1]
 
     def missing(self, rows: int) -> int:
-        """How many blocks must be appended for `rows` further rows."""
+        """How many blocks must be appended for the next `rows` rows."""
         return max(0, -(-(self.length + rows) // BLOCK) - self.count)
 
 
 def reserve(
     pool: BlockPool, wants: abc.Sequence[tuple[NativeSequence, int]], copy: abc.Callable[[int, int], None]
 ) -> None:
-    """Blocks of their own for the next rows of each sequence. Raises NoBlocksError before anything is changed.
+    """Give each sequence unshared blocks for its next rows. Raises NoBlocksError before any change.
 
-    copy: fills the second block with what the first holds.
+    wants: (sequence, number of rows). copy: copies the first block's contents into the second.
     """
-    places = [(sequence, sequence.shared_places(rows)) for sequence, rows in wants]
-    number = sum(sequence.missing(rows) for sequence, rows in wants) + sum(len(shared) for _, shared in places)
+    indices = [(sequence, sequence.shared_indices(rows)) for sequence, rows in wants]
+    number = sum(sequence.missing(rows) for sequence, rows in wants) + sum(len(shared) for _, shared in indices)
     if not number:
         return
     fresh = pool.take_many(number)
-    for sequence, shared in places:
-        for place in shared:
-            old, new = sequence.table[place], fresh.pop()
-            if place * BLOCK < sequence.length:
+    for sequence, shared in indices:
+        for index in shared:
+            old, new = sequence.table[index], fresh.pop()
+            if index * BLOCK < sequence.length:
                 copy(old, new)
-            sequence.table[place] = new
+            sequence.table[index] = new
             pool.release(old)
     for sequence, rows in wants:
         for _ in range(sequence.missing(rows)):

@@ -1,8 +1,8 @@
-"""Packed weights kept on disk, so that the next start takes them instead of reading and packing the checkpoint.
+"""The cache of packed weights on disk, from which the next start loads instead of packing the checkpoint again.
 
-A file is a page of JSON and the core's image behind it, which is the same on every machine and for any number of
-threads. It is written whole under another name and then renamed, so that what has the right name is complete; its
-checksum is checked on every load, because a page that rotted would be a wrong answer and no error.
+A file is one page of JSON followed by the core's image, which is the same on every machine and for any number of
+threads. It is written under a temporary name and then renamed, so that a file with the right name is complete; its
+checksum is checked on every load, because a corrupt page would give wrong answers instead of an error.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = logging.getLogger("ipex_assist")
 LAYOUT_VERSION = 2  # of the image: changes with kernels/kernels.h, Model::lay_out and packing/pack_block.h in native/
 MAGIC = "ipex-assist packed weights"
 MODE_VARIABLE = "IPEX_ASSIST_PACKED"
-_MARGIN = 1 << 30  # of memory that a run needs beside its weights
-_DEAD_AFTER = 24 * 3600  # seconds without a write
+_MARGIN = 1 << 30  # bytes of memory that a run needs beside its weights
+_DEAD_AFTER = 24 * 3600  # seconds without a write, after which another machine's half-written file is deleted
 
 
 def keeps_packed(asked: bool | None) -> bool:
-    """Whether packed copies are kept and taken: as somebody asked, else unless $IPEX_ASSIST_PACKED is no."""
+    """Whether packed copies are written and used: as `asked`; where that is None, unless $IPEX_ASSIST_PACKED is no."""
     return _mode() != "no" if asked is None else asked
 
 
@@ -50,31 +50,32 @@ def _mode() -> str:
 
 
 def packed_path(checkpoint: Checkpoint, model: PackedModel) -> Path | None:
-    """Return the packed copy's place: named for people, and by everything its content depends on.
+    """The path of the packed copy. Its name starts readably and ends in a hash of all that its content depends on.
 
-    None, with a warning, where no home is known. Raises UsageError where the variable of their size is none.
+    None, with a warning, where no home folder is known. Raises UsageError where $IPEX_ASSIST_CACHE_SIZE is no size.
     """
-    size_limit()  # now: packing takes a while
+    size_limit()  # raises now, and not after minutes of packing
     try:
         folder = cache_folder("packed")
     except RuntimeError as error:
         log.warning("no packed copy is kept: %s Set XDG_CACHE_HOME to a folder", error)
         return None
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.weight_files()]
-    facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group))
+    dequantized = checkpoint.dequantized_to(model.precision)
+    facts = repr((LAYOUT_VERSION, files, model.spec, model.precision, model.group, *filter(None, [dequantized])))
     source = "-".join(checkpoint.source.rstrip("/").removesuffix(".gguf").split("/")[-2:])
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", source)[-60:].strip("-.")
     return folder / f"{name}-{model.precision}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.packed"
 
 
 def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None, quick: bool = False) -> bool:
-    """Give `model` the image in `path`. False where there is none, or, with a warning, where it cannot be used.
+    """Load the image at `path` into `model`. False where there is none, or, with a warning, where it cannot be used.
 
-    copy: into memory of the threads that own the slices, in large pages, which then belongs to this process alone; else
-    the file is mapped, and processes that map it share its memory, but one that truncates it ends them all (SIGBUS).
-    None: as $IPEX_ASSIST_PACKED says (copy or map), else copied where memory allows. quick: what nobody asked to be
-    copied is mapped at first, and copied between the passes that follow (PackedModel.settle). Raises UsageError for a
-    value of that variable that is none.
+    copy: read it into this process's own memory, in large pages near the threads that use them; else the file is
+    mapped: processes that map it share its memory, and truncating the file kills them all (SIGBUS). None: as
+    $IPEX_ASSIST_PACKED says (copy or map), else copy where memory allows. quick: unless copying was asked for by name,
+    map the file first and copy it in the background, between passes (PackedModel.settle). Raises UsageError for an
+    invalid value of that variable.
     """
     if copy is None:
         copy = _copying(model, path)
@@ -114,7 +115,7 @@ def _copying(model: PackedModel, path: Path) -> bool:
 
 
 def _read_header(page: bytes, size: int, model: PackedModel) -> int:
-    """The checksum of the image; ValueError says what is wrong with the file."""
+    """The checksum of the image by the file's first page. ValueError says what is wrong with the file."""
     try:
         header: dict[str, Any] = json.loads(page.rstrip(b"\0"))
         checksum = int(header["checksum"], 16)
@@ -130,16 +131,16 @@ def _read_header(page: bytes, size: int, model: PackedModel) -> int:
 
 def _discard(path: Path, why: str) -> None:
     log.warning("the packed copy %s is not used: %s. The checkpoint is packed again", path, why)
-    with contextlib.suppress(OSError):  # what cannot be deleted is said again next time
+    with contextlib.suppress(OSError):  # where it cannot be deleted, the next start warns again
         path.unlink()
 
 
 def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool = True) -> bool:
-    """Keep a copy of the model's image. False, with a warning, where there is no room or no permission.
+    """Write a copy of the model's image. False, with a warning, where there is no room or no permission.
 
-    source: the checkpoint's, for people. asked: somebody wants it by name; else it must leave as much of the disk free
-    as it takes, and it is said that there is one now. Where another process has written, or is writing, the same copy,
-    that one is as good.
+    source: the checkpoint's name, for listings. asked: the user asked for a copy; else it must leave as much of the
+    disk free as it takes, and a message says that it was written. Nothing is written where another process has written
+    the same copy, or is writing it.
     """
     temporary, begun = path.with_name(f".{path.name}.{_host()}.{os.getpid()}"), False
     try:
@@ -154,14 +155,14 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
                 fcntl.flock(file, fcntl.LOCK_EX)
         with file:
             _write(model, header, file)
-            if asked:  # else nobody waits for the disk: what a crash leaves of it is found by its checksum
+            if asked:  # else do not wait for the disk: the checksum finds what a crash would leave incomplete
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     except OSError as error:
         log.warning("no packed copy is kept in %s: %s", path.parent, error)
         return False
     finally:
-        if begun:  # it has its right name by now, or goes: Ctrl-C leaves nothing half written
+        if begun:  # renamed by now, or deleted here: Ctrl-C leaves no half-written file
             with contextlib.suppress(OSError):
                 temporary.unlink()
     if not asked:
@@ -176,14 +177,14 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
 
 
 def _is_whole(path: Path, model: PackedModel, checksum: int) -> bool:
-    """Whether a copy of this very image is there already."""
+    """Whether a copy of exactly this image exists."""
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         return _read_header(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, model) == checksum
     return False
 
 
 def _is_being_written(path: Path) -> bool:
-    """Whether a process of this machine has begun to write the same copy and is still at it."""
+    """Whether another process on this machine is writing the same copy now."""
     for other in path.parent.glob(f".{path.name}.{_host()}.*"):
         with contextlib.suppress(OSError):
             if not _is_left_over(other):
@@ -192,12 +193,12 @@ def _is_being_written(path: Path) -> bool:
 
 
 def _host() -> str:
-    """This machine's name as a part of a file's: several machines may share a home."""
+    """This machine's name, for temporary file names: several machines may share a home folder."""
     return re.sub(r"[^A-Za-z0-9-]+", "-", platform.node()) or "unknown"
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete what saves that were killed have left half written."""
+    """Delete half-written files of processes that were killed while saving."""
     with contextlib.suppress(OSError):
         for path in folder.glob(".*.packed.*"):
             if _is_left_over(path):
@@ -206,9 +207,9 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether nobody writes `path` any more: a writer on this machine holds a lock, another one's writes are recent."""
+    """Whether the writer of `path` is gone. On this machine it would hold a lock; elsewhere, its writes be recent."""
     if path.name.rpartition(".packed.")[2].startswith(f"{_host()}."):
-        with path.open("rb+") as file, contextlib.suppress(OSError):  # no locks here, or the writer's
+        with path.open("rb+") as file, contextlib.suppress(OSError):  # the writer's lock, or a file system without any
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     return time.time() - path.stat().st_mtime > _DEAD_AFTER

@@ -1,4 +1,4 @@
-"""The folder of packed copies: what lies there, how much it may take, and what goes when that is too much.
+"""The cache folder of packed copies: listing them, their size limit, and deleting the least recently used.
 
 Never imports torch.
 """
@@ -30,7 +30,7 @@ _LOCK_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class PackedCopy:
-    """A packed model on disk; `used` is when a start last took it, or when it was written, in seconds since 1970."""
+    """A packed model on disk. bytes: its size; used: when it was last loaded or written, in seconds since 1970."""
 
     path: Path
     bytes: int
@@ -40,7 +40,7 @@ class PackedCopy:
 
 
 def size_limit() -> int:
-    """Bytes that all copies may take together: $IPEX_ASSIST_CACHE_SIZE, or DEFAULT_SIZE. UsageError for no size."""
+    """The most bytes that all copies may take: $IPEX_ASSIST_CACHE_SIZE, or DEFAULT_SIZE. UsageError for no size."""
     text = os.environ.get(SIZE_VARIABLE, "")
     if not text:
         return DEFAULT_SIZE
@@ -51,7 +51,7 @@ def size_limit() -> int:
 
 
 def copies(folder: Path) -> list[PackedCopy]:
-    """All packed copies of a folder, the one that was used longest ago first. None where there is no such folder."""
+    """All packed copies in a folder, the least recently used first; empty where there is no such folder."""
     found = []
     for path in folder.glob("*.packed"):
         with contextlib.suppress(FileNotFoundError):  # another process has just removed it
@@ -63,7 +63,7 @@ def copies(folder: Path) -> list[PackedCopy]:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """The texts of a copy's first page; none of a page that is not ours, or cannot be read."""
+    """The string fields of a copy's first page; empty where it cannot be read or is not ours."""
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         header = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
         if isinstance(header, dict):
@@ -72,16 +72,16 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def note_use(path: Path) -> None:
-    """Remember that a copy was used now; where it may not be written it goes by the time it was made."""
+    """Set the time of a copy's last use to now. Without write permission the time it was made stays."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def make_room(path: Path, needed: int, *, asked: bool) -> None:
-    """Delete the copies that were used longest ago, until one of `needed` bytes at `path` is within the limit.
+    """Delete the least recently used copies until a new one of `needed` bytes at `path` fits the limit.
 
-    asked: somebody wants this copy by name; else it must leave as much of the disk free as it takes. Raises OSError,
-    and deletes nothing, where there is no room for it all the same.
+    asked: the user asked for this copy; else it must leave as much of the disk free as it takes. Raises OSError, and
+    deletes nothing, where even that would not make enough room.
     """
     limit = size_limit()
     if needed > limit:
@@ -103,9 +103,9 @@ def make_room(path: Path, needed: int, *, asked: bool) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keep other processes of this machine from choosing what is written and what goes, for a moment.
+    """Lock the folder against other processes of this machine while they decide what to write and delete.
 
-    Where a file system has no locks, or somebody who holds this one is stopped, it goes on without.
+    Goes on without the lock where the file system has none, or after _LOCK_SECONDS, since its holder may be stopped.
     """
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -19,7 +19,7 @@ BLOCK = 1024  # positions whose angles are computed at once
 class RotaryTable:
     """cos and sin of the positions that sequences reach, each computed once; threads may use it together.
 
-    A position has the values of each of the spec's rules (`spec.ropes`), one behind the other. Source of the rules:
+    A position has the values of each of the spec's tables (`spec.rotary_tables`), side by side. Source of the rules:
     transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla; yarn: Peng et al. 2023,
     arXiv:2309.00071; llama3: Llama 3.1's reference code; longrope: Ding et al. 2024, arXiv:2402.13753).
     Angles are fp32, as they are there; powers, cosines and sines are computed in fp64 and rounded, so that no library's
@@ -27,10 +27,11 @@ class RotaryTable:
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
-        assert spec.ropes
-        self.rules = [_Rule(rope, spec.rotary_size, spec.max_position_embeddings) for rope in spec.ropes]
+        assert spec.rotary_tables
+        context = spec.max_position_embeddings
+        self.rules = [_Rule(spec.ropes[rope], size, context) for rope, size in spec.rotary_tables]
         self._growing = threading.Lock()
-        # (positions, 1, rules · rotary_size) each, contiguous. Replaced as a pair and never changed: a pass keeps what
+        # (positions, 1, rotary_width) each, contiguous. Replaced as a pair and never changed: a pass keeps what
         # it took.
         self.tables = self._block(0)
 
@@ -55,7 +56,7 @@ class RotaryTable:
         return any(rule.stretches(prompt_length) for rule in self.rules)
 
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[Floats, Floats]:
-        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for rotate.py.
+        """(cos, sin) of positions start…start+count-1, each (count, 1, rotary_width), for torch_rope.py.
 
         `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule and longrope
         every row of a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint that a model needs, one at a time, with a bar that shows how far they are."""
+"""Streams the tensors that a model needs from a checkpoint, one at a time, with a progress bar."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    monitor_interval = 0  # tqdm starts a thread otherwise, for bars that are disabled, too
+    monitor_interval = 0  # otherwise tqdm starts a thread, even for a disabled bar
 
 
 def stream_tensors(
     checkpoint: Checkpoint,
     sources: dict[str, Source],
     progress: bool,
+    precision: str,
     read: Callable[[Iterable[str]], Iterator[tuple[str, Any]]] | None = None,
 ) -> tuple[list[str], Iterator[tuple[str, Any]]]:
-    """All names of a checkpoint, and the tensors that `sources` needs of it (or what `read` gives by their names)."""
+    """All tensor names of a checkpoint, and an iterator over the (name, tensor) pairs that `sources` needs.
+
+    precision: at which the model is loaded. read: reads the tensors of given names; `checkpoint.stream` where None.
+    """
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
-    tensors = (read or checkpoint.stream)(wanted)
+    tensors = checkpoint.stream(wanted, precision) if read is None else read(wanted)
     bar = f"loading {checkpoint.source}"
     return names, iter(_Bar(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))

@@ -1,4 +1,4 @@
-"""A model on PyTorch's operators, or on IPEX's kernels among them."""
+"""Loads a model for the torch executor, or for the ipex executor, which differs in its kernels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger("ipex_assist")
 
 @torch.inference_mode()
 def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchModel:
-    """Pack a checkpoint's weights for `kernels`, and find the row counts that are exact with them."""
+    """Pack a checkpoint's weights for `kernels`, and find the row counts that give equal bits with them."""
     started = time.perf_counter()
     if request.before_packing is not None:
         request.before_packing()
     spec, sources, table_of = request.spec, request.sources, request.table_of
-    names, tensors = stream_tensors(request.checkpoint, sources, request.progress)
+    names, tensors = stream_tensors(request.checkpoint, sources, request.progress, request.precision)
     weights = load_weights(spec, sources, names, tensors, kernels)
     if isinstance(table_of, TorchModel) and table_of.kernels.dtype == kernels.dtype:
         weights.embed_tokens = table_of.weights.embed_tokens

@@ -1,4 +1,4 @@
-"""Checkpoint tensors to packed weights, one tensor at a time: never two copies of a model in memory."""
+"""Packs a checkpoint's tensors one at a time, so that there are never two copies of a model in memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.spec import DecoderSpec, Experts
-from ipex_assist.models.weights import check_numbers, check_shape, part_of, resolve
+from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
-Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, (hidden,) each
+Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 
 
 @dataclass
 class Layer:
-    """One layer: query, key and value are one linear, so are gate and up (in this order)."""
+    """One layer. Query, key and value are one linear, stacked in this order; so are gate and up."""
 
     qkv: Linear
     o_proj: Linear
@@ -46,7 +46,7 @@ class Weights:
     project_out: Linear | None = None
 
 
-# Which of our weights are packed as one linear, stacked in this order.
+# Weights that are packed as one linear, stacked in this order.
 _FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "up": ("gate_proj", "up_proj")}
 _FP32 = ("router", "shared_gate")
 _TABLES = ("embed_tokens", "embed_positions")
@@ -61,23 +61,23 @@ def load_weights(
 ) -> Weights:
     """Pack every weight that `sources` names.
 
-    names: those the checkpoint holds. tensors: the checkpoint's stream; those not asked for are ignored.
-    Raises IpexAssistError where a weight is missing, has another shape than the config says, or is no number.
+    names: all tensor names of the checkpoint. tensors: (name, tensor) pairs; those that are not needed are ignored.
+    Raises IpexAssistError where a weight is missing, has another shape than the config says, or is not finite.
     """
     wanted = resolve(sources, names)
     packer = _Packer(spec, kernels, sources)
     for name, tensor in tensors:
-        if name in wanted and isinstance(tensor, torch.Tensor):  # what is no tensor yet has been looked at
+        if name in wanted and isinstance(tensor, torch.Tensor):  # a Mxfp4Stack was checked when it was read
             check_numbers(name, tensor)
         for ours in wanted.get(name, ()):
-            packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
+            packer.add(ours, part_of(tensor, sources[ours], head_dim_of(spec, ours)))
         del tensor  # or it would live on while the next one is read
     return packer.weights()
 
 
 @dataclass
 class _Packer:
-    """Collects the parts of each linear and packs it as soon as they are complete."""
+    """Collects the parts of each linear, and packs it as soon as all are there."""
 
     spec: DecoderSpec
     kernels: Kernels
@@ -122,7 +122,7 @@ class _Packer:
         return Weights(
             embed_tokens=self.tensors["embed_tokens.weight"],
             lm_head=self.linears["lm_head"],
-            layers=[self._layer(f"layers.{index}.") for index in range(self.spec.num_hidden_layers)],
+            layers=[self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.spec.layers)],
             final_norm=self._norm("final_norm"),
             embedding_norm=self._norm("embed_norm"),
             embed_positions=self.tensors.get("embed_positions.weight"),
@@ -130,11 +130,11 @@ class _Packer:
             project_out=self.linears.get("project_out"),
         )
 
-    def _layer(self, prefix: str) -> Layer:
+    def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
             qkv=self.linears[prefix + "qkv"],
             o_proj=self.linears[prefix + "o"],
-            mlp=self._mlp(prefix) if self.spec.experts is None else self._experts(prefix, self.spec.experts),
+            mlp=self._mlp(prefix) if spec.experts is None else self._experts(prefix, spec.experts),
             attention_norm=self._norm(prefix + "attention_norm"),
             attention_out_norm=self._norm(prefix + "attention_out_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),

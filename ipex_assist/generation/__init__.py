@@ -1,1 +1,1 @@
-"""Generated text: loading, streams, results, statistics, and models that transformers runs."""
+"""Text generation for users: streams, results, statistics, and models that transformers runs for us."""

@@ -1,4 +1,4 @@
-"""A target on our own models, with whatever drafts for it."""
+"""A target model on our executors, with its draft source if it has one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import RoundStream
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative import calibration
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import Grammar, GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
@@ -29,16 +29,16 @@ from ipex_assist.speculative.schedule import Schedule
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ipex_assist.speculative.llguidance_grammar import Grammars
+    from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 log = logging.getLogger("ipex_assist")
 
 
 class AssistedModel(TextModel):
-    """Generates with our own models, on an engine.
+    """Generates with models on our executors, through an engine.
 
-    Any number of streams may run at a time, in one thread or in several: they share passes, and have the text that each
-    has alone.
+    Any number of streams may run at once, in one thread or several. They share passes, and each gets the same text as
+    it would alone.
     """
 
     def __init__(
@@ -51,97 +51,96 @@ class AssistedModel(TextModel):
         *,
         drafting: Drafting | None = None,
     ) -> None:
-        """drafting: what drafts, where that is more than an assistant of the same vocabulary."""
+        """drafting: the draft sources; None: the assistant alone, which then has the target's vocabulary."""
         self.target, self.tokenizer, self.eos, self.identity = target, tokenizer, eos, identity
         self.assistant = assistant
         self.drafting = drafting or Drafting(
             target.spec.vocab_size, lambda: calibration.calibrate(target, assistant), assistant
         )
         self._engine = self.engine()
-        self._grammars: Grammars | None = None  # made when the first is asked for
+        self._grammars: GrammarCompiler | None = None  # made when the first is asked for
         self._making_grammars = threading.Lock()
 
     def engine(self, limits: EngineLimits | None = None) -> Engine:
-        """Make an engine of this model that has served nobody yet: `submit` takes tokens and options."""
+        """Make a new engine on this model; its `submit` takes tokens and options."""
         return Engine(self.target, self.drafting, self.eos, limits or EngineLimits())
 
     def start(self) -> None:
-        """Run the passes of this model's streams in a thread of their own, so that they can be awaited."""
+        """Run the passes of this model's streams in a background thread, so that the streams can be awaited."""
         self._engine.start()
 
     def close(self) -> None:
-        """End that thread, and all streams that are running."""
+        """End the background thread, and all running streams."""
         self._engine.close()
 
     @property
     def context_length(self) -> int:
-        """How many tokens a sequence can hold."""
+        """The most tokens that a sequence can hold."""
         return self.target.spec.context_length
 
     def context_for(self, prompt_tokens: int) -> int:
-        """How many tokens a text with a prompt of this length can hold; see DecoderSpec.context_for."""
+        """The most tokens of prompt and continuation, for a prompt of `prompt_tokens`; see DecoderSpec.context_for."""
         return self.target.spec.context_for(prompt_tokens)
 
     @property
     def vocab_size(self) -> int:
-        """Token ids the target has an embedding for."""
+        """How many token ids the target has an embedding for."""
         return self.target.spec.vocab_size
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes that a pass of the target reads from memory."""
+        """Bytes that a pass of the target reads from memory."""
         return traffic_of(self.target, self.identity.precision)
 
     @property
     def draft_threads(self) -> int | None:
-        """How many threads run the assistant's passes of one row; None where nobody chooses."""
+        """How many threads run the assistant's passes of one row; None where that is fixed."""
         model = self.assistant
         return (model.pass_threads.of(1) or model.thread_choices[0]) if isinstance(model, FewerThreads) else None
 
     @property
     def kv_blocks(self) -> BlockPool | None:
-        """The target's pool; an assistant's has as many blocks."""
+        """The target's KV block pool; an assistant's has as many blocks."""
         return self.target.blocks
 
     @property
     def prefix_blocks(self) -> int:
-        """Those of the target's that the engine's prefix cache has."""
+        """How many of the target's blocks the engine's prefix cache holds."""
         return self._engine.prefix_blocks
 
     @property
     def engine_stats(self) -> EngineStats:
-        """Counts and seconds of the engine that runs this model's streams."""
+        """Counts and times of the engine that runs this model's streams."""
         return self._engine.stats
 
     def draft_source(self, prompt: Sequence[int], options: GenerationOptions) -> DraftSource | None:
-        """What would draft for this text if nothing else is passed to `stream`; None where there is no assistant.
+        """The draft source that `stream` would use for this prompt by default; None where there is no assistant.
 
-        It serves one text. Where that is drawn, both need the same `seed` in their options: a draft with other noise
-        is seldom right.
+        It serves one generation. For sampled output, give `stream` options with the same `seed`: a draft that samples
+        with other random numbers is seldom accepted.
         """
         sampling = Sampling.part_of(options, prompt_length=len(prompt))
         return self.drafting.source(sampling, len(prompt) + self.limit_of(len(prompt), options))
 
     def grammar(self, spec: GrammarSpec) -> Grammar:
-        """Return the state of a text that has not begun, as `Engine.submit` takes it. The first one takes a second,
-        unless `prepare_grammars` was called before.
+        """Compile a grammar and return its state before the first token, as `Engine.submit` takes it.
 
-        GrammarError where it cannot be compiled, UsageError where llguidance is not installed or cannot read the
-        model's tokenizer.
+        The first call takes a second, unless `prepare_grammars` was called before. Raises GrammarError where it cannot
+        be compiled, UsageError where llguidance is not installed or cannot read the model's tokenizer.
         """
         return self._all_grammars().grammar(spec)
 
     def prepare_grammars(self) -> None:
-        """Read the vocabulary for grammars now, which takes a second; nothing where this model can have none."""
+        """Read the vocabulary for grammars now, which takes a second. Does nothing where grammars are not available."""
         with contextlib.suppress(UsageError):
             self._all_grammars()
 
-    def _all_grammars(self) -> Grammars:
-        from ipex_assist.speculative.llguidance_grammar import Grammars
+    def _all_grammars(self) -> GrammarCompiler:
+        from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
         with self._making_grammars:
             if self._grammars is None:
-                self._grammars = Grammars.of(self.tokenizer, self.vocab_size, self.eos)
+                self._grammars = GrammarCompiler.of(self.tokenizer, self.vocab_size, self.eos)
             return self._grammars
 
     def _rounds(
@@ -153,7 +152,7 @@ class AssistedModel(TextModel):
         schedule: Schedule | None,
         grammar: GrammarSpec | None,
     ) -> tuple[RoundStream, bool]:
-        if options.wanted and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
+        if options.may_draft and (draft is not None or self.drafting.possible) and self.target.exact_rows == 1:
             log.warning(
                 "no pass of several rows gives the bits of a pass of one on this machine: verifying costs a pass "
                 "a token, so that assisted generation is no faster than plain (--no-assisted)"

@@ -1,4 +1,4 @@
-"""What is to be loaded, and how: every such option with its default, range and help. Never imports torch."""
+"""The options of loading a target and its assistant, with defaults, ranges and help. Never imports torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _assistant(name: str) -> None:
 @documented
 @dataclass(frozen=True)
 class LoadOptions(Options):
-    """A target and its assistant. target None is the embedded model, where a command asks."""
+    """Which target and assistant to load, and how. With target None the commands use the embedded model."""
 
     target: str | None = option(
         None, "hub id, folder or .gguf file (default: SmolLM2-135M)", Text(), "ID", flags=("-m", "--model")
@@ -82,5 +82,5 @@ class LoadOptions(Options):
 
     @property
     def assists(self) -> bool:
-        """Whether anything is to draft."""
+        """Whether there is to be a draft source."""
         return self.assistant.lower() != NONE

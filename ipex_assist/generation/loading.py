@@ -16,12 +16,12 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.deferred_imports import torch_is_here
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
-from ipex_assist.executors.choose import compute_threads, library_executor
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native_loading import one_torch_thread
+from ipex_assist.executors.select_executor import compute_threads, library_executor
 from ipex_assist.generation.assisted_model import AssistedModel
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.resolved import ResolvedOptions, compare_vocabularies, resolve
@@ -234,4 +234,4 @@ def _cache(request: ResolvedOptions, drafts: bool) -> PairCache:
         "core": library.PATH.stat().st_mtime_ns if request.executor == "native" else None,
         "torch": importlib.metadata.version("torch"),
     }
-    return PairCache(pair, machine, anew=request.options.recalibrate)
+    return PairCache(pair, machine, refresh=request.options.recalibrate)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.choose import resolve_executor, stored_precision
+from ipex_assist.executors.select_executor import resolve_executor, stored_precision
+from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
-from ipex_assist.generation.rows_of_config import vocabulary_rows
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
 from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, parse_assistant
 from ipex_assist.speculative.default_assistants import default_assistant

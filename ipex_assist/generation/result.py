@@ -1,11 +1,11 @@
-"""What a generation returns: chunks on the way, and the result with its statistics."""
+"""What a generation returns: chunks while it runs, and the result with its statistics."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 
@@ -14,19 +14,19 @@ StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who generates: the names and precisions that every result repeats."""
+    """The names and precisions of the models, which every result repeats."""
 
     target: str
     assistant: str | None
     precision: str
     assistant_precision: str | None
     executor: str
-    kv_precision: str | None = None  # of keys and values, where it is ours to say
+    kv_precision: str | None = None  # of keys and values; None where transformers decides
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Text that became certain with one token; `drafted` says that the token was drafted and accepted."""
+class TokenPiece:
+    """The text that one token adds. drafted: the token was drafted and accepted."""
 
     text: str
     drafted: bool = False
@@ -34,22 +34,22 @@ class Piece:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Text that became certain with one round, and the tokens of that round that went into the result."""
+    """The text that one round adds, and those of its tokens that belong to the result (a stop may cut some off)."""
 
     text: str
     tokens: list[int]
     round: Round
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TokenPiece] = field(default_factory=list)
 
     @property
-    def logprobs(self) -> list[Choice] | None:
-        """Of each of the tokens; None where nobody asked for them."""
+    def logprobs(self) -> list[TokenLogprob] | None:
+        """The log-probability of each token; None where they were not requested."""
         return None if self.round.logprobs is None else self.round.logprobs[: len(self.tokens)]
 
 
 @dataclass
 class DraftResult:
-    """How the draft did: counts of tokens, and how many rounds accepted 0, 1, 2, … of them."""
+    """How drafting went: token counts, and a histogram of how many rounds accepted 0, 1, 2, … tokens."""
 
     rounds: int | None = None
     drafted: int | None = None
@@ -61,7 +61,7 @@ class DraftResult:
 
     @classmethod
     def of(cls, counts: Statistics) -> DraftResult:
-        """Take what `counts` says about the draft."""
+        """Take the draft's part of the statistics."""
         return cls(
             rounds=counts.rounds,
             drafted=counts.drafted,
@@ -75,12 +75,13 @@ class DraftResult:
 
 @dataclass
 class TargetTimes:
-    """What the target did and in how many seconds, as llama.cpp reports it; None where it was not measured.
+    """The target's work and its times in seconds, in llama.cpp's terms; None where it was not measured.
 
-    load_s: reading and packing the weights, once for all texts. prompt_s: the pass over the prompt;
-    prompt_tokens_per_s: the prompt's tokens ÷ that. eval_s: the `passes` after it, all rows of which were verified;
-    tokens: accepted ones and one a pass. token_s: eval_s ÷ tokens. choose_s: choosing the text's tokens and verifying
-    drafted ones by the logits, which is in neither of the two. Through transformers there are load_s and counts alone.
+    load_s: reading and packing the weights, once for all requests. prompt_s: the pass over the prompt;
+    prompt_tokens_per_s: prompt tokens ÷ prompt_s. eval_s: the `passes` after it, which verify drafted tokens;
+    tokens: the accepted ones and one more for each pass. token_s: eval_s ÷ tokens. choose_s: sampling, and accepting
+    drafted tokens by the logits, in addition to prompt_s and eval_s. With transformers only load_s and the counts are
+    known.
     """
 
     load_s: float | None = None
@@ -94,7 +95,7 @@ class TargetTimes:
 
     @classmethod
     def of(cls, counts: Statistics, load_s: float | None) -> TargetTimes:
-        """Take what `counts` says about the target."""
+        """Take the target's part of the statistics."""
         tokens = counts.accepted + counts.rounds
         return cls(
             load_s=load_s,
@@ -110,11 +111,11 @@ class TargetTimes:
 
 @dataclass
 class AssistantTimes:
-    """What drafted and in how many seconds, choosing included; None where it was not measured, or nothing drafted.
+    """The assistant's work and its times in seconds, sampling included; None where it was not measured or not used.
 
-    load_s: reading and packing the weights, once for all texts. first_s: the first draft, of first_tokens, in which a
-    model reads the text so far as well: how long that takes alone nobody can tell who asks for both in one call.
-    later_s: all other drafts together, of later_tokens; token_s: later_s ÷ later_tokens.
+    load_s: reading and packing the weights, once for all requests. first_s: the first draft, of first_tokens tokens;
+    it includes reading the prompt, since both happen in one call. later_s: all other drafts together, of later_tokens
+    tokens; token_s: later_s ÷ later_tokens.
     """
 
     load_s: float | None = None
@@ -126,7 +127,7 @@ class AssistantTimes:
 
     @classmethod
     def of(cls, counts: Statistics, load_s: float | None) -> AssistantTimes:
-        """Take what `counts` says about drafting."""
+        """Take the assistant's part of the statistics."""
         made = cls(load_s)
         if counts.first_draft is not None:
             made.first_tokens, made.first_s = counts.first_draft.tokens, counts.first_draft.seconds
@@ -138,11 +139,11 @@ class AssistantTimes:
 
 @dataclass
 class Times:
-    """Where the time after the first token went, in seconds, and at what speeds; None where it is not known.
+    """Where the time after the first token went, in seconds, and the speeds reached; None where not known.
 
-    read_gb_per_s: what the target's passes read of weights, keys and values. machine_gb_per_s: what this machine's
-    memory gives at best, where somebody measured it. total_s: from the call to the last token, ttft_s + decode_s,
-    without loading. target, assistant: the same time by model.
+    encode_tokens_per_s: prompt tokens ÷ time to first token. read_gb_per_s: weights, keys and values read by the
+    target's passes, ÷ their time. machine_gb_per_s: this machine's memory bandwidth, where it was measured. total_s:
+    from the call to the last token, ttft_s + decode_s, without loading. target, assistant: the same time by model.
     """
 
     encode_tokens_per_s: float | None = None
@@ -157,7 +158,7 @@ class Times:
 
     @classmethod
     def of(cls, counts: Statistics, loading: Loading) -> Times:
-        """Take what `counts` says about times."""
+        """Take the times from the statistics."""
         draft_s, verify_s, other_s = counts.parts_s or (None, None, None)
         return cls(
             counts.encode_tokens_per_s,
@@ -173,13 +174,13 @@ class Times:
 
 @dataclass
 class Result:
-    """What was generated, and at what speed. Times are in seconds, None where there is nothing to time.
+    """The generated text and its statistics. Times are in seconds, None where there was nothing to time.
 
-    tokens_per_s: of the tokens after the first. speedup: that ÷ what plain decoding would have had here, by passes that
-    were timed (Statistics.speedup); None where nothing was drafted, and where no plain pass was timed. seed: by which
-    the text was drawn, given or not; None where chance decided nothing. logprobs: of each token, where they were
-    wanted: natural logarithms, of the model's own distribution. prompt_logprobs: of each token of the prompt but the
-    first. kv_precision: of keys and values; None: transformers'.
+    tokens_per_s: decode speed, of the tokens after the first. speedup: that ÷ the estimated speed of plain decoding
+    here, from timed passes (Statistics.speedup); None where nothing was drafted or no plain pass was timed. seed: the
+    seed that was used, given or not; None for greedy output. logprobs: of each token, where requested: natural
+    logarithms of the model's own distribution. prompt_logprobs: of each token of the prompt but the first.
+    kv_precision: of keys and values; None: transformers'.
     """
 
     text: str
@@ -200,10 +201,10 @@ class Result:
     draft: DraftResult = field(default_factory=DraftResult)
     times: Times = field(default_factory=Times)
     seed: int | None = None
-    logprobs: list[Choice] | None = None
+    logprobs: list[TokenLogprob] | None = None
     kv_precision: str | None = None
-    prompt_logprobs: list[Choice] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields by name, nested ones too, as `--json` prints them."""
+        """All fields by name, nested ones as well: the object that `--json` prints."""
         return asdict(self)

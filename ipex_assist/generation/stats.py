@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from ipex_assist.executors.traffic import Traffic
 from ipex_assist.speculative.round import Round
 
-PLAIN_ROUNDS = 4  # whose mean is taken for the price of one, where the schedule knows none
+PLAIN_ROUNDS = 4  # rounds without a draft, at least, whose mean time stands for a plain pass where none was measured
 
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """Tokens that were drafted, and the seconds of drafting them."""
+    """How many tokens were drafted, and in how many seconds."""
 
     tokens: int
     seconds: float
@@ -21,7 +21,7 @@ class DraftTimes:
 
 @dataclass(frozen=True)
 class Loading:
-    """Seconds in which the weights of each model were read and packed; None where there is none, or nobody timed it."""
+    """Seconds it took to read and pack each model's weights; None where there is no such model, or it was not timed."""
 
     target_s: float | None = None
     assistant_s: float | None = None
@@ -29,10 +29,10 @@ class Loading:
 
 @dataclass
 class Statistics:
-    """Counts and times in seconds. A round here is one pass of the target after the prompt's.
+    """Counts, and times in seconds. A round here is one pass of the target after the prompt's.
 
-    Drafted and accepted tokens count even where a stop cut the last round short: they say how good the draft is,
-    and `new_tokens` says what the user got.
+    Drafted and accepted tokens count even where a stop cut the last round short: they measure the draft, and
+    `new_tokens` is what the user got.
     """
 
     prompt_tokens: int
@@ -47,27 +47,27 @@ class Statistics:
     draft_s: float = 0.0
     target_s: float = 0.0
     accepted_histogram: list[int] = field(default_factory=list)
-    prompt_s: float | None = None  # of the target's pass over the prompt, without choosing the first token
-    choose_s: float | None = None  # choosing tokens by the target's logits, the first one too
+    prompt_s: float | None = None  # the target's pass over the prompt, without sampling the first token
+    choose_s: float | None = None  # sampling tokens by the target's logits, the first one included
     first_draft: DraftTimes | None = None
     later_drafts: DraftTimes | None = None
-    _plain_s: float = 0.0  # what plain passes for the tokens kept would have taken, of rounds that knew it
-    _unpriced_tokens: int = 0  # of the others
-    _undrafted_s: list[float] = field(default_factory=list)  # the target's seconds in rounds with nothing drafted
+    _plain_s: float = 0.0  # time that plain passes for the kept tokens would have taken, of rounds that measure it
+    _unpriced_tokens: int = 0  # kept tokens of the other rounds
+    _undrafted_s: list[float] = field(default_factory=list)  # the target's time in rounds without a draft
     _prompt_choose_s: float | None = None
-    _length: int = 0  # of the text, as the target's cache holds it
-    _cached_tokens: int = 0  # summed over passes: tokens whose keys and values a pass read
+    _length: int = 0  # tokens in the target's KV cache
+    _cached_tokens: int = 0  # tokens whose keys and values were read, summed over passes
     _started: float = field(default_factory=time.perf_counter, repr=False)
 
     @property
     def eval_s(self) -> float | None:
-        """Seconds of the target's passes after the prompt's, without choosing; None where that is not told apart."""
+        """Seconds of the target's passes after the prompt's, without sampling; None where the two are not separate."""
         if not self.rounds or self.choose_s is None or self._prompt_choose_s is None:
             return None
         return self.target_s - (self.choose_s - self._prompt_choose_s)
 
     def count(self, round_: Round, kept: int) -> None:
-        """Take in one round of which `kept` tokens went into the text."""
+        """Add one round, of which `kept` tokens went into the result."""
         elapsed = time.perf_counter() - self._started
         self.new_tokens += kept
         self._cached_tokens += self._length
@@ -118,19 +118,19 @@ class Statistics:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """Tokens that one pass of the target brought, accepted ones and its own."""
+        """Mean tokens from one pass of the target: the accepted ones and its own."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else None
 
     @property
     def encode_tokens_per_s(self) -> float | None:
-        """Tokens of the prompt ÷ seconds to the first new token."""
+        """Prompt tokens ÷ seconds to the first new token."""
         return self.prompt_tokens / self.ttft_s if self.ttft_s else None
 
     @property
     def parts_s(self) -> tuple[float, float, float] | None:
-        """Seconds of drafting, of verifying, and of the rest of `decode_s` (text, statistics, whoever consumes it).
+        """Seconds of drafting, of verifying, and of the rest of `decode_s` (detokenizing, statistics, the consumer).
 
-        None where a library drafts and verifies without telling which is which.
+        None where a library does not time drafting and verifying separately.
         """
         if not self.rounds or (self.drafted and not self.draft_s):
             return None
@@ -138,14 +138,13 @@ class Statistics:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain decoding the tokens after the first came: plain seconds ÷ `decode_s`.
+        """The speed of the tokens after the first relative to plain decoding: plain seconds ÷ `decode_s`.
 
-        Plain seconds are, summed over rounds, the tokens that went into the text × the seconds of a target's pass of
-        one row, as measured when the round ended (the schedule's calibration, corrected by every round's own time),
-        plus the time outside draft and target, which plain decoding spends likewise. Without a schedule that measures,
-        the pass is the mean of this text's rounds in which nothing was drafted, of which there must be four.
-        None where there is neither, where nobody told the draft's time from the target's, and where nothing was
-        drafted: that was plain decoding itself.
+        Plain seconds are, summed over rounds, the kept tokens × the time of a one-row pass of the target as estimated
+        when the round ended (the schedule's calibration, corrected by each round's own time), plus the time outside
+        draft and target, which plain decoding spends as well. Without such a schedule the one-row pass is the mean of
+        this generation's rounds without a draft, of which there must be four. None where neither is known, where the
+        draft's time is not separate from the target's, and where nothing was drafted, which is plain decoding.
         """
         if not self.drafted or self.parts_s is None or self.decode_s <= 0:
             return None
@@ -158,7 +157,7 @@ class Statistics:
 
     @property
     def read_gb_per_s(self) -> float | None:
-        """Weights, keys and values that the target's passes after the prompt's read ÷ their time."""
+        """GB/s of weights, keys and values that the target's passes after the prompt's read."""
         if self.traffic is None or self.parts_s is None or not self.target_s:
             return None
         read = self.rounds * self.traffic.weight_bytes + self._cached_tokens * self.traffic.kv_bytes_per_token

@@ -9,12 +9,12 @@ from types import GeneratorType
 from typing import Protocol
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.executors.traffic import Traffic
-from ipex_assist.generation.result import Chunk, DraftResult, Identity, Piece, Result, StopReason, Times
+from ipex_assist.generation.result import Chunk, DraftResult, Identity, Result, StopReason, Times, TokenPiece
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
-from ipex_assist.tokenization.detokenizer import Detokenizer, TextStream
+from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
 
 
 class RoundStream(Protocol):
@@ -64,7 +64,7 @@ class Generation(Iterator[Chunk]):
     def __init__(
         self,
         rounds: RoundStream,
-        tokenizer: Detokenizer,
+        tokenizer: TokenDecoder,
         identity: Identity,
         *,
         prompt_tokens: int,
@@ -84,14 +84,14 @@ class Generation(Iterator[Chunk]):
         """
         self._loading, self._seed = loading or Loading(), seed
         self.statistics = Statistics(prompt_tokens, traffic)
-        self._text = TextStream(tokenizer, stop)
+        self._text = IncrementalDetokenizer(tokenizer, stop)
         self._rounds, self._identity, self._eos, self._assisted = rounds, identity, eos, assisted
         self._max_new_tokens = max_new_tokens
         self._at_limit: StopReason = "context" if limit_is_context else "length"
         self._stop_reason: StopReason | None = None
         self._pieces: list[str] = []
-        self._logprobs: list[Choice] | None = None
-        self._prompt_logprobs: list[Choice] | None = None
+        self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[TokenLogprob] | None = None
 
     def __iter__(self) -> Generation:
         return self
@@ -129,7 +129,7 @@ class Generation(Iterator[Chunk]):
             self._stop_reason = self._reason(token)
             if self._stop_reason is not None:
                 text += self._text.finish()
-            pieces.append(Piece(text, drafted=index < round_.accepted))
+            pieces.append(TokenPiece(text, drafted=index < round_.accepted))
             if self._stop_reason is not None:
                 break
         kept = self._text.tokens[before:]

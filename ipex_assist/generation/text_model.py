@@ -13,7 +13,7 @@ from ipex_assist.executors.traffic import Traffic
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation, RoundStream
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import Schedule

@@ -1,8 +1,8 @@
-"""Architectures we have no spec for: transformers' own models and generation, with our methods and statistics.
+"""Architectures without a spec of ours: transformers' own models and generation, with our methods and statistics.
 
-What is promised elsewhere does not hold here in full: whether assisted and plain output are equal is up to
-transformers, and rows are not padded. `ipex.optimize` is applied on the ipex executor; families that optimum-intel
-patches (falcon, gpt2, …) run through its IPEXModelForCausalLM when there is no assistant, which it refuses.
+The promises of our own executors do not all hold here: whether assisted and plain output are equal is up to
+transformers, since its passes are not padded. `ipex.optimize` is applied on the ipex executor; families that
+optimum-intel patches (falcon, gpt2, …) run through its IPEXModelForCausalLM, which takes no assistant.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ from ipex_assist.checkpoints import gguf_config
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.interface import LogitsError
-from ipex_assist.generation.own_draws import draws_of
 from ipex_assist.generation.result import Identity
+from ipex_assist.generation.seeded_draws import draws_of
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import OwnRounds, RoundStream
 from ipex_assist.generation.text_model import TextModel
-from ipex_assist.generation.transformers_pair import OwnDrafting, TransformersPair, context_length, neutralise
+from ipex_assist.generation.transformers_pair import (
+    TransformersDrafting,
+    TransformersPair,
+    context_length,
+    reset_generation_config,
+)
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
@@ -43,18 +48,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-LOOK_S = 0.05  # how often a text that waits for its turn looks whether it was given up
+POLL_S = 0.05  # how often a generation that waits for the models checks whether it was closed
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class TransformersModel(TextModel):
-    """A target and, where there is one, its assistant, run by transformers' generate.
+    """A target, and an assistant if there is one, run by transformers' generate.
 
-    Texts take turns: one begins when the one before it has ended or was closed. One that nobody reads goes on to its
-    end all the same, so that streams may be read alternately in one thread.
+    Generations run one after the other: each begins when the one before it has ended or was closed. One that is not
+    being read still runs to its end, so that a thread may read several streams alternately.
     """
 
-    one_at_a_time = True  # transformers keeps options of drafting in the models
+    one_at_a_time = True  # transformers stores draft settings in the models
 
     def __init__(
         self,
@@ -68,10 +73,10 @@ class TransformersModel(TextModel):
         universal: bool = False,
         named: bool = True,
     ) -> None:
-        """Load both. universal: an assistant with another vocabulary is used through its text.
+        """Load both. universal: an assistant with another vocabulary is used by re-encoding its text.
 
-        named: somebody asked for this assistant, so that one that cannot be used is an error; else it is left out.
-        Raises UsageError for that, and for a precision only our own executors have, IpexAssistError otherwise.
+        named: the user asked for this assistant, so that one that cannot be used is an error; else it is left out.
+        Raises UsageError for that, and for a precision that only our executors have, IpexAssistError otherwise.
         """
         for wanted in (precision, assistant_precision):
             if wanted is not None and wanted not in DTYPES:
@@ -96,16 +101,16 @@ class TransformersModel(TextModel):
         started = time.perf_counter()
         self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None, progress=progress)
         self.loading = Loading(time.perf_counter() - started)
-        neutralise(self.target, self.eos)
-        self._turn = threading.Lock()
+        reset_generation_config(self.target, self.eos)
+        self._generating = threading.Lock()
         self.assistant: PreTrainedModel | None = None
         self._pair_options: dict[str, Any] = {}
         if assistant is not None and pair is not None and assistant_precision is not None:
             started = time.perf_counter()
             self.assistant, _ = _load(assistant, DTYPES[assistant_precision], executor, alone=False, progress=progress)
             self.loading = dataclasses.replace(self.loading, assistant_s=time.perf_counter() - started)
-            self._drafting = OwnDrafting.of(self.assistant)
-            neutralise(self.assistant, self.eos)
+            self._drafting = TransformersDrafting.of(self.assistant)
+            reset_generation_config(self.assistant, self.eos)
             self._pair_options = pair.fit(self.assistant)
         self.identity = Identity(
             target=checkpoint.source,
@@ -117,16 +122,16 @@ class TransformersModel(TextModel):
 
     @property
     def context_length(self) -> int | None:
-        """Tokens a sequence can hold, by the config; None where it does not say."""
+        """The most tokens of a sequence, by the config; None where it does not say."""
         return self._context_length
 
     @property
     def vocab_size(self) -> int | None:
-        """Token ids the target has an embedding for; None where transformers does not say."""
+        """How many token ids the target has an embedding for; None where transformers does not say."""
         try:
             table: Any = self.target.get_input_embeddings()
             return int(table.weight.shape[0])
-        except (AttributeError, NotImplementedError):  # as optimum-intel's models
+        except (AttributeError, NotImplementedError):  # optimum-intel's models
             config = self.target.config.get_text_config()
             return int(config.vocab_size) if getattr(config, "vocab_size", None) else None
 
@@ -161,16 +166,19 @@ class TransformersModel(TextModel):
             told["logits_processor"] = [_Penalties(sampling)]
         if sampling.do_sample:
             told |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        plain = _Worker(self.target, tokens, told, sampling, self._turn)
-        assistant = self.assistant if options.wanted else None
+        plain = _GenerateThread(self.target, tokens, told, sampling, self._generating)
+        assistant = self.assistant if options.may_draft else None
         if assistant is None:
             return OwnRounds(plain.rounds()), False
-        assisted = _Worker(self.target, tokens, told | self._pair_options, sampling, self._turn)
+        assisted = _GenerateThread(self.target, tokens, told | self._pair_options, sampling, self._generating)
         assisted.draft_with(assistant, self._drafting.told(options))
         return OwnRounds(self._assisted_rounds(assisted, plain)), True
 
-    def _assisted_rounds(self, assisted: _Worker, plain: _Worker) -> Iterator[Round]:
-        """An assistant that transformers cannot use after all shows when it is used: then as `named` says."""
+    def _assisted_rounds(self, assisted: _GenerateThread, plain: _GenerateThread) -> Iterator[Round]:
+        """The rounds of `assisted`; where transformers cannot use the assistant after all, `plain` goes on without it.
+
+        Raises UsageError instead where the user asked for this assistant by name.
+        """
         written: list[int] = []
         try:
             with contextlib.closing(assisted.rounds()) as rounds:
@@ -189,7 +197,7 @@ class TransformersModel(TextModel):
                 ) from error
         log.warning("%s: going on without it", problem)
         self.assistant = None
-        plain.go_on_after(written)
+        plain.continue_after(written)
         for round_ in plain.rounds():
             yield dataclasses.replace(round_, prompt=round_.prompt and not written)
 
@@ -197,7 +205,7 @@ class TransformersModel(TextModel):
 def _load(
     checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: bool, progress: bool
 ) -> tuple[PreTrainedModel, str]:
-    """A model of transformers, optimised where IPEX is the executor, and what runs it."""
+    """A transformers model, optimised by IPEX where that is the executor, and the name of what runs it."""
     if checkpoint.path.is_file():
         raise IpexAssistError(
             f"{checkpoint.source}: GGUF files are read for {', '.join(sorted(gguf_config.SUPPORTED))} only; "
@@ -214,7 +222,7 @@ def _load(
         transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(checkpoint.path, torch_dtype=dtype, trust_remote_code=False)
-    except Exception as error:  # whatever a config breaks in a model of transformers
+    except Exception as error:  # a config can break a transformers model in any way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(
             f"{checkpoint.source}: neither we nor transformers can run {checkpoint.architecture or 'this model'} "
@@ -222,7 +230,7 @@ def _load(
             "transformers' AutoModelForCausalLM is the fallback"
         ) from error
     model = model.eval()
-    # IPEX packs the weights of convolutions, which mamba and its hybrids read by hand.
+    # IPEX packs convolution weights, but mamba and its hybrids read those weights themselves.
     convolves = any(isinstance(module, torch.nn.Conv1d) for module in model.modules())
     if executor == "ipex" and not convolves:
         import intel_extension_for_pytorch as ipex
@@ -232,7 +240,7 @@ def _load(
 
 
 def _load_optimum(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel | None:
-    """The model as optimum-intel patches it, or None where it does not."""
+    """The model as optimum-intel patches it, or None where it cannot."""
     try:
         from optimum.intel import IPEXModelForCausalLM
         from optimum.intel.ipex.modeling_base import _IPEX_SUPPORT_MODEL_TYPES
@@ -242,7 +250,7 @@ def _load_optimum(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel
         return None
 
     class Uncompiled(IPEXModelForCausalLM):
-        """torch.compile costs a minute at the first token, and fails on some of the paged cache's code."""
+        """Without torch.compile, which takes a minute at the first token and fails on parts of the paged cache."""
 
         def can_compile(self) -> bool:
             return False
@@ -263,69 +271,69 @@ class GenerateError(IpexAssistError):
 
 
 def _check_logits(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """A logits processor that lets everything through but what no token can be chosen by."""
-    if not bool(torch.isfinite(scores.max())):  # NaN where any of them is
+    """A logits processor that changes nothing, and raises LogitsError for NaN and infinity."""
+    if not bool(torch.isfinite(scores.max())):  # the maximum is NaN where any score is
         raise LogitsError("the model", ids.shape[-1])
     return scores
 
 
 class _Penalties:
-    """Our biases and penalties as one of transformers' logits processors, for a batch of one."""
+    """Our logit biases and penalties as a transformers logits processor, for a batch of one."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """scores: (1, vocab), after the text `ids`, (1, tokens)."""
-        return self.sampling.penalise(scores, ids[0].tolist())
+        return self.sampling.apply_penalties(scores, ids[0].tolist())
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass of the target, and how things stood when it ended: by the time it is read, the thread is further on."""
+    """One pass of the target, with counters as of its end: when it is read, the generating thread is already ahead."""
 
     tokens: list[int]
-    drafted: int  # tokens of the assistant since the start
-    ended: float  # seconds of perf_counter
+    drafted: int  # tokens drafted since the start
+    ended: float  # perf_counter seconds
 
 
-class _Worker:
+class _GenerateThread:
     """transformers' generate in a thread; what it streams becomes rounds."""
 
     def __init__(
-        self, target: Any, prompt: list[int], options: dict[str, Any], sampling: Sampling, turn: threading.Lock
+        self, target: Any, prompt: list[int], options: dict[str, Any], sampling: Sampling, lock: threading.Lock
     ) -> None:
-        """turn: held while transformers generates, since it keeps options in the models."""
-        self.target, self.prompt, self.options, self.sampling, self.turn = target, prompt, options, sampling, turn
+        """lock: held while transformers generates, since it stores settings in the models."""
+        self.target, self.prompt, self.options, self.sampling, self.lock = target, prompt, options, sampling, lock
         self.assistant: PreTrainedModel | None = None
-        self.drafting: OwnDrafting | None = None
-        self.began = 0.0  # seconds of perf_counter
+        self.drafting: TransformersDrafting | None = None
+        self.began = 0.0  # perf_counter seconds
         self.items: queue.Queue[_Pass | BaseException | None] = queue.Queue()
         self.stopped = threading.Event()
         self.draft_passes = 0
 
-    def draft_with(self, assistant: PreTrainedModel, drafting: OwnDrafting) -> None:
-        """Let this assistant draft, by these options of transformers."""
+    def draft_with(self, assistant: PreTrainedModel, drafting: TransformersDrafting) -> None:
+        """Draft with this assistant, by these settings."""
         self.assistant, self.drafting = assistant, drafting
 
-    # transformers calls these two: it streams the prompt first, then the tokens of each pass of the target.
+    # transformers calls put and end: it streams the prompt first, then the tokens of each pass of the target.
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the tokens of one pass."""
+        """Receive the tokens of one pass."""
         self.items.put(_Pass(value.reshape(-1).tolist(), self.draft_passes, time.perf_counter()))
 
     def end(self) -> None:
-        """Ignore the streamer's end: `_generate` announces it itself, after errors too."""
+        """Ignore the end of the stream: `_run` reports it, after errors as well."""
 
-    def go_on_after(self, tokens: list[int]) -> None:
-        """Take these for written already."""
+    def continue_after(self, tokens: list[int]) -> None:
+        """Begin after these tokens, which were generated already."""
         self.prompt = self.prompt + tokens
         self.options = self.options | {"max_new_tokens": self.options["max_new_tokens"] - len(tokens)}
 
     def _run(self) -> None:
-        """Wait for the turn and generate; all that happens, and the end, goes to whoever reads the rounds."""
+        """Wait for the lock and generate; passes, errors and the end go into the queue that `rounds` reads."""
         try:
-            while not self.turn.acquire(timeout=LOOK_S):
+            while not self.lock.acquire(timeout=POLL_S):
                 if self.stopped.is_set():
                     self.items.put(None)
                     return
@@ -334,7 +342,7 @@ class _Worker:
                 with self._drafts_counted(), draws_of(self.sampling), torch.inference_mode():
                     self._generate()
             finally:
-                self.turn.release()
+                self.lock.release()
             self.items.put(None)
         except BaseException as error:
             self.items.put(error)
@@ -356,11 +364,11 @@ class _Worker:
 
     @contextlib.contextmanager
     def _drafts_counted(self) -> Iterator[None]:
-        """Every pass of the assistant yields one drafted token."""
+        """Count the assistant's passes inside the `with`: each drafts one token."""
         if self.assistant is None or self.drafting is None:
             yield
             return
-        # The model keeps these options: one generation's number must not become the next one's default.
+        # The model keeps these settings, so every generation sets its own.
         self.drafting.set(self.assistant)
         hook = self.assistant.register_forward_hook(lambda *_: self._count_draft())
         try:
@@ -375,7 +383,7 @@ class _Worker:
         return torch.full((ids.shape[0],), self.stopped.is_set(), dtype=torch.bool)
 
     def rounds(self) -> Generator[Round, None, None]:
-        """Yield a round a pass of the target; closing the iterator ends the thread at its next token.
+        """Yield one round for each pass of the target; closing the iterator ends the thread at its next token.
 
         Raises GenerateError where transformers failed.
         """

@@ -1,4 +1,4 @@
-"""Options for transformers' generate of a target and an assistant that it would not find out itself."""
+"""Prepares a target and an assistant for transformers' generate: configs, draft settings and vocabularies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.generation.rows_of_config import auto_config, number_in, vocabulary_rows
+from ipex_assist.generation.config_sizes import auto_config, number_in, vocabulary_rows
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.schedule import CONSTANT_TOKENS, HEURISTIC_TOKENS
 from ipex_assist.tokenization.tokenizer import load_tokenizer
@@ -27,15 +27,15 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Tokens a sequence can hold, by config.json or, in a model of several kinds of input, by its text part."""
+    """The most tokens of a sequence, by config.json or its `text_config` (multimodal models)."""
     return number_in(config, *CONTEXT_KEYS)
 
 
-def neutralise(model: PreTrainedModel, eos: frozenset[int]) -> None:
-    """Forget what the checkpoint says about generating, but for the ids of special tokens.
+def reset_generation_config(model: PreTrainedModel, eos: frozenset[int]) -> None:
+    """Replace the checkpoint's generation settings by defaults; only the ids of special tokens are kept.
 
-    A sampling option, a penalty or beams in generation_config.json (or in config.json, as older ones have them) would
-    change or break results here, and nowhere else. A key-value cache is used, whatever the config says.
+    A sampling option, a penalty or beams in generation_config.json (or in config.json, where older ones have them)
+    would change or break results here, but not on our own executors. The KV cache is on, whatever the config says.
     """
     from transformers import GenerationConfig
 
@@ -54,30 +54,30 @@ def neutralise(model: PreTrainedModel, eos: frozenset[int]) -> None:
 
 
 @dataclass(frozen=True)
-class OwnDrafting:
-    """How transformers drafts: how many tokens, the rule that changes the number, and the least confidence."""
+class TransformersDrafting:
+    """transformers' draft settings: number of tokens, the schedule that changes it, and the confidence threshold."""
 
     tokens: int | None
     schedule: str | None
     confidence: float | None
 
     @classmethod
-    def of(cls, assistant: PreTrainedModel) -> OwnDrafting:
-        """Its own way of adapting, which is a threshold of confidence."""
+    def of(cls, assistant: PreTrainedModel) -> TransformersDrafting:
+        """transformers' defaults for this assistant, which adapt by a confidence threshold."""
         config = assistant.generation_config
         return cls(
             config.num_assistant_tokens, config.num_assistant_tokens_schedule, config.assistant_confidence_threshold
         )
 
-    def told(self, options: DraftOptions) -> OwnDrafting:
-        """This, or what one generation asks for: a constant number is that number, whatever the confidence."""
+    def told(self, options: DraftOptions) -> TransformersDrafting:
+        """The settings of one generation. A constant number of tokens is drafted whatever their confidence."""
         if options.kind == "adaptive":
             return dataclasses.replace(self, tokens=options.num_assistant_tokens or self.tokens)
         usual = CONSTANT_TOKENS if options.kind == "constant" else HEURISTIC_TOKENS
-        return OwnDrafting(options.num_assistant_tokens or usual, options.kind, 0.0)
+        return TransformersDrafting(options.num_assistant_tokens or usual, options.kind, 0.0)
 
     def set(self, assistant: PreTrainedModel) -> None:
-        """Write it where transformers reads it."""
+        """Write the settings into the assistant's generation config, where transformers reads them."""
         config = assistant.generation_config
         config.num_assistant_tokens = self.tokens
         config.num_assistant_tokens_schedule = self.schedule
@@ -86,10 +86,11 @@ class OwnDrafting:
 
 @dataclass(frozen=True)
 class TransformersPair:
-    """Two models that transformers can run together, and how their vocabularies go together.
+    """Two models that transformers can run together, and the mapping between their vocabularies.
 
-    rows: of the target's and of the assistant's embedding. tokenizers: the target's and the assistant's, where texts
-    are what they have in common (transformers' universal assisted decoding).
+    rows: rows of the target's and of the assistant's embedding. stand_in: the id that the assistant reads for tokens
+    that it does not have. tokenizers: the target's and the assistant's, where they only have text in common
+    (transformers' universal assisted decoding).
     """
 
     rows: tuple[int, int]
@@ -101,7 +102,7 @@ class TransformersPair:
     def of(
         cls, target: Checkpoint, tokenizer: PreTrainedTokenizerBase, assistant: Checkpoint, universal: bool
     ) -> TransformersPair:
-        """Compare them before anything large is loaded. UsageError where they cannot work together."""
+        """Compare the two before any weights are loaded. Raises UsageError where they cannot work together."""
         for checkpoint in (target, assistant):
             if _is_stateful(checkpoint):
                 raise UsageError(
@@ -121,17 +122,17 @@ class TransformersPair:
                     f"--universal: transformers takes {assistant.source} for a model of the target's vocabulary, since "
                     f"both have {rows[0]:,} rows: name another --assistant-model"
                 ) from None
-            log.warning("%s has another vocabulary: its drafts are encoded again, as text", assistant.source)
+            log.warning("%s has another vocabulary: its drafts are re-encoded, as text", assistant.source)
             return cls(rows, tokenizers=(tokenizer, other))
         special = other.unk_token_id, other.pad_token_id, other.eos_token_id
         stand_in = next((id_ for id_ in special if id_ is not None and id_ < rows[1]), 0)
         return cls(rows, shared, stand_in)
 
     def fit(self, assistant: PreTrainedModel) -> dict[str, Any]:
-        """Make the assistant look like a model of the target's vocabulary; returns further options for generate.
+        """Make the assistant look like a model of the target's vocabulary; returns further arguments for `generate`.
 
-        It never drafts what only it has; in place of what only the target has it reads a stand-in, since transformers
-        feeds it the text as it is.
+        The assistant never drafts ids that the target lacks. transformers feeds it the target's ids, so it reads a
+        stand-in for those that it lacks itself.
         """
         if self.tokenizers is not None:
             return {"tokenizer": self.tokenizers[0], "assistant_tokenizer": self.tokenizers[1]}
@@ -159,7 +160,7 @@ class TransformersPair:
 
 
 def _is_stateful(checkpoint: Checkpoint) -> bool:
-    """Whether the class keeps a state that has no rows to cut off (mamba, rwkv and their hybrids)."""
+    """Whether the model keeps a recurrent state, which cannot be rolled back (mamba, rwkv and their hybrids)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = auto_config(checkpoint)

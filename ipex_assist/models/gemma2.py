@@ -42,7 +42,7 @@ def shared(config: Config) -> dict[str, Any]:
     bias = config.flag("attention_bias", False)
     return {
         "head_dim": config.integer("head_dim", 256),
-        "norm_place": "around",
+        "norm_place": "sandwich",
         "activation": activation(config.text("hidden_activation", "gelu_pytorch_tanh")),
         "qkv_bias": bias,
         "output_bias": bias,

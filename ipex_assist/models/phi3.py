@@ -24,7 +24,7 @@ def spec(config: Config) -> DecoderSpec:
         "phi3",
         config,
         norm_eps=config.number("norm_eps", 1e-5),
-        rope=rope(config, partial=True),
+        ropes=(rope(config, partial=True),),
         rotary_dim=rotary_part(config, head_dim, 1.0),
         sliding_windows=() if window is None else (window,) * layer_count(config),
     )

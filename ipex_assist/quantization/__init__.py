@@ -1,1 +1,1 @@
-"""Number formats: groups of int4, GPTQ, AWQ, round to nearest."""
+"""Number formats: int4 in groups, GPTQ, AWQ, round to nearest."""

@@ -1,7 +1,7 @@
 """AWQ's layout of 4-bit weights, as AutoAWQ writes it for its GEMM kernels (version "gemm").
 
-qweight  int32 (in, out / 8)       8 output columns in a word, in the order of ORDER from the lowest bits on
-qzeros   int32 (groups, out / 8)   likewise
+qweight  int32 (in, out / 8)       8 output columns in a word, in the order ORDER from the lowest bits up
+qzeros   int32 (groups, out / 8)   in the same order
 scales   fp16  (groups, out)
 """
 
@@ -11,13 +11,13 @@ import torch
 
 from ipex_assist.quantization.int4_weight import Int4Weight, nibbles
 
-# Which of a word's 8 output columns each of its 4-bit fields holds: even ones first, so that a GPU gets two
-# neighbours with one mask.
+# The output column in each of a word's eight 4-bit fields: even columns first, so that one mask gives a GPU two
+# neighbours.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack(tensors: dict[str, torch.Tensor], group: int) -> Int4Weight:
-    """Return the matrix of a module's tensors, which are given by the last part of their names."""
+    """The matrix of a module's tensors, which are keyed by the last part of their names."""
     return Int4Weight(
         values=_columns(tensors["qweight"]),
         scales=tensors["scales"].float().t().contiguous(),

@@ -1,4 +1,4 @@
-"""GPTQ's layout of 4-bit weights, both ways, as AutoGPTQ and GPTQModel write it.
+"""GPTQ's layout of 4-bit weights, reading and writing, as AutoGPTQ and GPTQModel have it.
 
 qweight  int32 (in / 8, out)       8 input columns in a word, the first in the lowest bits
 qzeros   int32 (groups, out / 8)   8 output columns in a word; format "gptq" stores zero - 1, "gptq_v2" the zero
@@ -12,13 +12,16 @@ import torch
 
 from ipex_assist.quantization.int4_weight import Int4Weight, nibbles, plain_groups, words
 
-# One in each of a word's eight 4-bit fields. Zeros are taken down and up by whole words: GPTQModel writes v1 so, and
-# where a zero is 0, its borrow from the next field is undone by the carry.
+# 1 in each of a word's eight 4-bit fields. It is added to and subtracted from whole words, as in GPTQModel: where a
+# zero is 0, subtracting borrows from the next field, and adding carries back.
 ONES = 0x11111111
 
 
 def unpack(tensors: dict[str, torch.Tensor], group: int, *, minus_one: bool) -> Int4Weight:
-    """A module's tensors by the last part of their names; minus_one: zeros are stored less one (format "gptq")."""
+    """The matrix of a module's tensors, keyed by the last part of their names.
+
+    minus_one: zeros are stored less one (format "gptq").
+    """
     qzeros = tensors["qzeros"] + ONES if minus_one else tensors["qzeros"]
     width = tensors["qweight"].shape[0] * 8
     index = tensors.get("g_idx")
@@ -35,7 +38,7 @@ def unpack(tensors: dict[str, torch.Tensor], group: int, *, minus_one: bool) -> 
 
 
 def pack(weight: Int4Weight) -> dict[str, torch.Tensor]:
-    """The four tensors in format "gptq". Both sides of the matrix are multiples of 8; scales must fit fp16."""
+    """The four tensors in format "gptq". Both dimensions must be multiples of 8, and scales fit fp16."""
     return {
         "qweight": words(weight.values).t().contiguous(),
         "qzeros": words(weight.zeros.t().contiguous()) - ONES,

@@ -1,4 +1,4 @@
-"""A matrix of 4-bit values in groups that share a scale and a zero point, whatever file format it came from."""
+"""A matrix of 4-bit values in groups that share a scale and a zero point, independent of file formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Int4Weight:
     """weight[n, k] = scales[n, g] · (values[n, k] - zeros[n, g]), where g is k // group, or group_index[k].
 
     values: uint8 (columns, width), 0 to 15. scales: float32 (columns, groups). zeros: uint8 (columns, groups), 0 to 15.
-    group_index: int64 (width,), where input columns were quantized in another order than they are stored (act-order).
+    group_index: int64 (width,), where input columns were quantized in another order than stored (act-order).
     The last group may be short.
     """
 
@@ -25,7 +25,7 @@ class Int4Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the float matrix that this one stands for, (columns, width)."""
+        """The shape of the float matrix, (columns, width)."""
         return tuple(self.values.shape)
 
     def groups_of_columns(self) -> torch.Tensor:
@@ -36,22 +36,22 @@ class Int4Weight:
         """The float32 matrix (columns, width); exact, for fp16 and bf16 scales."""
         groups = self.groups_of_columns()
         weight = self.values.to(torch.float32)
-        # Zeros are small integers: their difference to a value is exact, and the product has at most 11 + 5 bits.
+        # Exact: values and zeros are small integers, and the product has at most 11 + 5 significant bits.
         return weight.sub_(self.zeros.to(torch.float32)[:, groups]).mul_(self.scales[:, groups])
 
     def rows(self, take: Callable[[torch.Tensor], torch.Tensor]) -> Int4Weight:
-        """Return some of the output columns: `take` maps a matrix to its rows that are wanted."""
+        """Some of the output columns: `take` selects rows of a matrix."""
         return replace(self, values=take(self.values), scales=take(self.scales), zeros=take(self.zeros))
 
     def ordered(self, order: torch.Tensor) -> Int4Weight | None:
-        """Return the matrix with column order[i] as input column i; None where its groups are not consecutive then."""
+        """The matrix with column order[i] as input column i; None where its groups would not be consecutive."""
         groups = self.groups_of_columns()[order]
         if not torch.equal(groups, plain_groups(self.shape[1], self.group)):
             return None
         return replace(self, values=self.values[:, order], group_index=None)
 
     def in_groups_of(self, group: int) -> Int4Weight:
-        """Return the same matrix in smaller groups; `group` divides this one's, unless this has a single group."""
+        """The same matrix in smaller groups; `group` divides the present size, unless there is a single group."""
         width, groups = self.shape[1], self.scales.shape[1]
         assert self.group_index is None, "groups must be consecutive"
         assert groups == 1 or self.group % group == 0, f"groups of {self.group} are no multiple of {group}"
@@ -64,17 +64,17 @@ class Int4Weight:
 
 
 def plain_groups(width: int, group: int) -> torch.Tensor:
-    """The group of each column where groups are consecutive, int64 (width,)."""
+    """The group of each column, int64 (width,), for consecutive groups."""
     return torch.arange(width) // group
 
 
 def nibbles(words: torch.Tensor) -> torch.Tensor:
-    """int32 (rows, words) to uint8 (rows, 8 · words): the lowest 4 bits of each word come first."""
+    """Unpack int32 (rows, words) to uint8 (rows, 8 · words), the lowest 4 bits of each word first."""
     pairs = words.contiguous().view(torch.uint8)
     return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
 
 
 def words(values: torch.Tensor) -> torch.Tensor:
-    """uint8 (rows, 8 · words) of 0 to 15 to int32 (rows, words), as `nibbles` undoes it."""
+    """Pack uint8 (rows, 8 · words) of 0 to 15 into int32 (rows, words): the inverse of `nibbles`."""
     pairs = values.view(values.shape[0], -1, 2)
     return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.int32)

@@ -1,32 +1,32 @@
-"""The precisions of linear layers, and of keys and values: their names, their bytes, and the groups of int4."""
+"""The precisions of linears, and of keys and values: names, bytes, and the group sizes of int4."""
 
 from __future__ import annotations
 
-# Input columns that share an int4 scale and zero. A target's quality is its users'; what a draft gets wrong costs time
-# only, and its passes are shorter by 6 % so.
+# Input columns that share an int4 scale and zero point. Draft models have larger groups: that makes their passes 6 %
+# shorter, and an error in a draft costs time only, never quality.
 INT4_GROUP = 64
 DRAFT_INT4_GROUP = 128
 
-# Bytes per weight of a linear layer: int8 has an fp32 scale per output row (counted as nothing), int4 one bf16 scale
-# and one bf16 zero point per group. mxfp4 is of experts, as a checkpoint stores them, with a byte for 32 weights: their
-# router and what is beside them are bf16. Embeddings and norms are not quantized.
+# Bytes of a weight of a linear: int8 has an fp32 scale for each output row (too small to count), int4 a bf16 scale and
+# a bf16 zero point for each group. mxfp4 is for experts as a checkpoint stores them, with a scale byte for 32 weights;
+# the router and all other linears are bf16 then. Embeddings and norms are not quantized.
 LINEAR_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "mxfp4": 0.5 + 1 / 32}
 PRECISIONS = tuple(LINEAR_BYTES)
 
-# Of keys and values: what may be asked for. Else they have the precision that attention computes in.
+# Precisions of keys and values that --kv-precision takes; by default they have the precision of attention.
 KV_PRECISIONS = ("bf16", "int8")
 
 
 def beside_experts(precision: str) -> str:
-    """The precision of linears that are no expert's: mxfp4 leaves them as checkpoints with such experts have them."""
+    """The precision of linears other than experts'. With mxfp4 it is bf16, as in checkpoints with such experts."""
     return "bf16" if precision == "mxfp4" else precision
 
 
 def kv_precision_of(precision: str | None, asked: str | None = None) -> str:
-    """The precision of keys and values where linears have `precision`: what was asked for, or that of attention."""
+    """The precision of keys and values where linears have `precision`: as `asked`, or that of attention."""
     return asked or ("fp32" if precision == "fp32" else "bf16")
 
 
 def kv_sizes(kv_precision: str) -> tuple[int, int]:
-    """Bytes of a key's or value's element, and of the scale that those of a head share."""
+    """Bytes of an element of a key or value, and of the scale that a head's elements share (0: no scale)."""
     return {"fp32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}[kv_precision]

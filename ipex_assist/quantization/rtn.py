@@ -1,7 +1,7 @@
-"""Round-to-nearest 4-bit quantization of a matrix: in each group the range that loses least is searched for.
+"""Round-to-nearest 4-bit quantization of a matrix, with a search for the best range in each group.
 
-It needs no data. Scales are fp16 and zeros 1 to 15, so that every reader of GPTQ files gives the same matrix: a zero of
-0 is stored as -1 there, which some of them read as 16.
+It needs no calibration data. Scales are fp16 and zeros 1 to 15, so that every reader of GPTQ files gives the same
+matrix: a zero of 0 is stored as -1 there, which some readers take for 16.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 
 from ipex_assist.quantization.int4_weight import Int4Weight
 
-CLIPS = tuple(1.0 - 0.04 * step for step in range(10))  # of the range from smallest to largest
-# Weights that are compared with their candidates in the cache. Torch starts no threads for so few; ours take chunks.
+CLIPS = tuple(1.0 - 0.04 * step for step in range(10))  # factors of the range from smallest to largest
+# Weights that one task works on: they and their candidates fit the cache, and torch starts no threads of its own.
 _CHUNK = 1 << 15
 
 
 def quantize(weight: torch.Tensor, group: int, *, sym: bool = False) -> Int4Weight:
-    """A matrix (columns, width) of any float type in groups of `group` input columns; sym: every zero is 8.
+    """Quantize a matrix (columns, width) of any float type in groups of `group` input columns; sym: every zero is 8.
 
-    Each group gets, of the full range clipped in steps of 4 % and of the symmetric range, each with its scale fitted by
-    least squares, the one of least squared error.
+    Candidates for a group are the full range, clipped in steps of 4 %, and the symmetric range, each with a scale
+    fitted by least squares; the one with the smallest squared error is taken.
     """
     columns, width = weight.shape
     groups = -(-width // group)
@@ -46,20 +46,20 @@ def quantize(weight: torch.Tensor, group: int, *, sym: bool = False) -> Int4Weig
 
 
 def relative_error(weight: torch.Tensor, stored: Int4Weight) -> tuple[float, float]:
-    """Return squared error and squared norm of weight (out, in), for a root mean square over several matrices."""
+    """Squared error and squared norm of weight (out, in), from which a caller gets the RMS of several matrices."""
     exact = weight.float()
     return float((stored.dequantized() - exact).square().sum()), float(exact.square().sum())
 
 
 def _search(x: torch.Tensor, sym: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero (rows, 1) for each group, a row of x."""
+    """The best scale and zero, each (rows, 1), of groups x (rows, group)."""
     best_error = torch.full_like(x[:, :1], torch.inf)
     best_scale, best_zero = torch.ones_like(best_error), torch.full_like(best_error, 8.0)
     for scale, zero in _candidates(x, sym):
         scale = _storable(scale)
         product, square = _sums(x, scale, zero)
         fitted = _storable(torch.where(square > 0, product / square, scale))
-        # |x - s q|² = |x|² - 2 s q·x + s² |q|²; the first term is the same for all candidates. Values are rounded anew
+        # |x - s q|² = |x|² - 2 s q·x + s² |q|²; the first term is the same for all candidates. Values are rounded again
         # with the scale that wins, which can only bring them nearer.
         error = fitted * (fitted * square - 2 * product)
         better = error < best_error
@@ -86,13 +86,13 @@ def _candidates(x: torch.Tensor, sym: bool) -> Iterator[tuple[torch.Tensor, torc
 
 
 def _sums(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """q · x and q · q (rows, 1) of the values q = values - zero that x is rounded to."""
+    """q · x and q · q, each (rows, 1), where q = values - zero is x after rounding."""
     q = (x * (1 / scale)).round_().clamp_(-zero, 15 - zero)
     return (q * x).sum(1, keepdim=True), q.square_().sum(1, keepdim=True)
 
 
 def _storable(scale: torch.Tensor) -> torch.Tensor:
-    """Rounded to fp16, and never 0: a group of zeros, or one too small for fp16, gets fp16's smallest number."""
+    """The scale rounded to fp16, and never 0: for a group of zeros or tiny numbers it is fp16's smallest number."""
     return scale.to(torch.float16).float().clamp(min=2.0**-24, max=65504.0)
 
 

@@ -1,4 +1,4 @@
-"""The application: routes, errors, keys and limits hung together."""
+"""The ASGI application: routes, error handlers, authentication and limits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware.cors import CORSMiddleware
 
-from ipex_assist.serve.auth import Authentication, Keys, is_open
+from ipex_assist.serve.api_keys import ApiKeys, Authentication, is_open
 from ipex_assist.serve.backend import Backend, NotReady
 from ipex_assist.serve.errors import add_error_handlers
-from ipex_assist.serve.limits import BodyLimit, RequestIds, RootPath
+from ipex_assist.serve.middleware import BodyLimit, RequestIds, RootPath
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
-from ipex_assist.serve.routes import responses, server, texts, tokens
+from ipex_assist.serve.routes import completions, responses, server, tokens
 from ipex_assist.serve.service import Service
 from ipex_assist.version import __version__
 
@@ -25,7 +25,7 @@ DESCRIPTION = "OpenAI's API, by a model and its draft; fields beyond OpenAI's ar
 
 
 def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
-    """The ASGI application. Raises UsageError where the file of API keys cannot be read."""
+    """Create the ASGI application. Raises UsageError if the API key file cannot be read."""
     service = Service(backend, options)
 
     @contextlib.asynccontextmanager
@@ -33,7 +33,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         yield
         service.close()
 
-    # No pages of documentation: they load programs from other servers. /openapi.json is there.
+    # No documentation pages, as they load scripts from other servers; /openapi.json is served.
     app = FastAPI(
         title="ipex-assist",
         version=__version__,
@@ -43,10 +43,10 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
         lifespan=lifespan,
     )
     add_error_handlers(app)
-    for each in (texts, responses, tokens, server):
+    for each in (completions, responses, tokens, server):
         app.include_router(each.router(service))
     add_page(app)
-    keys = Keys(options.keys())
+    keys = ApiKeys(options.keys())
     app.add_middleware(BodyLimit, limit=options.max_body, seconds=options.timeout)
     app.add_middleware(Authentication, keys=keys)
     if options.cors_origin:
@@ -65,7 +65,7 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
 
 
 def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
-    """The document as it is true of this server: its vocabulary, its keys; wrong bodies are answered by 400."""
+    """The OpenAPI document of this server: with its vocabulary size and security; invalid bodies get 400, not 422."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -85,13 +85,13 @@ def _openapi(app: FastAPI, service: Service, keys: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    with contextlib.suppress(NotReady):  # else it is said later
+    with contextlib.suppress(NotReady):  # else added later
         _limit_ids(document, service.facts.vocab_size)
     return document
 
 
 def _limit_ids(node: Any, vocab_size: int) -> None:
-    """Say of every token id in the document how large it may be."""
+    """Set the maximum of every token id in the document."""
     if isinstance(node, dict):
         if node.pop(TOKEN_ID, False):
             node.pop("exclusiveMaximum", None)

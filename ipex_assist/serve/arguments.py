@@ -1,4 +1,4 @@
-"""The flags of `ipex-assist serve`: those of models and placement that `ipex-assist` has, and a server's own."""
+"""The flags of `ipex-assist serve`: model and placement flags of `ipex-assist`, and the server's own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from ipex_assist.workers.capacity import DEFAULT_CONCURRENCY
 from ipex_assist.workers.settings import WorkerSettings
 
 EPILOG = """\
-The port answers /health at once, and /ready when the models are loaded. SIGTERM or Ctrl-C: nothing new is taken, what
-runs ends within --grace; a second one ends at once. An engine that dies is started anew, and the others go on.
+The port answers /health at once, and /ready when the models are loaded. SIGTERM or Ctrl-C: no new requests are
+taken, running ones may finish within --grace; a second one ends at once. An engine that dies is restarted, and the
+others go on.
 
   ipex-assist serve                                             the embedded model
   ipex-assist serve -m facebook/opt-13b --api-key-file keys     with keys
@@ -38,7 +39,7 @@ NOT_HERE = {
     ("--no-stream",): 'a request asks for it: "stream": false',
     ("--show-accepted",): "the page at / shows it, and ipex-assist chat",
 }
-# Sampling, stops and log-probabilities are for each request to say; how to draft is the server's, unless one asks.
+# Sampling, stop strings and log-probabilities belong to requests; how to draft is the server's default.
 OF_REQUESTS = {
     flags_of(name, one): "each request says it"
     for name, one in options_of(GenerationOptions).items()
@@ -47,7 +48,7 @@ OF_REQUESTS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all flags."""
+    """Return the argument parser."""
     parser = arguments.inheriting_parser(
         "ipex-assist serve",
         "%(prog)s [options]",
@@ -66,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse and check; UsageError says which value is wrong and what would be right."""
+    """Parse and validate the flags. Raises UsageError."""
     args = build_parser().parse_args(argv)
     options = ServeOptions.from_flags(args)
     if options.uds is not None and (args.host is not None or args.port is not None):
@@ -93,14 +94,14 @@ _replicas.__name__ = "number of replicas (N, or N-M)"
 
 
 def check_files(options: ServeOptions, load: LoadOptions) -> None:
-    """UsageError, before anything is loaded, for keys that cannot be read and a path where no model is."""
+    """Raise UsageError, before anything is loaded, if the key file cannot be read or there is no model at the path."""
     options.keys()
     if load.target is not None:
         check_source(load.target)
 
 
 def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadOptions) -> WorkerSettings:
-    """What an engine process is told; memory is planned for as many texts of usual length as it takes at a time."""
+    """Settings of an engine process; memory is planned for its concurrency × requests of --text-tokens."""
     tokens = -(-options.text_tokens // BLOCK) * BLOCK
     concurrency = options.max_concurrency
     lengths = (tokens,) * (concurrency or DEFAULT_CONCURRENCY)
@@ -108,7 +109,7 @@ def worker_settings(args: argparse.Namespace, options: ServeOptions, load: LoadO
 
 
 def model_name(options: ServeOptions, target: str) -> str:
-    """What requests call the model: the hub's name, or that of a folder or file, if nothing else is said."""
+    """The model's name in requests: --served-model-name, or the hub id, or the name of the folder or file."""
     if options.served_model_name:
         return options.served_model_name[0]
     path = Path(os.path.expanduser(target))

@@ -1,4 +1,4 @@
-"""The seam between HTTP and the engines: what is asked for, what comes back, and what may go wrong on the way."""
+"""The interface between HTTP and the engines: requests, output chunks, results and errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextRequest:
-    """One text to generate. tokens: the whole prompt's ids, with the special ones that it shall have."""
+class GenerationRequest:
+    """One generation. tokens: ids of the whole prompt, including special tokens."""
 
     tokens: list[int]
     options: GenerationOptions
@@ -23,9 +23,9 @@ class TextRequest:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A bit of text. token: the id with which it came (a text may be of several tokens). drafted: whether that one was
-    drafted and accepted."""
+class TokenDelta:
+    """Text released with one token; may be empty, or include held-back text of earlier tokens. token: its id. drafted:
+    whether it was drafted and accepted."""
 
     text: str
     token: int
@@ -33,27 +33,27 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one pass of the target brought. logprobs: for each piece, where they were asked for.
+class OutputChunk:
+    """The output of one pass of the target. logprobs: for each token delta, if requested.
 
-    drafted, accepted: tokens that were drafted for this pass, and those of them that were taken.
+    drafted, accepted: tokens drafted for this pass, and those of them that were accepted.
     """
 
-    pieces: list[Piece]
+    token_deltas: list[TokenDelta]
     logprobs: list[dict[str, Any]] | None
     drafted: int
     accepted: int
 
 
 @dataclass(frozen=True)
-class Done:
-    """The end of a text. result: `Result.as_dict()`, the whole text and all figures among it."""
+class Finished:
+    """The end of a generation. result: `Result.as_dict()`, with the whole text and all statistics."""
 
     result: dict[str, Any]
 
 
 class Busy(Exception):
-    """The queue is full (HTTP 429). retry_after: seconds after which there may be room."""
+    """The queue is full (HTTP 429). retry_after: seconds until there may be room."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -61,11 +61,11 @@ class Busy(Exception):
 
 
 class NotReady(Exception):
-    """Nothing is taken: models are being loaded, or the server is about to end (HTTP 503)."""
+    """The server is loading or draining (HTTP 503)."""
 
 
 class Failed(Exception):
-    """The request failed, or the engine that ran it died. again: whether another try may do better (503, else 500)."""
+    """The request failed, or its engine died. again: whether a retry may succeed (HTTP 503, else 500)."""
 
     def __init__(self, message: str, again: bool = False) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is served. name: as requests call it. context_length: in tokens. created: seconds since 1970."""
+    """The served model. name: in requests. context_length: in tokens. created: Unix time in seconds."""
 
     name: str
     target: str
@@ -88,13 +88,12 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ServerStatistics:
-    """How the server is at this moment.
+    """A snapshot of the server's statistics.
 
-    waiting: requests that no engine has begun. running: those that one has. engine: sums over the places of what
-    `EngineStats` counts, since the start of the server; by a name that is a text, numbers, or lists and objects of
-    numbers. blocks_used, blocks_total: of keys and values, over all places; None where an executor has none.
-    blocks_cached: those in use that are only kept for texts that begin alike. blocks_least: of the place with fewest.
-    places: engine processes that there should be. alive: those that answer. restarts: how often one was started anew.
+    waiting, running: requests in the queue, and in engines. engine: `EngineStats.as_dict()` summed over all engine
+    processes since the start of the server. blocks_used, blocks_total: KV blocks over all engines; None if an executor
+    has none. blocks_cached: used blocks that only the prefix cache holds. blocks_least: total blocks of the smallest
+    engine. slots: configured engine processes. alive: those that answer. restarts: of engine processes.
     """
 
     waiting: int = 0
@@ -104,7 +103,7 @@ class ServerStatistics:
     blocks_total: int | None = None
     blocks_cached: int = 0
     blocks_least: int | None = None
-    places: int = 0
+    slots: int = 0
     alive: int = 0
     restarts: int = 0
 
@@ -114,32 +113,34 @@ class Backend(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be taken now, but for a full queue."""
+        """Whether requests are accepted, unless the queue is full."""
         ...
 
     @property
     def draining(self) -> bool:
-        """Whether the server is about to end: what runs goes on, nothing new is taken."""
+        """Whether the server is draining: running requests continue, new ones are refused."""
         ...
 
     @property
     def facts(self) -> ModelFacts:
-        """What is served; NotReady before it is loaded."""
+        """The served model. Raises NotReady before it is loaded."""
         ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's, loaded in this process without torch; NotReady before."""
+        """The target's tokenizer, loaded without torch. Raises NotReady before that."""
         ...
 
-    def generate(self, request: TextRequest, *, timeout: float | None = None) -> AsyncGenerator[Part | Done, None]:
-        """The parts of a text as they come, and `Done` at last; closing the generator cancels the text.
+    def generate(
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
+        """Yield output chunks as they come, and finally `Finished`; closing the generator cancels the request.
 
-        timeout: seconds for the whole of it. Raises, at the first iteration or a later one, Busy, NotReady, Failed or
-        TimeoutError; UsageError where the request itself cannot be met, by its grammar, say.
+        timeout: seconds for the whole request. Raises, on any iteration, Busy, NotReady, Failed or TimeoutError;
+        UsageError if the request itself is invalid, for example its grammar.
         """
         ...
 
     def statistics(self) -> ServerStatistics:
-        """Figures of this moment; waits for nothing."""
+        """Current statistics; does not block."""
         ...

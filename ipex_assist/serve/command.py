@@ -1,4 +1,4 @@
-"""The command `ipex-assist serve`: from its flags to a server, from its end to an exit code. Never imports torch."""
+"""The command `ipex-assist serve`. Never imports torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.arguments import check_files, model_name, parse, worker_settings
 from ipex_assist.serve.listen import address, close, curl_line, listen
-from ipex_assist.serve.messages import Messages
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.stop import Stop
+from ipex_assist.serve.server_log import ServerLog
+from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
 from ipex_assist.workers.settings import WorkerSettings
@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
         code = asyncio.run(command.serve())
     finally:
         close(listener, options)
-    if code or threading.active_count() > 1:  # nobody waits for threads that still compute, or download
+    if code or threading.active_count() > 1:  # do not wait for threads that still compute or download
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def check_packages() -> None:
-    """UsageError where a library that only a server needs is not installed."""
+    """Raise UsageError if a library of the [serve] extra is not installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}: type pip install 'ipex-assist[serve]'")
@@ -77,7 +77,7 @@ def check_packages() -> None:
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """One run of the command: what it was told, and where it listens."""
+    """One run of the command: its options and its listening socket."""
 
     args: argparse.Namespace
     options: ServeOptions
@@ -87,11 +87,11 @@ class ServeCommand:
 
     async def serve(self) -> int:
         """Serve until a signal ends it; returns the exit code."""
-        messages, stop = Messages(self.args.verbose), Stop()
-        with stop.caught():  # from before the first message on, which is when people press Ctrl-C
+        messages, stop = ServerLog(self.args.verbose), StopSignals()
+        with stop.caught():  # installed before the first message, when people may press Ctrl-C
             return await self._serve_until(stop, messages)
 
-    async def _serve_until(self, stop: Stop, messages: Messages) -> int:
+    async def _serve_until(self, stop: StopSignals, messages: ServerLog) -> int:
         messages.say(f"{self.name} is being loaded; {address(self.listener, self.options)} answers /health already")
         from ipex_assist.serve.app import create_app
         from ipex_assist.serve.engines import Engines
@@ -112,7 +112,7 @@ class ServeCommand:
         )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's, without torch."""
+        """Load the target's tokenizer without torch."""
         from ipex_assist.deferred_imports import leave_torch_out
         from ipex_assist.tokenization.tokenizer import load_tokenizer
 
@@ -122,10 +122,10 @@ class ServeCommand:
         return load_tokenizer(open_checkpoint(load.target, revision=load.revision, offline=load.offline))
 
     def greeting(self, engines: Engines) -> str:
-        """What is served, where, and how to ask it something."""
+        """The ready message: model, address and a curl example."""
         facts = engines.facts
         drafts = f"drafted by {facts.assistant}" if facts.assistant else "nothing drafts"
-        count = engines.statistics().places
+        count = engines.statistics().slots
         where = address(self.listener, self.options)
         chat = bool(getattr(engines.tokenizer, "chat_template", None))
         return (

@@ -1,4 +1,4 @@
-"""What the draft did, where tools look for it: llama.cpp's `timings`, vLLM's `metrics.speculative_decoding`."""
+"""Draft statistics in known formats: llama.cpp's `timings`, vLLM's `metrics.speculative_decoding`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipex_assist.serve.backend import Part
+from ipex_assist.serve.backend import OutputChunk
 
 
 @dataclass
 class DraftCounts:
-    """Counts over passes that verified drafted tokens. histogram: how many of them accepted 0, 1, 2, … tokens."""
+    """Counts over passes that verified drafts. histogram: number of passes that accepted 0, 1, 2, … tokens."""
 
     steps: int = 0
     drafted: int = 0
@@ -19,18 +19,18 @@ class DraftCounts:
     longest: int = 0
     histogram: list[int] = field(default_factory=list)
 
-    def count(self, part: Part) -> None:
-        """Take in one pass."""
-        if part.drafted:
+    def count(self, chunk: OutputChunk) -> None:
+        """Count one pass."""
+        if chunk.drafted:
             self.steps += 1
-            self.drafted += part.drafted
-            self.accepted += part.accepted
-            self.longest = max(self.longest, part.drafted)
-            self.histogram += [0] * (part.accepted + 1 - len(self.histogram))
-            self.histogram[part.accepted] += 1
+            self.drafted += chunk.drafted
+            self.accepted += chunk.accepted
+            self.longest = max(self.longest, chunk.drafted)
+            self.histogram += [0] * (chunk.accepted + 1 - len(self.histogram))
+            self.histogram[chunk.accepted] += 1
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
-        """Of two texts together."""
+        """Sum of two counts."""
         length = max(len(self.histogram), len(other.histogram))
         return DraftCounts(
             self.steps + other.steps,
@@ -42,9 +42,9 @@ class DraftCounts:
 
 
 def speculative_decoding(counts: DraftCounts) -> dict[str, Any] | None:
-    """vLLM's object of one request; None where nothing was drafted.
+    """vLLM's object of one request; None if nothing was drafted.
 
-    mean_acceptance_length: tokens a step, the target's own among them. num_spec_tokens: the longest draft; the
+    mean_acceptance_length: tokens per step, including the target's own. num_spec_tokens: the longest draft; the
     histogram has an entry for each number from 0 to that, as vLLM's readers check.
     """
     if not counts.steps:
@@ -61,11 +61,11 @@ def speculative_decoding(counts: DraftCounts) -> dict[str, Any] | None:
 
 
 def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any]:
-    """llama.cpp's object, of one text or summed over several. results: `Result.as_dict()` of each.
+    """llama.cpp's object, of one choice or summed over several. results: `Result.as_dict()` of each.
 
-    prompt_ms: to the first token, from when the engine has the request. predicted_ms: of the tokens after the first;
-    predicted_per_second: the speed of these, since the first one's time is the prompt's. draft_n is left out where
-    nothing was drafted, as there.
+    prompt_ms: from the engine's start of the request to the first token. predicted_ms, predicted_per_second: of the
+    tokens after the first, whose time belongs to the prompt. draft_n is omitted if nothing was drafted, as in
+    llama.cpp.
     """
     prompt_n, predicted_n = sum(r["prompt_tokens"] for r in results), sum(r["new_tokens"] for r in results)
     prompt_s, predicted_s = sum(r["ttft_s"] or 0.0 for r in results), sum(r["decode_s"] for r in results)
@@ -85,14 +85,14 @@ def timings(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str,
 
 
 def speedup(results: Sequence[dict[str, Any]]) -> float | None:
-    """What plain decoding would have taken for these texts ÷ what they took; of those where it was measured."""
+    """Estimated seconds of plain decoding ÷ measured seconds, over the results that have an estimate."""
     timed = [(r["speedup"], r["decode_s"]) for r in results if r["speedup"] is not None]
     seconds = sum(spent for _, spent in timed)
     return sum(factor * spent for factor, spent in timed) / seconds if seconds else None
 
 
 def report(results: Sequence[dict[str, Any]], counts: DraftCounts) -> dict[str, Any]:
-    """Both objects, ready to stand beside `usage`."""
+    """Both objects, as fields beside `usage`."""
     return {
         "timings": timings(results, counts),
         "metrics": {"speculative_decoding": speculative_decoding(counts), "speedup": speedup(results)},

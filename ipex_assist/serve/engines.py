@@ -1,4 +1,4 @@
-"""The engine processes of this machine as one backend: started, fed, watched, and started anew when they die."""
+"""The engine processes of this machine as one backend: dispatches requests, watches and restarts processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.backend import (
     Busy,
-    Done,
     Failed,
+    Finished,
+    GenerationRequest,
     ModelFacts,
     NotReady,
-    Part,
+    OutputChunk,
     ServerStatistics,
-    TextRequest,
 )
-from ipex_assist.serve.counts import total
+from ipex_assist.serve.count_sums import sum_counts
+from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, chunk_of, model_facts
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.place import Place, Text, model_facts, part_of
 from ipex_assist.serve.routing import block_keys, choose
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
@@ -34,18 +34,18 @@ from ipex_assist.workers.restarts import RESTART_DELAYS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SLOWER_DELAYS = (*RESTART_DELAYS, 10.0, 30.0)  # of engines that could load before, and are started anew for ever
-MAX_TRIES = 2  # of a text whose engine died
-OTHER_TEXT = "the engine that was at this request died, and another one would not have gone on by the same text"
-LOOK_SECONDS = 1.0  # how long what no event tells may go unnoticed
-CANCEL_SECONDS = 30.0  # an engine that says nothing for so long though a text was cancelled is ended
+SLOWER_DELAYS = (*RESTART_DELAYS, 10.0, 30.0)  # of engines that have loaded before; restarted without limit
+MAX_TRIES = 2  # of a request whose engine died
+OTHER_TOKENS = "the engine of this request died, and another one did not continue with the same text"
+WATCH_SECONDS = 1.0  # interval of checks that no event triggers
+CANCEL_SECONDS = 30.0  # an engine that does not confirm a cancellation within this time is killed
 MOST_RETRY_AFTER = 600.0
 
 
 class Engines:
-    """A Backend over a `LocalPool`. All of it runs in one event loop, that of the main thread (`spawn_command`).
+    """A Backend over a `LocalPool`. Runs in one event loop, that of the main thread (`spawn_command`).
 
-    It takes requests when one engine is ready. `failure` is done, with an exception, when none is left to wait for.
+    Accepts requests once one engine is ready. `failure` completes with an exception when every engine is given up.
     """
 
     def __init__(
@@ -56,31 +56,31 @@ class Engines:
         say: Callable[[str], None] = lambda line: None,
         heard: Callable[[int, str], None] = lambda engine, line: None,
     ) -> None:
-        """name: of the model, as requests call it. drafts: for requests that do not ask otherwise.
+        """name: of the model in requests. drafts: defaults for requests.
 
-        say: takes messages for whoever runs the server. heard: takes lines of an engine's standard error.
+        say: prints a message for the operator. heard: takes a line of an engine's standard error.
         """
         self._name, self._options, self._say, self._heard = name, options or ServeOptions(), say, heard
         self._drafts = drafts or DraftOptions()
         self._pool: LocalPool | None = None
-        self._places: list[Place] = []
-        self._waiting: deque[Text] = deque()
-        self._texts: set[Text] = set()  # that somebody waits for
+        self._slots: list[EngineSlot] = []
+        self._waiting: deque[ActiveRequest] = deque()
+        self._active: set[ActiveRequest] = set()  # unfinished requests
         self._numbers = itertools.count(1)
         self._facts: ModelFacts | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._seconds = 1.0  # that a text takes of late
-        self._looking: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()
+        self._seconds = 1.0  # moving average of a request's seconds
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
         self._refusal: IpexAssistError | None = None
         self.draining = False
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # What HTTP asks.
+    # The Backend interface.
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be taken now, but for a full queue."""
+        """Whether requests are accepted, unless the queue is full."""
         return self._why_not_ready() is None
 
     def _why_not_ready(self) -> str | None:
@@ -88,20 +88,20 @@ class Engines:
             return "the server is about to end"
         if self._facts is None or self._tokenizer is None:
             return "the model is being loaded"
-        if not any(place.ready for place in self._places):
-            return "the engines have died and are being started anew"
+        if not any(slot.ready for slot in self._slots):
+            return "the engines have died and are being restarted"
         return None
 
     @property
     def facts(self) -> ModelFacts:
-        """What is served; NotReady before it is loaded."""
+        """The served model. Raises NotReady before it is loaded."""
         if self._facts is None:
             raise NotReady("the model is being loaded")
         return self._facts
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's; NotReady before it is loaded."""
+        """The target's tokenizer. Raises NotReady before it is loaded."""
         if self._tokenizer is None:
             raise NotReady("the model is being loaded")
         return self._tokenizer
@@ -109,59 +109,59 @@ class Engines:
     @tokenizer.setter
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._news.set()
+        self._changed.set()
 
     @property
     def concurrency(self) -> int:
-        """The most texts at a time in an engine."""
-        return max((place.concurrency for place in self._places), default=1)
+        """The most concurrent requests of an engine."""
+        return max((slot.concurrency for slot in self._slots), default=1)
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
-        """See Backend. timeout None: that of the options."""
-        text = self._admit(request)
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
+        """See Backend. timeout: the options' where None."""
+        active = self._admit(request)
         seconds = self._options.timeout if timeout is None else timeout
-        text.expiry = asyncio.get_running_loop().call_later(seconds, self._too_late, text, seconds)
+        active.expiry = asyncio.get_running_loop().call_later(seconds, self._time_out, active, seconds)
         try:
-            async for item in text.delivery:
+            async for item in active.output:
                 yield item
         finally:
-            text.expiry.cancel()
-            self._give_up(text, asyncio.CancelledError())
+            active.expiry.cancel()
+            self._abort(active, asyncio.CancelledError())
 
     def statistics(self) -> ServerStatistics:
-        """Figures of this moment; what engines count is at most a second old, and exact when nothing runs."""
-        blocks = [place.blocks for place in self._places if place.blocks is not None]
+        """Current statistics; engine counters are at most a second old, and exact when nothing runs."""
+        blocks = [slot.blocks for slot in self._slots if slot.blocks is not None]
         return ServerStatistics(
             waiting=len(self._waiting),
-            running=sum(len(place.running) for place in self._places),
-            engine=total([counts for place in self._places for counts in (place.past, place.counts)]),
+            running=sum(len(slot.running) for slot in self._slots),
+            engine=sum_counts([counts for slot in self._slots for counts in (slot.past, slot.counts)]),
             blocks_used=sum(each["used"] for each in blocks) if blocks else None,
             blocks_total=sum(each["total"] for each in blocks) if blocks else None,
             blocks_cached=sum(each.get("cached", 0) for each in blocks),
             blocks_least=min((each["total"] for each in blocks), default=None),
-            places=len(self._places),
-            alive=sum(place.ready for place in self._places),
-            restarts=sum(max(0, place.starts - 1) for place in self._places),
+            slots=len(self._slots),
+            alive=sum(slot.ready for slot in self._slots),
+            restarts=sum(max(0, slot.starts - 1) for slot in self._slots),
         )
 
-    # From its start to its end.
+    # Start and shutdown.
 
     def start(self, pool: LocalPool) -> None:
-        """Start a process at every place; they load side by side. Nothing where the end has come meanwhile."""
+        """Start a process in every slot; they load in parallel. Does nothing if the server is draining already."""
         if self.draining:
             return
         self._pool = pool
-        self._places = [Place() for _ in range(pool.size)]
+        self._slots = [EngineSlot() for _ in range(pool.size)]
         asyncio.get_running_loop().add_reader(pool.fileno(), self._take_events)
-        self._look()
+        self._watch()
 
     async def wait_ready(self) -> None:
-        """Wait until requests are taken. Raises IpexAssistError where no engine can load the model."""
+        """Wait until requests are accepted. Raises IpexAssistError if no engine can load the model."""
         while not self.ready and not self.failure.done():
-            self._news.clear()
-            news = asyncio.ensure_future(self._news.wait())
+            self._changed.clear()
+            news = asyncio.ensure_future(self._changed.wait())
             either: set[asyncio.Future[Any]] = {news, self.failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
@@ -169,28 +169,28 @@ class Engines:
             self.failure.result()
 
     async def drain(self, seconds: float) -> int:
-        """Take nothing new, and wait so long for what there is; returns how many texts were given up then."""
+        """Refuse new requests and wait up to `seconds` for running ones; returns how many were aborted."""
         self.draining = True
         deadline = time.monotonic() + seconds
-        if self._texts and seconds:
-            count = f"{len(self._texts)} text{'s' * (len(self._texts) != 1)}"
+        if self._active and seconds:
+            count = f"{len(self._active)} text{'s' * (len(self._active) != 1)}"
             self._say(f"ending: {count} under way, {seconds:g} s left for that; a second signal ends at once")
-        while self._texts and (left := deadline - time.monotonic()) > 0:
-            self._news.clear()
+        while self._active and (left := deadline - time.monotonic()) > 0:
+            self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left)
-        left_over = list(self._texts)
-        for text in left_over:
-            self._give_up(text, Failed("the server has ended before this text", again=True))
+                await asyncio.wait_for(self._changed.wait(), left)
+        left_over = list(self._active)
+        for active in left_over:
+            self._abort(active, Failed("the server has ended before this text", again=True))
         return len(left_over)
 
     def close(self, now: bool = False) -> None:
-        """End all processes. now: those too that would end by themselves."""
+        """End all processes. now: kill them instead of letting them exit."""
         self.draining = True
-        for text in list(self._texts):
-            self._give_up(text, Failed("the server has ended before this text", again=True))
-        if self._looking is not None:
-            self._looking.cancel()
+        for active in list(self._active):
+            self._abort(active, Failed("the server has ended before this text", again=True))
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
         if self._pool is not None:
             pool, self._pool = self._pool, None
             asyncio.get_running_loop().remove_reader(pool.fileno())
@@ -198,68 +198,68 @@ class Engines:
                 pool.kill(number, "is ended")
             pool.close()
         if not self.failure.cancel() and not self.failure.cancelled():
-            self.failure.exception()  # nobody may have asked
+            self.failure.exception()  # mark it as retrieved
 
-    # Texts.
+    # Requests.
 
-    def _admit(self, request: TextRequest) -> Text:
-        """Begin with a request, or let it wait. Raises NotReady and Busy."""
+    def _admit(self, request: GenerationRequest) -> ActiveRequest:
+        """Dispatch or queue a request. Raises NotReady or Busy."""
         if (reason := self._why_not_ready()) is not None:
             raise NotReady(reason)
-        text = Text.of(request, self._drafts)
-        self._waiting.append(text)
+        active = ActiveRequest.of(request, self._drafts)
+        self._waiting.append(active)
         self._feed()
-        if text.place is None and len(self._waiting) > self._options.max_queue:
-            self._waiting.remove(text)
+        if active.slot is None and len(self._waiting) > self._options.max_queue:
+            self._waiting.remove(active)
             raise Busy(f"{len(self._waiting)} requests wait already (--max-queue)", self._retry_after())
-        self._texts.add(text)
-        return text
+        self._active.add(active)
+        return active
 
     def _retry_after(self) -> float:
-        """Seconds after which the queue may have room: that one of the texts under way takes."""
-        slots = sum(place.concurrency for place in self._places if place.ready) or 1
+        """Estimated seconds until a running request finishes."""
+        slots = sum(slot.concurrency for slot in self._slots if slot.ready) or 1
         return float(math.ceil(min(MOST_RETRY_AFTER, max(1.0, self._seconds / slots))))
 
     def _feed(self) -> None:
-        """Give waiting texts to places that have room."""
+        """Dispatch waiting requests to slots with room."""
         while self._waiting and self._pool is not None:
-            text = self._waiting[0]
-            load = {number: place.load for number, place in enumerate(self._places) if place.has_room}
-            load = {number: each for number, each in load.items() if number not in text.tried} or load
+            active = self._waiting[0]
+            load = {number: slot.load for number, slot in enumerate(self._slots) if slot.has_room}
+            load = {number: each for number, each in load.items() if number not in active.tried} or load
             if not load:
                 return
             self._waiting.popleft()
-            text.place = choose({number: self._places[number].known.find(text.keys) for number in load}, load)
-            self._places[text.place].take(text, next(self._numbers))
-            self._pool.submit(text.place, text.fields())
+            active.slot = choose({number: self._slots[number].known.find(active.keys) for number in load}, load)
+            self._slots[active.slot].take(active, next(self._numbers))
+            self._pool.submit(active.slot, active.fields())
 
-    def _give_up(self, text: Text, error: BaseException) -> None:
-        """Nobody waits for a text any more, or shall: end it wherever it is. Nothing if it has ended."""
-        if text.delivery.over:
+    def _abort(self, active: ActiveRequest, error: BaseException) -> None:
+        """Fail a request and cancel it wherever it is; does nothing if it has finished."""
+        if active.output.over:
             return
-        self._fail(text, error)
-        if text.place is None:
-            self._waiting.remove(text)
+        self._fail(active, error)
+        if active.slot is None:
+            self._waiting.remove(active)
         elif self._pool is not None:
-            text.cancelled_at = time.monotonic()
-            self._pool.cancel(text.place, text.number)
+            active.cancelled_at = time.monotonic()
+            self._pool.cancel(active.slot, active.number)
 
-    def _too_late(self, text: Text, seconds: float) -> None:
-        """Its time is over: its reader is told, and so is whoever runs the server."""
-        written = len(text.delivered)
+    def _time_out(self, active: ActiveRequest, seconds: float) -> None:
+        """Abort a request that exceeded its timeout, and log it."""
+        written = len(active.delivered)
         advice = f"{written} tokens were written: ask for fewer (max_tokens)" if written else "no token was written"
         self._say(f"a request took longer than --timeout ({seconds:g} s) and is ended; {written} tokens were written")
-        self._give_up(text, TimeoutError(f"the request took longer than {seconds:g} s; {advice}"))
+        self._abort(active, TimeoutError(f"the request took longer than {seconds:g} s; {advice}"))
 
-    def _fail(self, text: Text, error: BaseException) -> None:
-        text.delivery.fail(error)
-        self._forget(text)
+    def _fail(self, active: ActiveRequest, error: BaseException) -> None:
+        active.output.fail(error)
+        self._forget(active)
 
-    def _forget(self, text: Text) -> None:
-        self._texts.discard(text)
-        self._news.set()
+    def _forget(self, active: ActiveRequest) -> None:
+        self._active.discard(active)
+        self._changed.set()
 
-    # What engines report.
+    # Events of engines.
 
     def _take_events(self) -> None:
         if self._pool is None:
@@ -269,89 +269,89 @@ class Engines:
         self._feed()
 
     def _take(self, event: Event) -> None:
-        place = self._places[event.instance]
-        place.heard_at = time.monotonic()
+        slot = self._slots[event.instance]
+        slot.heard_at = time.monotonic()
         if isinstance(event, Streamed):
-            text = place.running.get(event.request)
-            if text is not None and not text.deliver(part_of(event.chunk)):
-                self._give_up(text, Failed(OTHER_TEXT, again=True))
+            active = slot.running.get(event.request)
+            if active is not None and not active.deliver(chunk_of(event.chunk)):
+                self._abort(active, Failed(OTHER_TOKENS, again=True))
         elif isinstance(event, Answered):
-            self._answered(place, event)
+            self._on_answer(slot, event)
         elif isinstance(event, Measured):
-            place.measure(event.stats)
+            slot.measure(event.stats)
         elif isinstance(event, Ready):
-            self._is_ready(place, event)
+            self._on_ready(slot, event)
         elif isinstance(event, Ended):
-            self._ended(place, event)
+            self._on_end(slot, event)
         elif isinstance(event, LogLine):
             self._heard(event.instance, event.line.rstrip("\r"))
 
-    def _answered(self, place: Place, event: Answered) -> None:
-        text = place.running.pop(event.request, None)
-        place.ends_in_a_row = 0
-        if text is None or text.delivery.over:  # nobody waits for it any more
+    def _on_answer(self, slot: EngineSlot, event: Answered) -> None:
+        active = slot.running.pop(event.request, None)
+        slot.ends_in_a_row = 0
+        if active is None or active.output.over:  # cancelled
             return
-        if event.result is not None and text.seen < len(text.delivered):
-            self._fail(text, Failed(OTHER_TEXT, again=True))
+        if event.result is not None and active.seen < len(active.delivered):
+            self._fail(active, Failed(OTHER_TOKENS, again=True))
         elif event.result is not None:
-            self._seconds += (time.monotonic() - text.sent_at - self._seconds) / 8
-            place.known.keep(block_keys([*text.request.tokens, *event.result["tokens"]]))
-            text.delivery.put(Done(event.result))
-            self._forget(text)
+            self._seconds += (time.monotonic() - active.sent_at - self._seconds) / 8
+            slot.known.keep(block_keys([*active.request.tokens, *event.result["tokens"]]))
+            active.output.put(Finished(event.result))
+            self._forget(active)
         elif event.again:
-            self._lost(text, event.error or "it failed")
+            self._retry(active, event.error or "it failed")
         else:
             error = event.error or "the request failed"
-            self._fail(text, UsageError(error) if event.refused else Failed(error))
+            self._fail(active, UsageError(error) if event.refused else Failed(error))
 
-    def _lost(self, text: Text, reason: str) -> None:
-        """A try has failed; another one goes on where it was."""
-        assert text.place is not None
-        text.tried.append(text.place)
-        text.place = None
-        if len(text.tried) >= MAX_TRIES:
-            self._fail(text, Failed(reason, again=True))
+    def _retry(self, active: ActiveRequest, reason: str) -> None:
+        """Queue a request again after its engine failed; the retry continues its output."""
+        assert active.slot is not None
+        active.tried.append(active.slot)
+        active.slot = None
+        if len(active.tried) >= MAX_TRIES:
+            self._fail(active, Failed(reason, again=True))
         else:
-            self._waiting.appendleft(text)
+            self._waiting.appendleft(active)
 
-    def _is_ready(self, place: Place, event: Ready) -> None:
+    def _on_ready(self, slot: EngineSlot, event: Ready) -> None:
         facts = event.facts
-        place.ready = place.was_ready = True
+        slot.ready = slot.was_ready = True
         asked = self._options.max_concurrency or facts.get("concurrency", 1)
-        place.concurrency = min(asked, facts.get("concurrency", asked))
+        slot.concurrency = min(asked, facts.get("concurrency", asked))
         if self._facts is None:
             self._facts = model_facts(self._name, facts)
-        self._news.set()
+        self._changed.set()
 
-    def _ended(self, place: Place, event: Ended) -> None:
-        doing = "between requests" if place.ready else "while loading"
-        delays = SLOWER_DELAYS if place.was_ready else RESTART_DELAYS
-        lost = place.lose()
-        place.count_end(refused=event.refusal is not None, delays=delays, for_ever=True)
-        for text in reversed(lost):  # the first of them shall be the first again
-            self._lost(text, f"the engine that was at this request {event.reason}")
+    def _on_end(self, slot: EngineSlot, event: Ended) -> None:
+        doing = "between requests" if slot.ready else "while loading"
+        delays = SLOWER_DELAYS if slot.was_ready else RESTART_DELAYS
+        lost = slot.take_over_requests()
+        slot.count_end(refused=event.refusal is not None, delays=delays, for_ever=True)
+        for active in reversed(lost):  # appendleft restores their order
+            self._retry(active, f"the engine of this request {event.reason}")
         if lost:
-            failed = sum(text.delivery.over for text in lost)
+            failed = sum(active.output.over for active in lost)
             doing = f"at {len(lost)} requests, of which {failed} failed and {len(lost) - failed} are tried again"
-        if (error := self._hopeless(event)) is not None:
+        if (error := self._fatal_error(event)) is not None:
             self._end_by(error)
             return
-        seconds = max(0.0, place.restart_at - time.monotonic())
-        then = "left out from here on" if place.given_up else f"started anew in {seconds:.0f} s"
+        seconds = max(0.0, slot.restart_at - time.monotonic())
+        then = "not restarted" if slot.given_up else f"restarted in {seconds:.0f} s"
         reason = event.refusal[0] if event.refusal is not None else event.reason
         self._say(f"engine {event.instance}: {reason} ({doing}); {then}")
-        if not place.given_up:
+        if not slot.given_up:
             asyncio.get_running_loop().call_later(seconds, self._start_due)
 
-    def _hopeless(self, event: Ended) -> IpexAssistError | None:
-        """Why no engine is left to wait for; None while there is one."""
+    def _fatal_error(self, event: Ended) -> IpexAssistError | None:
+        """The error to end with if every engine is given up; else None."""
         if event.refusal is not None:
             message, exit_code = event.refusal
             wrong_usage = exit_code == UsageError.exit_code
             self._refusal = UsageError(message) if wrong_usage else IpexAssistError(message)
-            if wrong_usage and self._facts is None:  # what one cannot do, none can
+            if wrong_usage and self._facts is None:  # the same for every engine
                 return self._refusal
-        if not all(place.given_up for place in self._places):
+        if not all(slot.given_up for slot in self._slots):
             return None
         return self._refusal or IpexAssistError(
             f"engine {event.instance} {event.reason} while loading, {len(RESTART_DELAYS) + 1} times in a row: start "
@@ -361,36 +361,36 @@ class Engines:
     def _end_by(self, error: IpexAssistError) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
-        for text in list(self._texts):
-            self._give_up(text, Failed("no engine is left", again=True))
+        for active in list(self._active):
+            self._abort(active, Failed("no engine is left", again=True))
 
-    # What no event tells.
+    # Periodic checks.
 
-    def _look(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+    def _watch(self) -> None:
+        self._watch_timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch)
         self._start_due()
         self._take_events()
-        self._end_deaf()
+        self._end_unresponsive()
 
     def _start_due(self) -> None:
         if self._pool is None or self.failure.done():
             return
-        for number, place in enumerate(self._places):
-            if place.alive or place.given_up or time.monotonic() < place.restart_at:
+        for number, slot in enumerate(self._slots):
+            if slot.alive or slot.given_up or time.monotonic() < slot.restart_at:
                 continue
-            place.alive = True
-            place.starts += 1
+            slot.alive = True
+            slot.starts += 1
             try:
                 self._pool.start(number)
             except IpexAssistError as error:
-                self._ended(place, Ended(number, "cannot be started", (str(error), error.exit_code)))
+                self._on_end(slot, Ended(number, "cannot be started", (str(error), error.exit_code)))
 
-    def _end_deaf(self) -> None:
-        """End engines that do not react: a cancelled text ends between two passes."""
-        for number, place in enumerate(self._places):
-            since = place.deaf_since()
-            if self._pool is None or since is None or place.ending:
+    def _end_unresponsive(self) -> None:
+        """Kill engines that do not confirm a cancellation, which takes effect between two passes."""
+        for number, slot in enumerate(self._slots):
+            since = slot.unresponsive_since()
+            if self._pool is None or since is None or slot.ending:
                 continue
             if time.monotonic() - since > CANCEL_SECONDS:
-                place.ending = True
+                slot.ending = True
                 self._pool.kill(number, f"did not react for {CANCEL_SECONDS:g} s and was ended")

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API has them, each with its HTTP status; no traceback reaches an answer."""
+"""Errors in OpenAI's format with their HTTP status; no traceback reaches a client."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ipex_assist.serve.backend import Busy, Failed, NotReady
 
 log = logging.getLogger("ipex_assist")
 
-RETRY_SECONDS = 5  # said with 503, where nobody knows better
-# Of a place in a body what is a field's name: pydantic says between them which kind it tried.
+RETRY_SECONDS = 5  # Retry-After of a 503 without an estimate
+# Field names in a pydantic location, which also contains the types it tried.
 _FIELD = re.compile(r"(?!(?:body|str|int|bool|float)$)[a-z_]+")
-MOST_REASONS = 3  # of a body that is wrong in many places
+MOST_REASONS = 3  # reported for one body
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(BaseModel):
-    """What went wrong, in OpenAI's words."""
+    """OpenAI's error object."""
 
     message: str
     type: str
@@ -37,13 +37,13 @@ class ErrorBody(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every answer whose status is 400 or above."""
+    """The body of every response with status 400 or above."""
 
     error: ErrorBody
 
 
 class ApiError(HTTPException):
-    """An error with its status. param: the field that is wrong. code: for programs."""
+    """An error with its HTTP status. param: the invalid field. code: machine-readable."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class ApiError(HTTPException):
         self.message, self.param, self.code = message, param, code
 
     def body(self) -> dict[str, Any]:
-        """The answer's body, in OpenAI's form."""
+        """The response body in OpenAI's format."""
         kind = _TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The answer. ASCII alone: a text of the request that is no Unicode can be repeated, too."""
+        """The response, as ASCII JSON, which can quote invalid Unicode of a request."""
         return Response(json.dumps(self.body()), self.status_code, self.headers, media_type="application/json")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route of the OpenAPI document says about these statuses."""
+    """OpenAPI descriptions of these statuses, for a route."""
     meanings = {
         400: "The request is wrong; the message says where",
         401: "There is no API key, or a wrong one",
@@ -82,7 +82,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What the client is told of any exception; one that is our own bug is logged, and told without its details."""
+    """Convert any exception for the client; unexpected ones are logged, and reported without details."""
     match error:
         case ApiError():
             return error
@@ -95,7 +95,7 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(503, str(error), code="not_ready", headers={"Retry-After": str(RETRY_SECONDS)})
         case Failed():
             return ApiError(503 if error.again else 500, str(error), code="failed")
-        case TimeoutError() | asyncio.TimeoutError():  # two kinds before Python 3.11
+        case TimeoutError() | asyncio.TimeoutError():  # different classes before Python 3.11
             return ApiError(503, str(error) or "the request took longer than the server allows", code="timeout")
         case UsageError():
             return ApiError(400, str(error))
@@ -106,8 +106,8 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def refused(error: RequestValidationError | ValidationError) -> ApiError:
-    """400 with the first things that are wrong, each by its place in the body."""
-    found: dict[tuple[str, str], None] = {}  # one reason each, though pydantic tried several kinds
+    """400 with the first validation errors, each with its location in the body."""
+    found: dict[tuple[str, str], None] = {}  # deduplicated, as pydantic reports each type it tried
     for each in error.errors()[:MOST_REASONS]:
         place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
         reason = str(each["msg"]).removeprefix("Value error, ")
@@ -124,7 +124,7 @@ def refused(error: RequestValidationError | ValidationError) -> ApiError:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Give every error of every route OpenAI's form."""
+    """Install handlers that answer all errors in OpenAI's format."""
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

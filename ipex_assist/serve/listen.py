@@ -1,4 +1,4 @@
-"""Where a server listens: a port or a UNIX socket, taken before anything is loaded."""
+"""The listening socket: a port or a UNIX socket, bound before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import suppress
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.options import ServeOptions
 
-BACKLOG = 2048  # connections that the kernel holds for us
+BACKLOG = 2048  # connections queued by the kernel
 
 
 def listen(options: ServeOptions) -> socket.socket:
-    """A socket on which connections queue from now on.
+    """Return a listening socket.
 
     Raises:
-        UsageError: an address that is none of this machine's, or a path that cannot be.
-        IpexAssistError: somebody else is there already, or the system does not allow it.
+        UsageError: not an address of this machine, or an impossible path.
+        IpexAssistError: the address is in use, or the system does not allow it.
     """
     return _listen_on_path(options.uds) if options.uds is not None else _listen_on_port(options.host, options.port)
 
@@ -31,7 +31,7 @@ def _listen_on_port(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--host {host}: no address of this machine ({reason}); 127.0.0.1 or 0.0.0.0 are") from None
     refused: IpexAssistError | None = None
-    for family, _, _, _, address in found:  # a name may have several, not all of them here
+    for family, _, _, _, address in found:  # a name may have several addresses, not all on this machine
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -72,7 +72,7 @@ def _listen_on_path(path: str) -> socket.socket:
 
 
 def _remove_dead_socket(path: str) -> None:
-    """A server that was killed leaves its socket's file; nobody answers there."""
+    """Remove the socket file of a server that was killed, on which nobody listens."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
@@ -84,7 +84,7 @@ def _remove_dead_socket(path: str) -> None:
 
 
 def close(listener: socket.socket, options: ServeOptions) -> None:
-    """Listen no more, and leave no file behind."""
+    """Close the socket and remove its file."""
     listener.close()
     if options.uds is not None:
         with suppress(OSError):
@@ -92,7 +92,7 @@ def close(listener: socket.socket, options: ServeOptions) -> None:
 
 
 def address(listener: socket.socket, options: ServeOptions) -> str:
-    """The URL by which this machine reaches the server; of a UNIX socket its path."""
+    """The server's URL from this machine; unix:PATH for a UNIX socket."""
     if options.uds is not None:
         return f"unix:{options.uds}"
     host, port = listener.getsockname()[:2]
@@ -102,7 +102,7 @@ def address(listener: socket.socket, options: ServeOptions) -> str:
 
 
 def curl_line(listener: socket.socket, options: ServeOptions, model: str, *, chat: bool) -> str:
-    """A command that asks the server for something. chat: whether the model has a chat template."""
+    """An example curl command. chat: whether the model has a chat template."""
     url, words = address(listener, options), ["curl"]
     if options.uds is not None:
         words += ["--unix-socket", options.uds]

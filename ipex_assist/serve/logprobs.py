@@ -1,19 +1,19 @@
-"""Log-probabilities in OpenAI's two forms, held back with the text so that no stop text leaks through them."""
+"""Log-probabilities in OpenAI's two formats, held back with the text so that no stop string leaks through them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.serve.backend import Part
-from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.serve.backend import OutputChunk
+from ipex_assist.serve.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """A token of a text with its bytes, its log-probability, and the likeliest ones (id, log-probability).
+    """A token with its bytes, its log-probability, and the most likely ones as (id, log-probability).
 
-    shown: how many bytes at its end it adds to the text: none where it is a special token, whose bytes are its name.
+    shown: how many of its bytes the text shows; 0 for a special token, whose bytes are its name.
     """
 
     token: int
@@ -23,14 +23,14 @@ class TokenChoice:
     shown: int
 
     def cut(self, room: int) -> TokenChoice:
-        """The same where no more than `room` bytes of the text are left."""
+        """The token cut to the first `room` bytes of its text."""
         if self.shown <= room:
             return self
         return replace(self, bytes=self.bytes[: len(self.bytes) - self.shown + room], shown=room)
 
 
-def token_choice(listed: dict[str, Any], texts: TokenTexts) -> TokenChoice:
-    """From what an engine says: token, log_probability, top."""
+def token_choice(listed: dict[str, Any], texts: TokenBytes) -> TokenChoice:
+    """Convert an engine's {token, log_probability, top}."""
     token, top = listed["token"], [(int(other), float(value)) for other, value in listed["top"]]
     content = texts.bytes_of(token)
     return TokenChoice(token, content, listed["log_probability"], top, 0 if texts.hidden(token) else len(content))
@@ -38,20 +38,20 @@ def token_choice(listed: dict[str, Any], texts: TokenTexts) -> TokenChoice:
 
 @dataclass
 class Logprobs:
-    """Of one text. stop: whether it may end before a stop text, of which nothing is shown then. shows_end: whether the
-    end-of-text token is listed, as in OpenAI's completions, and not in its chat."""
+    """Log-probabilities of one choice. stop: whether it has stop strings, which must not be shown. shows_end: whether
+    the end-of-text token is listed, as in OpenAI's completions but not in its chat."""
 
-    texts: TokenTexts
+    texts: TokenBytes
     stop: bool
     shows_end: bool = False
     _waiting: list[TokenChoice] = field(default_factory=list)
-    _released: int = 0  # bytes of the text that are certain
-    _passed: int = 0  # bytes of the tokens that were given out
+    _released: int = 0  # bytes of text released
+    _passed: int = 0  # bytes of the tokens released
 
-    def push(self, part: Part) -> list[TokenChoice]:
-        """Take in a part; returns the tokens whose text is certain."""
-        self._waiting += [token_choice(each, self.texts) for each in part.logprobs or []]
-        text = "".join(piece.text for piece in part.pieces)
+    def push(self, chunk: OutputChunk) -> list[TokenChoice]:
+        """Add a chunk; returns the tokens whose text is released."""
+        self._waiting += [token_choice(each, self.texts) for each in chunk.logprobs or []]
+        text = "".join(token_delta.text for token_delta in chunk.token_deltas)
         if text and not self._released:
             self._begin(text)
         self._released += len(text.encode())
@@ -65,13 +65,13 @@ class Logprobs:
         return ready
 
     def _begin(self, text: str) -> None:
-        """A SentencePiece tokenizer writes no space before a text's first word, though its token has one."""
+        """SentencePiece drops the leading space of the first word, though its token has one."""
         first = next((place for place, each in enumerate(self._waiting) if each.shown), None)
         if first is not None and self._waiting[first].bytes.startswith(b" ") and not text.startswith(" "):
             self._waiting[first] = replace(self._waiting[first], shown=self._waiting[first].shown - 1)
 
     def finish(self, reason: str) -> list[TokenChoice]:
-        """The rest. reason: Result.stop_reason; the end-of-text token and what follows a stop text are left out."""
+        """Return the rest, without the end-of-text token or a stop string's tokens. reason: Result.stop_reason."""
         rest, self._waiting = self._waiting, []
         if reason == "eos":
             return rest if self.shows_end else rest[:-1]
@@ -96,8 +96,8 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8", errors="backslashreplace")
 
 
-def chat_form(tokens: list[TokenChoice], texts: TokenTexts) -> list[dict[str, Any]]:
-    """As /v1/chat/completions has them: token, logprob, bytes, top_logprobs."""
+def chat_form(tokens: list[TokenChoice], texts: TokenBytes) -> list[dict[str, Any]]:
+    """In the format of /v1/chat/completions: token, logprob, bytes, top_logprobs."""
 
     def entry(content: bytes, value: float) -> dict[str, Any]:
         return {"token": _text(content), "logprob": value, "bytes": list(content)}
@@ -112,12 +112,12 @@ def chat_form(tokens: list[TokenChoice], texts: TokenTexts) -> list[dict[str, An
 
 
 def completion_form(
-    tokens: list[TokenChoice], texts: TokenTexts, offset: int, top: int, first: int | None = None
+    tokens: list[TokenChoice], texts: TokenBytes, offset: int, top: int, first: int | None = None
 ) -> dict[str, Any]:
-    """As /v1/completions has them: lists side by side. offset: characters of the text before; top: how many likeliest.
+    """In the format of /v1/completions: parallel lists. offset: characters of text before; top: number of alternatives.
 
-    first: a prompt's first token, before the others; it has no probability. Of likeliest tokens that are written alike
-    the likelier one is kept.
+    first: the prompt's first token, which has no probability. Of alternatives with the same text the most likely one is
+    kept.
     """
     names = [] if first is None else [texts.text_of(first)]
     offsets = [offset] * len(names)

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: by vLLM's names what vLLM has, so that dashboards and load generators find it."""
+"""Prometheus metrics, by vLLM's names where vLLM has them, so that dashboards and load generators work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ipex_assist.serve.backend import Backend, Busy, Done, NotReady, Part, TextRequest
+from ipex_assist.serve.backend import Backend, Busy, Finished, GenerationRequest, NotReady, OutputChunk
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MODEL = "model_name"
-# Bounds as vLLM's, so that its dashboards show ours.
+# Histogram buckets are vLLM's, so that its dashboards work.
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -30,7 +30,7 @@ _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "lengt
 
 
 class ServerMetrics:
-    """Counts what passes by, and asks the backend for the rest when somebody reads it."""
+    """Counts outputs as they pass, and reads the backend's statistics on each scrape."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -42,9 +42,9 @@ class ServerMetrics:
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their position in the draft", "position"
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, those found in the cache among them")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, including those found in the prefix cache")
         self._new_tokens = self._counter("generation_tokens", "Generated tokens")
-        self._ended = self._counter("request_success", "Texts that ended, by the reason", "finished_reason")
+        self._ended = self._counter("request_success", "Finished requests, by the reason", "finished_reason")
         self._first_token_s = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token", _FIRST_TOKEN_S
         )
@@ -56,7 +56,7 @@ class ServerMetrics:
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
         self._texts = self._histogram("request_generation_tokens", "Generated tokens of a text", _TOKENS)
         self._full = Counter(
-            "ipex_assist:queue_full", "Texts that were refused since the queue was full", [_MODEL],
+            "ipex_assist:queue_full", "Requests refused because the queue was full", [_MODEL],
             registry=self._registry,
         )  # fmt: skip
 
@@ -67,7 +67,7 @@ class ServerMetrics:
         return Histogram(f"vllm:{name}", meaning, [_MODEL], buckets=bounds, registry=self._registry)
 
     def exposition(self) -> bytes:
-        """The text that Prometheus reads. Counters of drafts are there from the beginning, as zeros."""
+        """The exposition text. Draft counters are present from the start, as zeros."""
         try:
             name = self._backend.facts.name
         except NotReady:
@@ -78,26 +78,26 @@ class ServerMetrics:
         return generate_latest(_WithoutDates(self._registry))  # type: ignore[arg-type]
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         """`Backend.generate`, counted."""
         started = time.perf_counter()
         model, first, last, tokens, reason = self._backend.facts.name, 0.0, started, 0, "abort"
         try:
             async with aclosing(self._backend.generate(request, timeout=timeout)) as parts:
-                async for part in parts:
-                    if isinstance(part, Done):
-                        reason = _REASONS.get(part.result["stop_reason"], "error")
-                    elif part.pieces:
+                async for chunk in parts:
+                    if isinstance(chunk, Finished):
+                        reason = _REASONS.get(chunk.result["stop_reason"], "error")
+                    elif chunk.token_deltas:
                         now = time.perf_counter()
                         if not tokens:
                             first = now
                             self._first_token_s.labels(model).observe(now - started)
                             self._prompt_tokens.labels(model).inc(len(request.tokens))
                             self._prompts.labels(model).observe(len(request.tokens))
-                        self._count_part(model, part, tokens > 0, now - last)
-                        tokens, last = tokens + len(part.pieces), now
-                    yield part
+                        self._count_chunk(model, chunk, tokens > 0, now - last)
+                        tokens, last = tokens + len(chunk.token_deltas), now
+                    yield chunk
         except Busy:
             self._full.labels(model).inc()
             raise
@@ -112,22 +112,22 @@ class ServerMetrics:
                 if tokens > 1:
                     self._mean_token_s.labels(model).observe((last - first) / (tokens - 1))
 
-    def _count_part(self, model: str, part: Part, later: bool, seconds: float) -> None:
-        self._new_tokens.labels(model).inc(len(part.pieces))
+    def _count_chunk(self, model: str, chunk: OutputChunk, later: bool, seconds: float) -> None:
+        self._new_tokens.labels(model).inc(len(chunk.token_deltas))
         if later:
             each = self._token_s.labels(model)
-            for _ in part.pieces:
-                each.observe(seconds / len(part.pieces))
-        if part.drafted:
+            for _ in chunk.token_deltas:
+                each.observe(seconds / len(chunk.token_deltas))
+        if chunk.drafted:
             self._drafts.labels(model).inc()
-            self._drafted.labels(model).inc(part.drafted)
-            self._accepted.labels(model).inc(part.accepted)
-            for position in range(part.accepted):
+            self._drafted.labels(model).inc(chunk.drafted)
+            self._accepted.labels(model).inc(chunk.accepted)
+            for position in range(chunk.accepted):
                 self._accepted_at.labels(model, str(position)).inc()
 
 
 class _WithoutDates:
-    """A registry without the dates at which counters began, which load generators take for counts."""
+    """A registry without the *_created samples, which load generators mistake for counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -139,17 +139,17 @@ class _WithoutDates:
 
 
 class _EngineFigures(Collector):
-    """What the engines and the queue say of themselves, asked when somebody reads it."""
+    """Statistics of engines and queue, collected on each scrape."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering does not ask the backend."""
+        """Nothing, so that registering does not query the backend."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges and counters of this moment."""
+        """Current gauges and counters."""
         try:
             model = [self._backend.facts.name]
         except NotReady:
@@ -161,17 +161,17 @@ class _EngineFigures(Collector):
             share = (now.blocks_used or 0) / now.blocks_total
             yield _gauge("vllm:kv_cache_usage_perc", "Blocks of keys and values in use, 0 to 1", model, share)
             yield _gauge("ipex_assist:kv_blocks_used", "Blocks in use", model, now.blocks_used or 0)
-            yield _gauge("ipex_assist:kv_blocks_total", "Blocks that there are", model, now.blocks_total)
-            meaning = "Those in use that are only kept for texts that begin alike"
+            yield _gauge("ipex_assist:kv_blocks_total", "Blocks in total", model, now.blocks_total)
+            meaning = "Blocks in use that only the prefix cache holds"
             yield _gauge("ipex_assist:kv_blocks_cached", meaning, model, now.blocks_cached)
-        yield _gauge("ipex_assist:places", "Engine processes that there should be", model, now.places)
+        yield _gauge("ipex_assist:places", "Configured engine processes", model, now.slots)
         yield _gauge("ipex_assist:places_alive", "Engine processes that answer", model, now.alive)
-        yield _counted("ipex_assist:restarts", "Engine processes started anew", model, now.restarts)
+        yield _counted("ipex_assist:restarts", "Restarts of engine processes", model, now.restarts)
         engine = now.engine
         read, found = engine.get("prompt_tokens", 0), engine.get("prefix_tokens", 0)
         yield _counted("vllm:prefix_cache_queries", "Tokens looked for in the prefix cache", model, read + found)
         yield _counted("vllm:prefix_cache_hits", "Tokens found in the prefix cache", model, found)
-        yield _counted("vllm:num_preemptions", "Texts put back for others", model, engine.get("preempted", 0))
+        yield _counted("vllm:num_preemptions", "Preempted requests", model, engine.get("preempted", 0))
         for name, meaning in (("draft", "drafting"), ("target", "the target's passes"), ("choose", "choosing tokens")):
             seconds = engine.get(f"{name}_s", 0.0)
             yield _counted(f"ipex_assist:{name}_seconds", f"Time of {meaning}", model, seconds)
@@ -192,7 +192,7 @@ def _counted(name: str, meaning: str, model: list[str], value: float) -> Metric:
 
 
 def _by_rows(name: str, meaning: str, model: list[str], values: Mapping[Any, float]) -> Metric:
-    """A counter by rows of a pass: each number up to 8, then up to the next power of two (the label is the most)."""
+    """A counter by rows of a pass: exact up to 8, then in powers of two (label: the upper bound)."""
     sums: dict[int, float] = {}
     for rows, value in values.items():
         most = int(rows) if int(rows) <= 8 else 1 << (int(rows) - 1).bit_length()

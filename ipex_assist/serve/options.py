@@ -1,4 +1,4 @@
-"""What a server may be told: every such option with its default, range and help. Never imports torch."""
+"""The options of a server: defaults, ranges and help. Never imports torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _path(text: str) -> None:
 @documented
 @dataclass(frozen=True)
 class ServeOptions(Options):
-    """How the server listens, whom it answers, and how much it takes on."""
+    """Address, authentication and limits of the server."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine's", Text(), "ADDRESS")
     port: int = option(8000, "0 is any free one", Number(0, 65535, whole=True), "N")
@@ -61,9 +61,9 @@ class ServeOptions(Options):
     grace: float = option(30.0, "seconds from SIGTERM for what runs", Number(0, DAY), "S")
 
     def keys(self) -> tuple[str, ...]:
-        """All keys of which a request must have one; none: anybody is answered.
+        """All valid API keys; without any, no key is required.
 
-        Raises UsageError where the file cannot be read, or holds no key.
+        Raises UsageError if the file cannot be read or holds no key.
         """
         return (*self.api_key, *(_keys_in(self.api_key_file) if self.api_key_file is not None else ()))
 

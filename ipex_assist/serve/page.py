@@ -1,4 +1,4 @@
-"""The chat page at `/`: one HTML file, and the headers that keep it to itself."""
+"""The chat page at `/`: one HTML file, with restrictive security headers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _INLINE = re.compile(r"<(script|style)\b[^>]*>(.*?)</\1>", re.DOTALL)
 
 
 def content_security_policy(page: str) -> str:
-    """The policy under which a browser runs this page's own script and style, by their hashes, and nothing else.
+    """A policy that allows only this page's own scripts and styles, by their hashes.
 
-    It may talk to its own server only, be framed by nobody, and, by trusted types, turn no text into elements.
+    It may connect to its own server only, must not be framed, and by trusted types cannot turn strings into elements.
     """
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _INLINE.findall(page):
@@ -40,7 +40,7 @@ def content_security_policy(page: str) -> str:
 
 
 def add_page(app: FastAPI) -> None:
-    """Answer `/` with the page. It is read once; a browser that has it already gets 304."""
+    """Serve the page at `/`. The file is read once; a matching ETag gets 304."""
     page = FILE.read_text(encoding="utf-8")
     content = page.encode()
     headers = {

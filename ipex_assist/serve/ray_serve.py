@@ -19,9 +19,9 @@ from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
 from ipex_assist.serve.engines import Engines
-from ipex_assist.serve.messages import Messages
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import in_thread
+from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.workers.arguments import instance_request
@@ -43,8 +43,8 @@ Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a replica is told: all that the command knows, and that is the same on each node."""
+class ReplicaConfig:
+    """Configuration of a replica, the same on every node."""
 
     name: str
     options: ServeOptions
@@ -55,22 +55,22 @@ class Plan:
     environ: Mapping[str, str]
 
 
-class Forward:
-    """The ASGI application that Ray is given: that of the replica of this process, which cannot be pickled."""
+class ReplicaApp:
+    """The ASGI application given to Ray: forwards to this process's replica, whose own app cannot be pickled."""
 
     app: Asgi | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        assert Forward.app is not None
-        await Forward.app(scope, receive, send)
+        assert ReplicaApp.app is not None
+        await ReplicaApp.app(scope, receive, send)
 
 
 class Replica:
-    """A node's engines and the API for them, in a process of Ray's."""
+    """A node's engines and their HTTP API, in a Ray process."""
 
-    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Ray waits for it
-        """Returns when requests are taken. Raises IpexAssistError where this node cannot load the model."""
+    async def __init__(self, plan: ReplicaConfig) -> None:  # type: ignore[misc]  # Ray waits for it
+        """Returns when requests are accepted. Raises IpexAssistError if this node cannot load the model."""
         from ipex_assist.serve.app import create_app
 
         os.environ.update(plan.environ)
@@ -85,25 +85,25 @@ class Replica:
         except BaseException:
             self._engines.close(now=True)
             raise
-        Forward.app = create_app(self._engines, plan.options)
+        ReplicaApp.app = create_app(self._engines, plan.options)
 
     @staticmethod
     def _heard(engine: int, line: str) -> None:
         log.warning("engine %d: %s", engine, line)
 
     async def check_health(self) -> None:
-        """Ray starts a replica anew that raises here: one whose engines are all given up."""
+        """Raises if all engines are given up; Ray then restarts the replica."""
         if self._engines.failure.done():
             self._engines.failure.result()
 
     async def __del__(self) -> None:
-        """Ray calls it when all requests have ended, or the grace is over."""
+        """Called by Ray when all requests have ended, or after the grace period."""
         if hasattr(self, "_engines"):
             self._engines.close(now=True)
 
 
-def _local(plan: Plan) -> tuple[list[Any], dict[str, Any]]:
-    """How this node's engines are started, and what they are told."""
+def _local(plan: ReplicaConfig) -> tuple[list[Any], dict[str, Any]]:
+    """Commands and settings of this node's engines."""
     import ray
 
     own = next(node for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id())
@@ -128,19 +128,19 @@ def _local(plan: Plan) -> tuple[list[Any], dict[str, Any]]:
 
 
 def run_on_ray(args: argparse.Namespace, options: ServeOptions, settings: WorkerSettings, name: str) -> int:
-    """Deploy replicas on the cluster that `args.ray` names, and take them away at a signal; returns the exit code.
+    """Deploy replicas on the cluster `args.ray`, and delete them at a signal; returns the exit code.
 
     Raises:
         UsageError: Ray Serve is not installed, or the engines cannot be placed on a node.
         IpexAssistError: there is no such cluster, a node cannot be used, or the replicas cannot load the model.
     """
-    messages = Messages(args.verbose)
+    messages = ServerLog(args.verbose)
     with StopSignal().caught() as stop:
         ray = join(args.ray)
         try:
             serve = _ray_serve()
             logging.getLogger("ray.serve").setLevel(logging.INFO if args.verbose else logging.ERROR)
-            stop.catch()  # Ray has put a handler of its own in place of ours
+            stop.catch()  # Ray has replaced our handler
             return _run(args, options, settings, name, messages, stop, serve)
         finally:
             ray.shutdown()
@@ -159,7 +159,7 @@ def _run(
     options: ServeOptions,
     settings: WorkerSettings,
     name: str,
-    messages: Messages,
+    messages: ServerLog,
     stop: StopSignal,
     serve: Any,
 ) -> int:
@@ -169,9 +169,9 @@ def _run(
     environ = {variable: value for variable, value in os.environ.items() if variable.startswith(PASSED_ON)}
     told = with_absolute_paths(settings.as_dict())
     drafts = DraftOptions.from_flags(args)
-    # The keys' file is this machine's; no replica has to read it.
+    # The key file is on this machine, so replicas get the keys.
     own = replace(options, api_key=options.keys(), api_key_file=None)
-    plan = Plan(name, own, drafts, request, need, told, environ)
+    plan = ReplicaConfig(name, own, drafts, request, need, told, environ)
     application = deployment(serve, plan, nodes, args.replicas or (len(nodes), len(nodes)))
     serve.start(proxy_location="HeadOnly", http_options={"host": options.host, "port": options.port})
     deploying = _InThread(lambda: serve.run(application, name=APP, route_prefix="/"))
@@ -188,8 +188,8 @@ def _run(
     return 128 + (stop.number or 0) if stop.twice else 0
 
 
-def deployment(serve: Any, plan: Plan, nodes: set[str], replicas: tuple[int, int]) -> Any:
-    """The application: one replica to a node, with the CPUs that Ray has of the smallest. replicas: least and most."""
+def deployment(serve: Any, plan: ReplicaConfig, nodes: set[str], replicas: tuple[int, int]) -> Any:
+    """The deployment: one replica per node, with the CPUs of the smallest. replicas: minimum and maximum."""
     import ray
 
     cpus = min(node["Resources"]["CPU"] for node in ray.nodes() if node["NodeID"] in nodes)
@@ -201,11 +201,11 @@ def deployment(serve: Any, plan: Plan, nodes: set[str], replicas: tuple[int, int
             "autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": at_once}
         }
     return serve.deployment(
-        serve.ingress(Forward())(Replica),
+        serve.ingress(ReplicaApp())(Replica),
         name=APP,
         ray_actor_options={"num_cpus": cpus},
         max_replicas_per_node=1,
-        max_ongoing_requests=plan.options.max_queue + 64 * at_once,  # our own queue says when it is full
+        max_ongoing_requests=plan.options.max_queue + 64 * at_once,  # our own queue limits requests
         graceful_shutdown_timeout_s=plan.options.grace,
         health_check_period_s=HEALTH_SECONDS,
         **scale,
@@ -213,7 +213,7 @@ def deployment(serve: Any, plan: Plan, nodes: set[str], replicas: tuple[int, int
 
 
 class _InThread:
-    """Ray's calls wait for minutes, and meanwhile a signal may come."""
+    """Runs a Ray call, which may block for minutes, in a thread, so that signals are handled."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._error: Exception | None = None
@@ -227,7 +227,7 @@ class _InThread:
             self._error = error
 
     def done(self) -> bool:
-        """Whether it is. Raises IpexAssistError where it failed."""
+        """Whether the call has returned. Raises IpexAssistError if it failed."""
         if self._thread.is_alive():
             return False
         if self._error is not None:
@@ -237,12 +237,12 @@ class _InThread:
 
 
 def _delete(serve: Any, stop: StopSignal) -> None:
-    """Take the application away, with its replicas' grace; a second signal does not wait for that."""
+    """Delete the application within its grace period; a second signal does not wait."""
     try:
         deleting = _InThread(lambda: serve.delete(APP))
         while not deleting.done() and not stop.twice:
             time.sleep(TICK_SECONDS)
-        if not stop.twice and not serve.status().applications:  # nobody else's
+        if not stop.twice and not serve.status().applications:  # no other applications
             serve.shutdown()
     except Exception as error:
         log.info("%s", error, exc_info=error)

@@ -1,4 +1,4 @@
-"""Which place a request goes to: the one that has read the most of its beginning, else the least busy. Pure."""
+"""Prefix-aware routing: the slot with the longest cached prefix of a request, else the least loaded. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from ipex_assist.executors.blocks import BLOCK
 
-MOST_BLOCKS = 1 << 16  # remembered of a place that does not say how many it holds
+MOST_BLOCKS = 1 << 16  # of a slot that does not report how many it holds
 
 
 def block_keys(tokens: Sequence[int], size: int = BLOCK) -> list[int]:
-    """A number for each whole block of a text, by the block and all before it.
+    """A hash for each full block of tokens, of the block and all before it.
 
-    Two texts may share one by chance: a request then goes to a place that knows it less, and its text is the same.
+    A collision only routes a request to a slot with a shorter cached prefix; its output is the same.
     """
     keys: list[int] = []
     for start in range(0, len(tokens) - size + 1, size):
@@ -22,7 +22,7 @@ def block_keys(tokens: Sequence[int], size: int = BLOCK) -> list[int]:
 
 
 class KnownPrefixes:
-    """What one place was given to read, by blocks, as its prefix cache would hold it: the oldest are forgotten."""
+    """The blocks that a slot's prefix cache presumably holds, in least recently used order."""
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self.most = most
@@ -32,11 +32,11 @@ class KnownPrefixes:
         return len(self._blocks)
 
     def find(self, keys: Sequence[int]) -> int:
-        """How many of a text's first blocks are known."""
+        """How many of the first blocks are known."""
         return next((count for count, key in enumerate(keys) if key not in self._blocks), len(keys))
 
     def keep(self, keys: Sequence[int]) -> None:
-        """Remember a text; its beginning longest, since all that follows is found by it."""
+        """Add a request's blocks; the first ones are evicted last, since later ones are useless without them."""
         for key in reversed(keys):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
@@ -44,13 +44,13 @@ class KnownPrefixes:
             self._blocks.popitem(last=False)
 
     def forget(self) -> None:
-        """The place has lost what it knew."""
+        """The slot's process has lost its cache."""
         self._blocks.clear()
 
 
 def choose(known: Mapping[int, int], load: Mapping[int, float]) -> int:
-    """The place to go to, of those in `load` (which have room): that with most `known` blocks, else the least busy.
+    """Choose among the slots in `load` (which have room): the most `known` blocks, then the least load, then the first.
 
-    load: how busy each is, as a part of what it takes. Of equal ones the first.
+    load: running requests ÷ concurrency.
     """
-    return min(load, key=lambda place: (-known.get(place, 0), load[place], place))
+    return min(load, key=lambda slot: (-known.get(slot, 0), load[slot], slot))

@@ -1,4 +1,4 @@
-"""The front process of a server: HTTP from the first moment, engines as they load, and an end that loses nothing."""
+"""The server's main process: serves HTTP at once, loads engines, and shuts down without losing responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.serve.engines import Engines
-from ipex_assist.serve.stop import Stop
+from ipex_assist.serve.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     import uvicorn
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from ipex_assist.workers.local_pool import LocalPool
 
-KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
-LEAST_FLUSH_SECONDS = 1.0  # for what was generated and is still on its way to its reader
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, to avoid closing one that is being reused
+LEAST_FLUSH_SECONDS = 1.0  # for generated output that is still being sent
 
 Made = TypeVar("Made")
 
 
 async def run(
-    stop: Stop,
+    stop: StopSignals,
     engines: Engines,
     app: FastAPI,
     listener: socket.socket,
@@ -52,11 +52,11 @@ async def run(
     either: set[asyncio.Future[Any]] = {ending, stop.second}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if stop.second.done() and not ending.done():
-        logging.getLogger("uvicorn.error").disabled = True  # which is surprised at being cut off
+        logging.getLogger("uvicorn.error").disabled = True  # which would log the cancellation
         engines.close(now=True)
         return 128 + stop.second.result()
     ending.result()
-    for task in (living, serving):  # why it is at an end, if nobody asked for that
+    for task in (living, serving):  # raise the reason of an unrequested end
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
     return 0
@@ -68,7 +68,7 @@ async def _live(
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
     when_ready: Callable[[], None],
 ) -> None:
-    """Load, and go on until no engine is left."""
+    """Load, and run until every engine is given up."""
     engines.start(await in_thread(make_pool))
     tokenizer = asyncio.create_task(in_thread(load_tokenizer))
     try:
@@ -80,14 +80,14 @@ async def _live(
         tokenizer.cancel()
     await engines.wait_ready()
     when_ready()
-    await asyncio.wait({engines.failure})  # which is not to be cancelled with us
+    await asyncio.wait({engines.failure})  # without cancelling it when this task is cancelled
     engines.failure.result()
 
 
 async def _end(
     engines: Engines, server: uvicorn.Server, serving: asyncio.Task[None], living: asyncio.Task[None], grace: float
 ) -> None:
-    """End what serves: first what generates, then what is on its way to its readers, then the processes."""
+    """Shut down in order: drain the engines, flush responses, end the processes."""
     deadline = time.monotonic() + grace
     await engines.drain(grace)
     living.cancel()
@@ -102,7 +102,7 @@ def _server(app: FastAPI) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):
-        """One whose signals are ours."""
+        """A server that does not handle signals itself."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -122,7 +122,7 @@ def _server(app: FastAPI) -> uvicorn.Server:
 
 
 def http_protocol() -> type[asyncio.Protocol]:
-    """uvicorn's, by the parser that is installed, with errors of HTTP itself in the API's form as all others."""
+    """uvicorn's protocol class for the installed parser, with invalid HTTP answered in OpenAI's error format."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     from ipex_assist.serve.errors import ApiError
@@ -131,7 +131,7 @@ def http_protocol() -> type[asyncio.Protocol]:
         """One connection."""
 
         def send_400_response(self, msg: str) -> None:
-            """Answer what is no HTTP, unless an answer is on its way: there it would be taken for a part of that."""
+            """Answer invalid HTTP, unless a response is being sent, of which it would become a part."""
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
                 body = ApiError(400, "the request is no HTTP/1.1", code="invalid_http").response().body
                 head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -142,7 +142,7 @@ def http_protocol() -> type[asyncio.Protocol]:
 
 
 async def in_thread(work: Callable[[], Made]) -> Made:
-    """What `work` returns or raises; if nobody waits any more it goes on alone, and keeps no process from its end."""
+    """Run `work` in a daemon thread; a cancelled caller does not wait for it, nor does the end of the process."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[Made] = loop.create_future()
 

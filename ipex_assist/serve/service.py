@@ -1,4 +1,4 @@
-"""What all routes share: the backend, the threads of tokenizers, the checks of a model's name and a prompt's length."""
+"""What all routes share: backend, tokenizer threads, and checks of model names and prompt lengths."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.serve.backend import Backend, ModelFacts
 from ipex_assist.serve.errors import ApiError
-from ipex_assist.serve.grammar_check import Checker
+from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.metrics import ServerMetrics
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.serve.token_bytes import TokenBytes
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.tokenization.tokenizer import check_text, checked_ids, encode, encode_messages
 from ipex_assist.version import __version__
@@ -23,57 +23,57 @@ from ipex_assist.version import __version__
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-THREADS = 4  # for tokenizers and templates, apart from the loop that everybody's streams go through
+THREADS = 4  # for tokenizers and chat templates, outside the event loop
 
 T = TypeVar("T")
 
 
 class Service:
-    """One server. Methods that compute do so in a thread; all raise ApiError, NotReady, or UsageError for a request."""
+    """Shared state of the routes. Expensive methods run in a thread; all may raise ApiError, NotReady or UsageError."""
 
     def __init__(self, backend: Backend, options: ServeOptions) -> None:
         self.backend, self.options = backend, options
         self.metrics = ServerMetrics(backend)
-        self._grammars = Checker()
+        self._grammars = GrammarChecker()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
     @property
     def facts(self) -> ModelFacts:
-        """What is served; NotReady before it is loaded."""
+        """The served model. Raises NotReady before it is loaded."""
         return self.backend.facts
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's; NotReady before it is loaded."""
+        """The target's tokenizer. Raises NotReady before it is loaded."""
         return self.backend.tokenizer
 
     @cached_property
-    def token_texts(self) -> TokenTexts:
+    def token_texts(self) -> TokenBytes:
         """Bytes of single tokens."""
-        return TokenTexts(self.tokenizer)
+        return TokenBytes(self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with whatever may change a text: model, precision, executor, version."""
+        """system_fingerprint: changes with everything that may change outputs: model, precision, executor, version."""
         facts = self.facts
         names = (facts.target, facts.precision, facts.executor, __version__)
         return "fp_" + hashlib.sha256("\0".join(names).encode()).hexdigest()[:10]
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Stop the threads and the grammar process."""
         self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any, **more: Any) -> T:
-        """Run `work` beside the loop."""
+        """Run `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments, **more))
 
     def names(self) -> tuple[str, ...]:
-        """What requests may call the model."""
+        """All names of the model."""
         return tuple(dict.fromkeys((self.facts.name, *self.options.served_model_name)))
 
     def check_model(self, name: str | None) -> None:
-        """404 for a model that is not served; none named is the one that is."""
+        """Raise 404 for a model that is not served; None is the served one."""
         if name is not None and name not in self.names():
             known = ", ".join(self.names())
             raise ApiError(
@@ -82,11 +82,11 @@ class Service:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Characters, or bytes, of the longest one."""
+        """Length of the longest token, in characters or bytes."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def _check_characters(self, count: int) -> None:
-        """413 for a text that is too long whatever its tokens are: nobody computes them."""
+        """Raise 413 for a text that is too long whatever its tokens are, without tokenizing it."""
         least = -(-count // self._longest_token)
         for most, holder, _ in self._prompt_limits():
             if most is not None and least > most:
@@ -97,7 +97,7 @@ class Service:
                 )
 
     async def encode(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Encode a text."""
         self._check_characters(len(prompt))
 
         def work() -> list[int]:
@@ -107,20 +107,20 @@ class Service:
         return await self.in_thread(work)
 
     async def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens among it."""
+        """Decode token ids, including special tokens."""
         return str(await self.in_thread(self.tokenizer.decode, list(tokens)))
 
     async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Token ids of a conversation in the model's chat template, within its time limit."""
+        """Encode a conversation by the chat template, within the template's time limit."""
         self._check_characters(sum(len(message["content"]) for message in messages))
         return await self.in_thread(encode_messages, self.tokenizer, messages, tools)
 
     async def checked(self, grammar: GrammarSpec | None) -> GrammarSpec | None:
-        """The grammar; UsageError where it cannot be used, or costs more than a second."""
+        """Return the grammar. Raises UsageError if it cannot be used, or takes more than a second."""
         return await self._grammars.checked(grammar)
 
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
-        """The prompt, where the model can read it; 413 with the numbers where it is too long."""
+        """Return the prompt's token ids, checked. Raises 413 with the numbers if it is too long."""
         facts, count = self.facts, len(tokens)
         if not count:
             raise ApiError(400, "the prompt is empty: it must have a token at least")
@@ -133,10 +133,12 @@ class Service:
                     f"shorten it by at least {count - most:,}",
                     code="context_length_exceeded",
                 )
-        return checked_ids(tokens, facts.vocab_size, self.tokenizer, facts.name)  # of no more than fit
+        return checked_ids(
+            tokens, facts.vocab_size, self.tokenizer, facts.name
+        )  # after the length check, so that it is bounded
 
     def _prompt_limits(self) -> list[tuple[int | None, str, int]]:
-        """Tokens, who says so, and whether a token of the answer must be among them."""
+        """(limit in tokens or None, what imposes it, 1 if an output token must fit as well)."""
         return [
             (self.facts.context_length, f"the context of {self.facts.name} holds", 1),
             (self.options.max_prompt, "this server takes", 0),
@@ -144,12 +146,12 @@ class Service:
         ]
 
     def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
-        """How many tokens may follow a prompt of so many: what is wanted, or what context and memory leave."""
+        """Return max_new_tokens after a prompt of `prompt` tokens: `wanted`, or what context and memory leave."""
         limits = [limit - prompt for limit in (self.facts.context_length, self._memory()) if limit is not None]
         wanted = wanted or self.options.max_new_tokens or (None if limits else self.options.text_tokens)
         return max(1, min([*limits, *([wanted] if wanted is not None else [])]))
 
     def _memory(self) -> int | None:
-        """Tokens of the longest text that every engine has memory for; None where that is not known."""
+        """Tokens that the KV memory of every engine holds; None if unknown."""
         least = self.backend.statistics().blocks_least
         return None if least is None else least * BLOCK

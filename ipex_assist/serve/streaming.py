@@ -1,4 +1,4 @@
-"""Sends the answer of a request: whole, or by server-sent events; and cancels its texts when the client is gone."""
+"""Sends responses, whole or as server-sent events, and cancels generation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ipex_assist.serve.answers.writer import Writer, compact
-from ipex_assist.serve.backend import TextRequest
-from ipex_assist.serve.choices import Choices
+from ipex_assist.serve.backend import GenerationRequest
+from ipex_assist.serve.choice_runner import ChoiceRunner
 from ipex_assist.serve.errors import api_error
 from ipex_assist.serve.service import Service
 
-KEEP_ALIVE_SECONDS = 10.0  # of silence, after which a comment tells proxies that the stream lives
+KEEP_ALIVE_SECONDS = 10.0  # of silence before a comment keeps proxies from closing the stream
 COMMENT = ": keep-alive\n\n"
-# Proxies shall neither keep nor gather it.
+# Proxies must neither cache nor buffer the stream.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class TextAnswer(Response):
-    """Runs texts when it is sent.
+class GenerationResponse(Response):
+    """A response that generates while it is sent.
 
-    Until something is sent, an error has its own status; in a stream that has begun it is the last event. A stream
-    begins with the first part, or after KEEP_ALIVE_SECONDS without any.
+    Before anything is sent, an error gets its own status; in a started stream it is the last event. A stream starts
+    with the first chunk, or after KEEP_ALIVE_SECONDS without one.
     """
 
-    def __init__(self, service: Service, requests: Sequence[TextRequest], writer: Writer, *, stream: bool) -> None:
+    def __init__(
+        self, service: Service, requests: Sequence[GenerationRequest], writer: Writer, *, stream: bool
+    ) -> None:
         self._service, self._requests, self._writer, self._stream = service, requests, writer, stream
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream" if stream else "application/json"
         self.init_headers(STREAM_HEADERS if stream else None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, unless the client goes before."""
+        """Send the response, or stop when the client disconnects."""
         work = asyncio.create_task(self._run(scope, receive, send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
@@ -47,8 +49,8 @@ class TextAnswer(Response):
         if not work.cancelled():
             work.result()
 
-    def _choices(self) -> Choices:
-        return Choices(self._service.metrics.generate, self._requests, self._service.options.timeout)
+    def _choices(self) -> ChoiceRunner:
+        return ChoiceRunner(self._service.metrics.generate, self._requests, self._service.options.timeout)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await (self._streamed(send) if self._stream else self._answered())
@@ -59,29 +61,29 @@ class TextAnswer(Response):
         try:
             async with self._choices() as choices:
                 while not choices.over:
-                    news = await choices.next()
-                    assert news is not None
-                    for _ in self._writer.take(news):
+                    choice_event = await choices.next()
+                    assert choice_event is not None
+                    for _ in self._writer.take(choice_event):
                         pass
             return Response(compact(self._writer.whole()), media_type="application/json")
         except Exception as error:
             return api_error(error).response()
 
     async def _streamed(self, send: Send) -> Response | None:
-        """None where a stream was sent, else what is to be sent instead."""
+        """Stream the response. Returns None, or the error response if the stream has not started."""
         begun = False
         try:
             async with self._choices() as choices:
-                news = await choices.next(KEEP_ALIVE_SECONDS)
+                choice_event = await choices.next(KEEP_ALIVE_SECONDS)
                 await self._start(send)
                 begun = True
                 events = [*self._writer.begin()]
                 while True:
-                    events += self._writer.take(news) if news is not None else [COMMENT]
+                    events += self._writer.take(choice_event) if choice_event is not None else [COMMENT]
                     if choices.over:
                         break
                     await _send(send, events)
-                    events, news = [], await choices.next(KEEP_ALIVE_SECONDS)
+                    events, choice_event = [], await choices.next(KEEP_ALIVE_SECONDS)
                 await _send(send, [*events, *self._writer.end()])
         except Exception as error:
             told = api_error(error)

@@ -1,4 +1,4 @@
-"""How often drafted tokens are accepted, by the draft's own confidence: counts that forget, and what they predict."""
+"""Acceptance rates of drafted tokens by the draft's own confidence: decayed counts, and predictions from them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Lower edges of classes of confidence. Models spread most of their tokens over the last few.
+# Lower edges of the confidence bins. Models put most of their tokens into the last few.
 EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# What is believed before anything is seen: a share of tokens in each class, accepted about as often as the confidence
-# says, and how many tokens that belief weighs. It is favourable, so that a draft gets its chance.
+# The prior: the share of tokens in each bin, acceptance rates close to the confidence, and the prior's weight in
+# tokens. It is optimistic, so that a new draft is tried.
 _FIRST_SHARE = np.array((0.02, 0.04, 0.05, 0.05, 0.05, 0.06, 0.06, 0.06, 0.07, 0.08, 0.07, 0.39))
 _LATER_SHARE = np.array((0.01, 0.02, 0.03, 0.03, 0.04, 0.05, 0.05, 0.05, 0.06, 0.08, 0.08, 0.50))
 _PRIOR_ACCEPTANCE = np.array((0.1, 0.2, 0.3, 0.35, 0.45, 0.55, 0.65, 0.72, 0.82, 0.93, 0.96, 0.98))
 _PRIOR_TOKENS = 16.0
-_HONESTY_TOKENS = 8.0  # that the belief in confidences as such weighs …
-_CLASS_TOKENS = 8.0  # … and, for each class, what all classes together say about it
-MEMORY = 0.98  # of a count, a round: about 50 rounds are remembered
-# Of an earlier text no more than so many tokens count for the next one.
+_SCALE_TOKENS = 8.0  # weight of the prior that confidences are calibrated …
+_CLASS_TOKENS = 8.0  # … and, in each bin, of the rate that all bins together predict
+MEMORY = 0.98  # decay of a count per round: about 50 rounds are remembered
+# Counts of an earlier request weigh at most this many tokens in the next one.
 _CARRIED_TOKENS = 24.0
 
 
 @dataclass(frozen=True)
-class Splits:
-    """Tokens by each lower edge of a class: the share at or above it, and the acceptance rates above and below."""
+class ThresholdRates:
+    """For each bin edge as a threshold: the share of tokens at or above it, and acceptance rates above and below."""
 
     share: Array
     above: Array
@@ -40,49 +40,49 @@ def _zeros() -> Array:
 
 
 @dataclass
-class Classes:
-    """Decayed counts of tokens, one a class of confidence, and what the prior still weighs.
+class ConfidenceBins:
+    """Decayed counts of drafted tokens by confidence bin, each (edges,), and the prior's remaining weight.
 
-    drafted, accepted: of those that were verified. made: of all, those among them that nobody verified.
+    drafted, accepted: of verified tokens. proposed: of all, verified or not.
     """
 
     share: Array  # of the prior
-    made: Array = field(default_factory=_zeros)
+    proposed: Array = field(default_factory=_zeros)
     drafted: Array = field(default_factory=_zeros)
     accepted: Array = field(default_factory=_zeros)
     prior: float = _PRIOR_TOKENS
 
     def scale(self, factor: float) -> None:
-        """Make all that was seen weigh less."""
-        self.made *= factor
+        """Scale the weight of all observations."""
+        self.proposed *= factor
         self.drafted *= factor
         self.accepted *= factor
 
     @property
     def seen(self) -> float:
-        """How many drafted tokens were counted, decayed."""
+        """Number of verified tokens, decayed."""
         return float(self.drafted.sum())
 
     @property
     def expected(self) -> float:
-        """How many tokens would have been accepted if the confidences were right."""
+        """How many tokens would have been accepted at the prior's rates."""
         return float(self.drafted @ _PRIOR_ACCEPTANCE)
 
-    def rates(self, honesty: float) -> Array:
-        """Return how often tokens of each class are right; array (edges,)."""
-        believed = np.minimum(1.0, honesty * _PRIOR_ACCEPTANCE)
+    def rates(self, confidence_scale: float) -> Array:
+        """Return the acceptance rate of each bin, (edges,)."""
+        believed = np.minimum(1.0, confidence_scale * _PRIOR_ACCEPTANCE)
         rates: Array = (self.accepted + _CLASS_TOKENS * believed) / (self.drafted + _CLASS_TOKENS)
         return rates
 
-    def splits(self, honesty: float) -> Splits:
-        """Return how tokens at or above each class's lower edge fare, and those below; arrays (edges,)."""
-        rates = self.rates(honesty)
-        tokens = self.made + self.prior * self.share
+    def splits(self, confidence_scale: float) -> ThresholdRates:
+        """Return shares and acceptance rates above and below each edge as a threshold, (edges,) each."""
+        rates = self.rates(confidence_scale)
+        tokens = self.proposed + self.prior * self.share
         drafted, accepted = np.cumsum(tokens), np.cumsum(tokens * rates)
         below_drafted, below_accepted = drafted - drafted[0], accepted - accepted[0]
         below_drafted[1:], below_accepted[1:] = drafted[:-1], accepted[:-1]
         above_drafted, above_accepted = drafted[-1] - below_drafted, accepted[-1] - below_accepted
-        return Splits(
+        return ThresholdRates(
             above_drafted / drafted[-1],
             above_accepted / np.maximum(above_drafted, 1e-9),
             below_accepted / np.maximum(below_drafted, 1e-9),
@@ -90,18 +90,18 @@ class Classes:
 
 
 class Acceptance:
-    """What is known of one draft source. A draft's first token and its later ones are counted apart.
+    """Acceptance statistics of one draft source, kept separately for a draft's first token and its later ones.
 
-    Later tokens are reached behind accepted ones only, which are where the text is easy.
+    Later tokens are verified only after accepted ones, that is where the text is easy to predict.
     """
 
     def __init__(self, memory: float = MEMORY) -> None:
-        """memory: what a count weighs one observation later."""
-        self.first, self.later, self.memory = Classes(_FIRST_SHARE), Classes(_LATER_SHARE), memory
+        """memory: the factor by which counts decay with each observation."""
+        self.first, self.later, self.memory = ConfidenceBins(_FIRST_SHARE), ConfidenceBins(_LATER_SHARE), memory
 
     @classmethod
     def from_counts(cls, counts: dict[str, dict[str, list[float]]]) -> Acceptance:
-        """Make it anew from what `as_counts` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Restore from the result of `as_counts`. Raises KeyError, TypeError or ValueError for anything else."""
         known = cls()
         for classes, stored in ((known.first, counts["first"]), (known.later, counts["later"])):
             drafted, accepted = (np.array([float(count) for count in stored[key]]) for key in ("drafted", "accepted"))
@@ -109,11 +109,11 @@ class Acceptance:
                 raise ValueError(f"{len(drafted)} and {len(accepted)} classes instead of {len(EDGES)}")
             if not ((drafted < 1e12).all() and (accepted >= 0).all() and (accepted <= drafted).all()):
                 raise ValueError("counts that cannot be")
-            classes.made, classes.drafted, classes.accepted = drafted.copy(), drafted, accepted
+            classes.proposed, classes.drafted, classes.accepted = drafted.copy(), drafted, accepted
         return known
 
     def as_counts(self) -> dict[str, dict[str, list[float]]]:
-        """Return drafted and accepted tokens by class of confidence, decayed, for JSON."""
+        """Return drafted and accepted tokens by confidence bin, decayed, for JSON."""
         return {
             name: {"drafted": classes.drafted.tolist(), "accepted": classes.accepted.tolist()}
             for name, classes in (("first", self.first), ("later", self.later))
@@ -121,47 +121,47 @@ class Acceptance:
 
     @property
     def seen(self) -> float:
-        """How many tokens are behind these counts, decayed like them: how far they can be trusted."""
+        """Number of verified tokens, decayed: how far the counts can be trusted."""
         return self.first.seen + self.later.seen
 
     @property
     def first_rate(self) -> float:
-        """The share of drafts' first tokens that was right, by what was seen alone; 0 where nothing was."""
+        """Acceptance rate of first tokens, without the prior; 0 before any observation."""
         drafted = self.first.seen
         return float(self.first.accepted.sum()) / drafted if drafted else 0.0
 
     def observe(self, confidence: Sequence[float], drafted: int, accepted: int) -> None:
-        """Take in one round: `accepted` of `drafted` tokens were right; what follows the first wrong one says nothing.
+        """Record one round: `accepted` of `drafted` tokens were right; those after the first wrong one do not count.
 
-        confidence: of each token, and of those behind them that were not verified; a source that has none to give is
-        taken to be certain.
+        confidence: of each drafted token, and of tokens after them that were trimmed before verification. Missing
+        confidences count as 1.
         """
         for classes in (self.first, self.later):
             classes.scale(self.memory)
             classes.prior *= self.memory
         for i in range(min(accepted + 1, max(drafted, len(confidence)))):
             classes = self.later if i else self.first
-            index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
-            classes.made[index] += 1
+            index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
+            classes.proposed[index] += 1
             classes.drafted[index] += i < drafted
             classes.accepted[index] += i < accepted
 
     def for_next_text(self, memory: float = MEMORY) -> Acceptance:
-        """Return a copy for another text: what was learnt still counts, but little; drafts get their chance again."""
+        """Return a copy for another request, in which the counts weigh little, so that drafts are tried again."""
         known, seen = Acceptance(memory), self.seen
         for mine, theirs in ((self.first, known.first), (self.later, known.later)):
             factor = min(1.0, _CARRIED_TOKENS / seen) if seen else 1.0
-            theirs.made, theirs.drafted = mine.made * factor, mine.drafted * factor
+            theirs.proposed, theirs.drafted = mine.proposed * factor, mine.drafted * factor
             theirs.accepted = mine.accepted * factor
             theirs.prior = max(mine.prior, _PRIOR_TOKENS / 2)
         return known
 
-    def outlook(self, longest: int) -> tuple[Array, Array]:
-        """Return (edges, longest) twice: the chance that token 1, 2, … is drafted, and right ones among so many.
+    def expected_tokens(self, longest: int) -> tuple[Array, Array]:
+        """Return (edges, longest) twice: the chance that token j is drafted, and accepted tokens expected up to j.
 
-        Of drafts that end behind the first token below each class's lower edge. With a share g of drafted tokens at or
-        above it, accepted with probability h (those below with l), token j is drafted with probability g^(j-1) and
-        accepted with (gh)^(j-1) (gh + (1-g)l).
+        Row e is for drafts that stop after the first token whose confidence is below edge e. With a share g of tokens
+        at or above the edge, accepted with probability h, and l below it, token j is drafted with probability g^(j-1)
+        and accepted with (gh)^(j-1) (gh + (1-g)l).
         """
         first, later = self.splits()
         drafted = _powers(first.share, later.share, longest)
@@ -171,32 +171,32 @@ class Acceptance:
         return drafted, np.cumsum(reached * right, axis=1)
 
     def chances(self, confidences: Sequence[Sequence[float]], drafted: Sequence[int]) -> list[list[float]]:
-        """Return how likely each token of several drafts is reached and right, by its confidence."""
-        honesty = self._honesty
-        rates = self.first.rates(honesty).tolist(), self.later.rates(honesty).tolist()
+        """Return, for each token of several drafts, the probability that it and all tokens before it are accepted."""
+        confidence_scale = self._confidence_scale
+        rates = self.first.rates(confidence_scale).tolist(), self.later.rates(confidence_scale).tolist()
         drafts = []
         for confidence, count in zip(confidences, drafted, strict=True):
             reached, chances = 1.0, []
             for i in range(count):
-                index = class_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
+                index = bin_of(confidence[i]) if i < len(confidence) else len(EDGES) - 1
                 reached *= rates[i > 0][index]
                 chances.append(reached)
             drafts.append(chances)
         return drafts
 
     @property
-    def _honesty(self) -> float:
+    def _confidence_scale(self) -> float:
         accepted = float(self.first.accepted.sum() + self.later.accepted.sum())
         expected = self.first.expected + self.later.expected
-        return (accepted + _HONESTY_TOKENS) / (expected + _HONESTY_TOKENS)
+        return (accepted + _SCALE_TOKENS) / (expected + _SCALE_TOKENS)
 
-    def splits(self) -> tuple[Splits, Splits]:
-        """Return how first tokens fare by their confidence, and how later ones do.
+    def splits(self) -> tuple[ThresholdRates, ThresholdRates]:
+        """Return the threshold rates of first tokens and of later ones.
 
-        Classes of which little was seen are believed to be as honest about themselves as all are taken together.
+        Bins with few observations are assumed to be as well calibrated as all bins together.
         """
-        honesty = self._honesty
-        return self.first.splits(honesty), self.later.splits(honesty)
+        confidence_scale = self._confidence_scale
+        return self.first.splits(confidence_scale), self.later.splits(confidence_scale)
 
 
 def _powers(first: Array, later: Array, longest: int) -> Array:
@@ -208,6 +208,6 @@ def _powers(first: Array, later: Array, longest: int) -> Array:
     return np.cumprod(table, axis=1, dtype=np.float64)
 
 
-def class_of(confidence: float) -> int:
-    """Return the class of a confidence between 0 and 1."""
+def bin_of(confidence: float) -> int:
+    """Return the index of the bin of a confidence between 0 and 1."""
     return max(0, bisect_right(EDGES, confidence) - 1)

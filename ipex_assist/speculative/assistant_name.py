@@ -1,4 +1,4 @@
-"""What `--assistant-model` may say: a model, `auto`, `self`, `lookup`, or lookup with a model behind it."""
+"""Values of `--assistant-model`: a model, `auto`, `self`, `lookup`, or lookup+MODEL."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LOOKUP, SELF, AUTO, NONE = "lookup", "self", "auto", "none"
 
 @dataclass(frozen=True)
 class AssistantName:
-    """lookup: n-grams of the text are tried first. model: "auto", "self", what `open_checkpoint` takes, or None."""
+    """lookup: try prompt lookup first. model: "auto", "self", a source for `open_checkpoint`, or None."""
 
     lookup: bool = False
     model: str | None = None
 
 
 def parse_assistant(name: str | None) -> AssistantName:
-    """Read `--assistant-model`; a folder called like a word of ours is written ./self.
+    """Parse `--assistant-model`; a folder named like one of the keywords is written ./self.
 
     auto-lookup is lookup+auto. Raises UsageError for lookup+ without a model.
     """

@@ -1,4 +1,4 @@
-"""What a pass costs on this machine: measured when a pair is loaded for the first time (pair_cache.py keeps it)."""
+"""Calibration: measures what passes cost on this machine, once for each pair (pair_cache.py stores the result)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_threads import choose_threads
 from ipex_assist.speculative.expert_costs import ExpertCosts
 
-# To be spent on the target's passes, the assistant's, and its steps; a pass that was begun is finished.
+# Time to spend on the target's passes, the assistant's passes, and its decode steps.
 TARGET_SECONDS, DRAFT_SECONDS, STEP_SECONDS = 1.0, 0.25, 0.06
-# The first are the most telling, for models of which there is time for few passes: what lies between them can be told
-# by them, what lies beyond cannot.
+# Most informative first, for models with time for few passes: sizes in between can be interpolated, sizes beyond
+# cannot.
 TARGET_ROWS = (1, 5, 16, 9, 3, 2, 4, 7, 6, 8, 12)
 DRAFT_ROWS = (1, 2, 16, 8, 4)
-# Of passes that several texts share; each is timed where the pass before it lets it be expected within the seconds.
+# Passes that several requests share; a size is timed if the previous one predicts that it fits into the seconds.
 # Kernels take rows in tiles of 16: one row more may cost half as much again.
 WIDE_ROWS, WIDE_SECONDS, WIDE_TURNS = (17, 32, 33, 48, 64), 0.5, 2
-ALIKE_ROWS, ALIKE_TURNS = 5, 3  # of passes that read few experts, by which the cost of one is told
-READ_TOKENS = 64  # of a stretch by which the speed of reading is measured …
-READ_SECONDS = 0.25  # … where it should take no longer than this
-FIRST_SIZES, FIRST_TURNS = 3, 3  # so many sizes have so many turns before the others begin
-MOST_TURNS = 20  # small models need no more to show their fastest pass
+ALIKE_ROWS, ALIKE_TURNS = (
+    5,
+    3,
+)  # passes of equal tokens, which read few experts: the difference is the cost of an expert
+READ_TOKENS = 64  # of a prompt chunk by which the prefill speed is measured …
+READ_SECONDS = 0.25  # … if it should take no longer than this
+FIRST_SIZES, FIRST_TURNS = 3, 3  # the first 3 sizes are timed 3 times before the others
+MOST_TURNS = 20  # enough for small models to show their fastest pass
 _DRAFTED = 4
-_BEFORE = 8  # rows in the cache
+_BEFORE = 8  # tokens in the sequence before the timed rows
 
 Clock = Callable[[], float]
 
@@ -48,11 +51,10 @@ def calibrate(
     draft_vocabulary: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> Costs:
-    """Time the target's pass at 1 to 64 rows and the assistant's steps. Takes 3 s, or a few passes of large models.
+    """Time the target's passes of 1 to 64 rows and the assistant's steps. Takes 3 s, or a few passes of large models.
 
-    Each number of rows has several turns, and its fastest pass counts: what others do on the machine makes passes
-    slower, never faster. Sequences of other texts are not touched. The assistant's passes keep the number of threads
-    that was the fastest for them.
+    Each number of rows is timed several times and the fastest pass counts: other processes make passes slower, never
+    faster. Other sequences are not touched. The assistant is left with the number of threads that was fastest.
     """
     read: dict[int, float] = {}
     few = time_passes(target, TARGET_ROWS, TARGET_SECONDS, clock, read)
@@ -73,10 +75,10 @@ def time_passes(
     clock: Clock,
     read: dict[int, float],
 ) -> tuple[float, ...]:
-    """Return the seconds of a pass over 1, 2, … rows, never falling; sizes there was no time for are interpolated.
+    """Return the seconds of a pass over 1, 2, … rows, non-decreasing; sizes that were not timed are interpolated.
 
-    The first of `sizes` have all their turns before the others have one: of a few sizes it is better to know the time
-    undisturbed than of many to know it as it happened to be. read: gets the distinct experts a layer of each size.
+    The first of `sizes` get all their repetitions before the others get one: a few undisturbed times are better than
+    many disturbed ones. read: filled with the distinct experts a layer of each size.
     """
     largest = max(1, min(max(sizes), model.spec.context_length - _BEFORE))
     fastest: dict[int, float] = {}
@@ -98,9 +100,10 @@ def _note_experts(model: Model, size: int, read: dict[int, float]) -> None:
 
 
 def _expert_costs(model: Model, verify: tuple[float, ...], read: dict[int, float], clock: Clock) -> ExpertCosts | None:
-    """Return what experts cost; None of a model without.
+    """Return the costs of a mixture of experts; None for a dense model.
 
-    Told by passes of as many rows of which all have one token: neighbours that are alike read few experts.
+    Compares passes of the same number of rows with different tokens and with one token repeated, which read few
+    experts.
     """
     size = min(ALIKE_ROWS, len(verify))
     if size not in read or len(read) < 2 or model.spec.experts is None:
@@ -109,7 +112,7 @@ def _expert_costs(model: Model, verify: tuple[float, ...], read: dict[int, float
     sequence = _started(model, size + _BEFORE)
     alike = min(_time_pass(model, sequence, size, clock, alike=True) for _ in range(ALIKE_TURNS))
     fewer = read[size] - (experts_a_layer(model) or read[size])
-    if fewer < mixture.per_token:  # they differ all the same: rows and experts grow together
+    if fewer < mixture.per_token:  # equal tokens read other experts all the same: fall back to the slope over rows
         alike, fewer = verify[0], read[size] - read[min(read)]
     known = sorted(read)
     each = tuple(interpolate(known, [read[count] for count in known], range(1, len(verify) + 1)))
@@ -118,7 +121,7 @@ def _expert_costs(model: Model, verify: tuple[float, ...], read: dict[int, float
 
 
 def _widened(model: Model, verify: tuple[float, ...], clock: Clock, read: dict[int, float]) -> tuple[float, ...]:
-    """Return the seconds of passes with more rows as well, as far as there is time to measure them."""
+    """Extend the seconds to larger passes, as far as there is time to measure them."""
     known = {len(verify): verify[-1]}
     for size in WIDE_ROWS:
         before, seconds = max(known.items())
@@ -147,13 +150,13 @@ def _started(model: Model, capacity: int) -> Sequence:
     before = min(_BEFORE, capacity - 1)
     sequence = model.new_sequence(capacity)
     _read(model, sequence, _tokens(model, before))
-    _read(model, sequence, _tokens(model, 1))  # the first pass of its shape brings pages and threads
+    _read(model, sequence, _tokens(model, 1))  # warm-up: the first pass of a shape touches pages and wakes threads
     sequence.truncate(before)
     return sequence
 
 
 def _read(model: Model, sequence: Sequence, tokens: list[int], last: int = 1) -> None:
-    """Append tokens and choose behind the last ones, as texts do it: where the model chooses, without its logits."""
+    """Append tokens and take the arg-max of the last rows, by the same call that requests use."""
     if isinstance(model, ChoosesInOneCall):
         model.choose([Rows(sequence, tokens, last)])
     else:
@@ -189,7 +192,7 @@ def _choose_threads(model: Model, vocabulary: int | None, clock: Clock) -> PassT
 
 
 def _time_draft(model: Model, sequence: Sequence, vocabulary: int | None, clock: Clock) -> float:
-    """Return the seconds of each of a few greedily drafted tokens."""
+    """Return the mean seconds of a few greedily drafted tokens."""
     before = sequence.length
     started = clock()
     if isinstance(model, DraftsInOneCall):
@@ -203,7 +206,7 @@ def _time_draft(model: Model, sequence: Sequence, vocabulary: int | None, clock:
 
 
 def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
-    """Return the seconds of one greedily drafted token, the fastest of a few."""
+    """Return the seconds of one greedily drafted token, the fastest of several runs."""
     sequence = model.new_sequence(_BEFORE + _DRAFTED + 1)
     _read(model, sequence, _tokens(model, _BEFORE))
     best, began = float("inf"), clock()
@@ -213,7 +216,7 @@ def _time_step(model: Model, vocabulary: int | None, clock: Clock) -> float:
 
 
 def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> float:
-    """Return the seconds a token of a stretch that is longer than a decode step."""
+    """Return the seconds per token of a prompt chunk."""
     each = rows[-1] / len(rows)
     if model.spec.context_length < READ_TOKENS or READ_TOKENS * each > READ_SECONDS:
         return each
@@ -224,15 +227,15 @@ def _time_reading(model: Model, rows: abc.Sequence[float], clock: Clock) -> floa
 
 
 def rising(values: abc.Sequence[float]) -> list[float]:
-    """Return each value, or a later one where that is smaller: who computes more has not taken less.
+    """Return the minimum of each value and all later ones: a pass of fewer rows does not take longer.
 
-    So a pass that others slowed down is corrected by a longer one that nobody did.
+    So a disturbed measurement is corrected by an undisturbed one of more rows.
     """
     return list(itertools.accumulate(reversed(values), min))[::-1]
 
 
 def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: Iterable[int]) -> list[float]:
-    """Return values at `wanted` places on straight lines between `known` ones, ascending; level beyond both ends."""
+    """Interpolate linearly at `wanted` between `known` points (ascending), constant beyond both ends."""
     results = []
     for place in wanted:
         right = next((i for i, at in enumerate(known) if at >= place), len(known) - 1)
@@ -244,7 +247,7 @@ def interpolate(known: abc.Sequence[int], values: abc.Sequence[float], wanted: I
 
 
 def describe(costs: Costs) -> str:
-    """Return what passes cost, in milliseconds, as text for people."""
+    """Return the costs in milliseconds as a line for the log."""
     passes = ", ".join(f"{1e3 * seconds:.1f}" for seconds in costs.verify[:9])
     threads = f" by {costs.threads.threads} threads" if costs.threads.threads else ""
     return f"a target pass of 1, 2, … rows takes {passes} ms, a draft step {1e3 * costs.draft:.1f} ms{threads}"

@@ -1,4 +1,4 @@
-"""What passes cost, in seconds, as calibration measured it."""
+"""The cost model: seconds of the target's and the draft's passes, as calibration measured them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ipex_assist.speculative.expert_costs import ExpertCosts
 class Costs:
     """Seconds of passes, measured by calibration.py.
 
-    verify: the target's pass over 1, 2, … rows, never falling. draft: one drafted token. rows: the draft's pass over
-    1, 2, … 16 rows, by which it catches up; read: each token of a longer stretch. A source without a model has zeros.
-    experts: of a target that is a mixture of them. threads: those that ran the draft's passes.
+    verify: the target's pass over 1, 2, … rows, non-decreasing. draft: one drafted token. rows: the draft's pass over
+    1, 2, … 16 rows, by which it catches up; read: each token of a longer chunk. All zero for a source without a model.
+    experts: of a mixture-of-experts target. threads: that the draft's passes were measured with.
     """
 
     verify: tuple[float, ...]
@@ -25,7 +25,7 @@ class Costs:
     threads: PassThreads = ALL_THREADS
 
     def reading(self, unread: int) -> float:
-        """Return the seconds to read `unread` tokens, beyond the one row that a draft step reads anyway."""
+        """Return the seconds to read `unread` tokens, beyond the one row that the first draft step reads anyway."""
         if unread <= 1 or not self.rows:
             return 0.0
         if unread <= len(self.rows):
@@ -33,7 +33,7 @@ class Costs:
         return unread * self.read
 
     def verifying(self, rows: int) -> float:
-        """Return the seconds of the target's pass over `rows` rows; beyond what was measured its mean slope goes on."""
+        """Return the seconds of the target's pass over `rows` rows; extrapolated by the mean slope."""
         known = len(self.verify)
         if rows <= known:
             return self.verify[rows - 1]

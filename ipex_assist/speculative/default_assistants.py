@@ -1,7 +1,7 @@
 """Which small model assists a target when none is named: one row per family and vocabulary.
 
 Rows hold published models whose tokenizer is the family's, up to ids at the end; `share_vocabulary` compares the
-tokens once both are loaded. Families without a row have no published sibling of whom it is known that it helps:
+tokens once both are loaded. Families without a row have no small published sibling that is known to help:
 Mistral and Mixtral, Phi-4, Falcon, GLM-4, SmolLM3, OLMoE, Granite MoE.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from ipex_assist.checkpoints.base import architecture_of
 
-# A draft of more than this share of the target's size cannot pay off.
+# A draft of more than this share of the target's size is not worthwhile.
 LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Assistant:
+class DefaultAssistant:
     """A hub id, the `vocab_size`s of the targets it fits, and its size by its own config.json."""
 
     id: str
@@ -29,34 +29,34 @@ class Assistant:
 
 # architectures[0] -> assistants. The first three are the defaults Intel Extension for Transformers had (its TinyLlama
 # id has moved to TinyLlama/); the rest are each family's smallest member by its model card.
-DEFAULT_ASSISTANTS: dict[str, tuple[Assistant, ...]] = {
-    "OPTForCausalLM": (Assistant("facebook/opt-125m", (50272,), 768, 12),),
+DEFAULT_ASSISTANTS: dict[str, tuple[DefaultAssistant, ...]] = {
+    "OPTForCausalLM": (DefaultAssistant("facebook/opt-125m", (50272,), 768, 12),),
     "LlamaForCausalLM": (
-        Assistant(
+        DefaultAssistant(
             "TinyLlama/TinyLlama-1.1B-intermediate-step-715k-1.5T", (32000, 32016), 2048, 22
         ),  # Llama 1, 2, Code Llama
-        Assistant("meta-llama/Llama-3.2-1B", (128256,), 2048, 16),  # Llama 3.x; gated, like its targets
-        Assistant("HuggingFaceTB/SmolLM2-135M-Instruct", (49152,), 576, 30),  # SmolLM2
+        DefaultAssistant("meta-llama/Llama-3.2-1B", (128256,), 2048, 16),  # Llama 3.x; gated, like its targets
+        DefaultAssistant("HuggingFaceTB/SmolLM2-135M-Instruct", (49152,), 576, 30),  # SmolLM2
     ),
-    "GPTBigCodeForCausalLM": (Assistant("bigcode/tiny_starcoder_py", (49152,), 768, 20),),
+    "GPTBigCodeForCausalLM": (DefaultAssistant("bigcode/tiny_starcoder_py", (49152,), 768, 20),),
     # 7B and up pad the same vocabulary further.
-    "Qwen2ForCausalLM": (Assistant("Qwen/Qwen2.5-0.5B-Instruct", (151936, 152064), 896, 24),),
-    "Qwen3ForCausalLM": (Assistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
-    "Qwen2MoeForCausalLM": (Assistant("Qwen/Qwen2.5-0.5B-Instruct", (151936,), 896, 24),),
-    "Qwen3MoeForCausalLM": (Assistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
-    "PhiForCausalLM": (Assistant("microsoft/phi-1_5", (51200,), 2048, 24),),  # phi-2
-    "Phi3ForCausalLM": (Assistant("microsoft/Phi-3-mini-4k-instruct", (32064,), 3072, 32),),  # Phi-3-medium
-    "GemmaForCausalLM": (Assistant("google/gemma-2b", (256000,), 2048, 18),),
-    "Gemma2ForCausalLM": (Assistant("google/gemma-2-2b-it", (256000,), 2304, 26),),
-    "Gemma3ForCausalLM": (Assistant("google/gemma-3-270m-it", (262144,), 640, 18),),
-    "GPTNeoXForCausalLM": (Assistant("EleutherAI/pythia-70m", (50304, 50432, 50688), 512, 6),),
-    "BloomForCausalLM": (Assistant("bigscience/bloom-560m", (250880,), 1024, 24),),
-    "GPT2LMHeadModel": (Assistant("distilbert/distilgpt2", (50257,), 768, 6),),
-    "GraniteForCausalLM": (Assistant("ibm-granite/granite-3.3-2b-instruct", (49159,), 2048, 40),),
-    "Olmo2ForCausalLM": (Assistant("allenai/OLMo-2-0425-1B", (100352,), 2048, 16),),
-    "Exaone4ForCausalLM": (Assistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
-    "Starcoder2ForCausalLM": (Assistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
-    "Cohere2ForCausalLM": (Assistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
+    "Qwen2ForCausalLM": (DefaultAssistant("Qwen/Qwen2.5-0.5B-Instruct", (151936, 152064), 896, 24),),
+    "Qwen3ForCausalLM": (DefaultAssistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
+    "Qwen2MoeForCausalLM": (DefaultAssistant("Qwen/Qwen2.5-0.5B-Instruct", (151936,), 896, 24),),
+    "Qwen3MoeForCausalLM": (DefaultAssistant("Qwen/Qwen3-0.6B", (151936,), 1024, 28),),
+    "PhiForCausalLM": (DefaultAssistant("microsoft/phi-1_5", (51200,), 2048, 24),),  # phi-2
+    "Phi3ForCausalLM": (DefaultAssistant("microsoft/Phi-3-mini-4k-instruct", (32064,), 3072, 32),),  # Phi-3-medium
+    "GemmaForCausalLM": (DefaultAssistant("google/gemma-2b", (256000,), 2048, 18),),
+    "Gemma2ForCausalLM": (DefaultAssistant("google/gemma-2-2b-it", (256000,), 2304, 26),),
+    "Gemma3ForCausalLM": (DefaultAssistant("google/gemma-3-270m-it", (262144,), 640, 18),),
+    "GPTNeoXForCausalLM": (DefaultAssistant("EleutherAI/pythia-70m", (50304, 50432, 50688), 512, 6),),
+    "BloomForCausalLM": (DefaultAssistant("bigscience/bloom-560m", (250880,), 1024, 24),),
+    "GPT2LMHeadModel": (DefaultAssistant("distilbert/distilgpt2", (50257,), 768, 6),),
+    "GraniteForCausalLM": (DefaultAssistant("ibm-granite/granite-3.3-2b-instruct", (49159,), 2048, 40),),
+    "Olmo2ForCausalLM": (DefaultAssistant("allenai/OLMo-2-0425-1B", (100352,), 2048, 16),),
+    "Exaone4ForCausalLM": (DefaultAssistant("LGAI-EXAONE/EXAONE-4.0-1.2B", (102400,), 2048, 30),),
+    "Starcoder2ForCausalLM": (DefaultAssistant("bigcode/starcoder2-3b", (49152,), 3072, 30),),
+    "Cohere2ForCausalLM": (DefaultAssistant("CohereLabs/c4ai-command-r7b-12-2024", (256000,), 4096, 32),),
 }
 
 

@@ -1,4 +1,4 @@
-"""How many threads run a draft's passes: measured, since those of small models wait for each other much of the time."""
+"""The number of threads for a draft's passes: measured, since synchronisation dominates passes of small models."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from ipex_assist.executors.interface import ALL_THREADS, FewerThreads, PassThreads
 
-GAIN = 0.03  # what fewer threads must save of the time, to be taken instead
-WON = 0.75  # … in so many of the comparisons: less is what others do on the machine
-TURNS, FEWEST_TURNS, TURN_SECONDS = 9, 5, 0.025  # of two numbers of threads: as many as there is time for
-# A draft step that takes longer reads so much memory that waiting, some hundred times 2 µs, is no matter.
+GAIN = 0.03  # share of the time that fewer threads must save to be chosen
+WON = 0.75  # … in this share of the comparisons: less may be noise from other processes
+TURNS, FEWEST_TURNS, TURN_SECONDS = 9, 5, 0.025  # repetitions of a comparison, as many as fit into the seconds
+# In a longer draft step reading weights dominates, and some hundred barriers of 2 µs do not matter.
 LONG_STEP = 0.005
-ROWS = (2, 4, 8, 16)  # of passes that several texts share, or that catch up
+ROWS = (2, 4, 8, 16)  # of passes that several requests share, or that catch up
 
 Time = Callable[[], float]
 
 
-class Comparison(NamedTuple):
-    """Of pairs of measured times: the median of second ÷ first, and how often the second was less."""
+class TimingComparison(NamedTuple):
+    """Of pairs of measured times: the median ratio second ÷ first, and how often the second was faster."""
 
     ratio: float
     won: float
@@ -32,10 +32,10 @@ class Comparison(NamedTuple):
 
 
 def choose_threads(model: FewerThreads, step: Time, of_rows: Callable[[int], float], most_rows: int) -> PassThreads:
-    """Return the threads whose passes are fastest, and leave the model with them.
+    """Choose the number of threads with the fastest passes, and set it on the model.
 
-    All of them, unless fewer are clearly faster. step: the seconds of a draft step as the model is then, measured anew
-    at each call; of_rows: those of a pass over so many rows; most_rows: that there is room for.
+    All of them, unless fewer are clearly faster. step: measures a draft step with the model's current threads, in
+    seconds; of_rows: the same for a pass over that many rows; most_rows: the largest pass that fits the context.
     """
     choices = model.thread_choices
     if len(choices) < 2:
@@ -56,7 +56,7 @@ def choose_threads(model: FewerThreads, step: Time, of_rows: Callable[[int], flo
 
 
 def _rows_of(model: FewerThreads, number: int, of_rows: Callable[[int], float], most_rows: int) -> int:
-    """Up to how many rows so many threads are no slower than all are: more rows are more to compute."""
+    """Return up to how many rows `number` threads are no slower than all: more rows are more arithmetic."""
     rows = 1
     for more in (size for size in ROWS if size <= most_rows):
         found = _compare(model, ALL_THREADS, PassThreads(number, more), functools.partial(of_rows, more))
@@ -66,8 +66,8 @@ def _rows_of(model: FewerThreads, number: int, of_rows: Callable[[int], float], 
     return rows
 
 
-def _compare(model: FewerThreads, first: PassThreads, second: PassThreads, measure: Time) -> Comparison:
-    """By turns, so that what others do on the machine meets both alike."""
+def _compare(model: FewerThreads, first: PassThreads, second: PassThreads, measure: Time) -> TimingComparison:
+    """Alternate between the two, so that other processes disturb both alike."""
     ratios: list[float] = []
     spent = 0.0
     while len(ratios) < FEWEST_TURNS or (len(ratios) < TURNS and spent < TURN_SECONDS):
@@ -77,4 +77,4 @@ def _compare(model: FewerThreads, first: PassThreads, second: PassThreads, measu
             pair.append(measure())
         spent += sum(pair)
         ratios.append(pair[1] / max(pair[0], 1e-9))
-    return Comparison(statistics.median(ratios), sum(ratio < 1 for ratio in ratios) / len(ratios))
+    return TimingComparison(statistics.median(ratios), sum(ratio < 1 for ratio in ratios) / len(ratios))

@@ -1,4 +1,4 @@
-"""How a loaded pair drafts: its sources, its costs, and what earlier texts taught about it."""
+"""How a loaded pair drafts: its sources, its costs, and its acceptance rates so far."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.constrained import Constrained
+from ipex_assist.speculative.constrained_source import ConstrainedSource
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import Grammar
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.speculative.pair_cache import PairCache
-from ipex_assist.speculative.partly_shared import PartlyShared
-from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
+from ipex_assist.speculative.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import (
     CONSTANT_TOKENS,
     HEURISTIC_TOKENS,
     LONGEST_DRAFT,
-    Constant,
-    Heuristic,
+    ConstantSchedule,
+    HeuristicSchedule,
     Schedule,
 )
-from ipex_assist.speculative.universal import UniversalAssistant
+from ipex_assist.speculative.universal_assistant import UniversalAssistant
 from ipex_assist.tokenization.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ log = logging.getLogger("ipex_assist")
 
 @dataclass
 class Drafting:
-    """Holds what a target's texts have in common: the assistant, lookup, the pair's costs, acceptance so far.
+    """What all requests of a target share: the assistant, prompt lookup, the pair's costs and acceptance rates.
 
-    assistant_tokenizer: of an assistant with another vocabulary. shared: how far an assistant's vocabulary is the
-    target's, where it has none of its own. measure: gives the costs when they are first needed.
-    keep: hears of `model_acceptance` and `lookup_acceptance` when a text has ended that the adaptive schedule learnt
-    from.
+    assistant_tokenizer: of an assistant with another vocabulary. shared: the overlap of an assistant's vocabulary with
+    the target's, otherwise. measure: calibrates the pair when costs are first needed.
+    keep: called with `model_acceptance` and `lookup_acceptance` after each request that used the adaptive schedule.
     """
 
     target_vocab_size: int
@@ -65,7 +64,7 @@ class Drafting:
     _measuring: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def go_on_from(self, cache: PairCache) -> None:
-        """Go on from what earlier processes learnt of this pair, and keep for later ones what this one learns."""
+        """Start from the costs and acceptance rates that earlier processes stored, and store this one's."""
         self.cache = cache
         self.model_acceptance, self.lookup_acceptance, self.keep = (
             cache.model_acceptance,
@@ -74,15 +73,15 @@ class Drafting:
         )
 
     def forget(self) -> None:
-        """Treat the pair as unknown from here on but for its costs, and keep nothing of it for later processes."""
+        """Reset the acceptance rates, keep the costs, and store nothing from here on."""
         if self.cache is not None:
             self._costs, self.cache = self.costs, None
         self.model_acceptance, self.lookup_acceptance, self.keep = Acceptance(), Acceptance(), None
 
     @property
     def costs(self) -> Costs:
-        """What passes cost: measured once, or what the cache keeps, which texts correct. Asked before a text begins."""
-        with self._measuring:  # once, though several texts begin at the same time
+        """The pair's costs: measured once, or from the cache, which requests correct. Read before each request."""
+        with self._measuring:  # measure once, even if several requests start at the same time
             if self.cache is not None:
                 return self._with_threads(self.cache.costs(self.measure))
             if self._costs is None:
@@ -90,7 +89,7 @@ class Drafting:
             return self._with_threads(self._costs)
 
     def _with_threads(self, costs: Costs) -> Costs:
-        """The costs, and the assistant runs by the threads that they were measured with."""
+        """Return the costs, and set the assistant to the threads that they were measured with."""
         model = self.assistant
         if isinstance(model, FewerThreads) and model.pass_threads != costs.threads and len(model.thread_choices) > 1:
             model.pass_threads = costs.threads
@@ -103,21 +102,21 @@ class Drafting:
         return self.lookup or self.assistant is not None
 
     def source(self, sampling: Sampling, length: int, grammar: Grammar | None = None) -> DraftSource | None:
-        """Return what drafts for one text of at most `length` tokens; None where nothing does.
+        """Return the draft source of one request of at most `length` tokens, prompt included; None if there is none.
 
-        grammar: of the text; the drafts' own is copied from it. What it forces is drafted even where nothing else is.
+        grammar: of the request; drafts use a copy. Forced tokens are drafted even without an assistant or lookup.
         """
         if grammar is None:
             return self._source(sampling, length, None)
         own = grammar.copy()
         masks = self.assistant is not None and self.assistant_tokenizer is None
-        return Constrained(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
+        return ConstrainedSource(own, sampling.prompt_length, self._source(sampling, length, own), masks=masks)
 
     def _source(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource | None:
         model = self._model(sampling, length, grammar) if self.assistant is not None else None
         if not self.lookup:
             return model
-        return PromptLookup() if model is None else LookupFirst(PromptLookup(), model)
+        return PromptLookup() if model is None else LookupWithFallback(PromptLookup(), model)
 
     def _model(self, sampling: Sampling, length: int, grammar: Grammar | None) -> DraftSource:
         assert self.assistant is not None
@@ -132,7 +131,9 @@ class Drafting:
                 grammar,
             )
             lacks_rows = self.assistant.spec.vocab_size < self.target_vocab_size
-            return PartlyShared(model, self.shared.unknown) if lacks_rows or self.shared.unknown else model
+            return (
+                PartialVocabularyAssistant(model, self.shared.unknown) if lacks_rows or self.shared.unknown else model
+            )
         assert self.target_tokenizer is not None
         return UniversalAssistant(
             self.assistant,
@@ -144,24 +145,24 @@ class Drafting:
         )
 
     def schedule(self, options: DraftOptions, limit: int, shared: Callable[[], LiveCosts] | None = None) -> Schedule:
-        """Return the schedule of one text of at most `limit` new tokens.
+        """Return the schedule of one request of at most `limit` output tokens.
 
-        shared: gives what passes cost at every moment, where other texts take part in them.
+        shared: returns the live costs of an engine whose passes several requests share.
         """
         number = options.num_assistant_tokens
         if options.kind == "constant":
-            return Constant(CONSTANT_TOKENS if number is None else number)
+            return ConstantSchedule(CONSTANT_TOKENS if number is None else number)
         if options.kind == "heuristic":
-            return Heuristic(HEURISTIC_TOKENS if number is None else number)
+            return HeuristicSchedule(HEURISTIC_TOKENS if number is None else number)
         longest = LONGEST_DRAFT if number is None else number
         known = self.model_acceptance.for_next_text(), self.lookup_acceptance.for_next_text()
-        return Adaptive(self.costs, limit, longest, *known, shared=None if shared is None else shared())
+        return AdaptiveSchedule(self.costs, limit, longest, *known, shared=None if shared is None else shared())
 
     def learn(self, schedule: Schedule) -> None:
-        """Take in what a text taught, when it has ended, whatever ended it."""
-        if not isinstance(schedule, Adaptive):
+        """Take over acceptance rates and costs from the schedule of a finished request."""
+        if not isinstance(schedule, AdaptiveSchedule):
             return
-        # Of texts at the same time the one that ends last is what the next one goes on from.
+        # Of concurrent requests the last one to finish wins.
         self.model_acceptance, self.lookup_acceptance = schedule.model_acceptance, schedule.lookup_acceptance
         if self.keep is not None:
             self.keep(self.model_acceptance, self.lookup_acceptance)

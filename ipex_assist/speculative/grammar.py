@@ -1,7 +1,7 @@
-"""Grammars: which tokens may come next in one text, and what that does to its logits. No torch here.
+"""Grammars: the tokens that may come next, and masking of logits by them. No torch here.
 
-Verification takes row by row: each is masked in the state behind the tokens chosen so far, and the grammar is advanced
-by what was chosen. So a text under a grammar is the same with any drafts, or none.
+Verification goes row by row: each row is masked in the state after the tokens chosen so far, and the grammar advances
+by the chosen token. So the output under a grammar is the same with any drafts, or none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ KINDS = ("json_object", "json_schema", "regex", "choice", "lark")
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """What a text must be, from its first character to its last.
+    """What an output must match, from its first character to its last.
 
     kind: json_object; json_schema, regex and lark, written in `value` (JSON Schema as JSON, a regular expression that
-    the whole text matches, a grammar in llguidance's dialect of Lark); or choice, with a JSON list of texts.
+    the whole output matches, a grammar in llguidance's dialect of Lark); or choice, with a JSON list of strings.
     """
 
     kind: str
@@ -34,55 +34,52 @@ class GrammarSpec:
 
 
 class GrammarError(UsageError):
-    """A grammar that cannot be compiled, or by which a text cannot go on; its author can help, and nobody else."""
+    """A grammar that cannot be compiled or continued: an error of its author, hence a UsageError."""
 
 
 class Grammar(Protocol):
-    """The state of one text under a grammar. One thread uses it at a time. GrammarError where it cannot go on."""
+    """The state of one output under a grammar. Not thread-safe. Raises GrammarError where it cannot continue."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """What it was advanced by, in order."""
+        """The tokens it was advanced by, in order."""
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether the last token was an end-of-text token, behind which there is nothing."""
+        """Whether the last token was an end-of-text token."""
         ...
 
     def mask(self) -> Mask:
-        """Which tokens may come next, (vocab,). Where the text is complete, an end-of-text token is among them.
-
-        At least one is.
-        """
+        """Which tokens may come next, (vocab,); at least one. Includes end-of-text tokens where the output may end."""
         ...
 
     def forced(self) -> list[int]:
-        """Return tokens that spell what must come next, as the tokenizer would; none where there is a choice.
+        """Return the tokens of the text that must come next, as the tokenizer would split it; [] if there is a choice.
 
-        A text may spell it by others, so that they are a draft like any other. No end-of-text token is among them.
+        Other tokens may spell the same text, so these are a draft like any other. Never an end-of-text token.
         """
         ...
 
     def allows(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` may follow; an end-of-text token, and what is behind it, may not."""
+        """Return how many of `tokens` may follow; end-of-text tokens, and anything after one, may not."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take the next token. GrammarError where it may not follow."""
+        """Advance by the next token. Raises GrammarError if it may not follow."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Roll back to the first `length` tokens."""
         ...
 
     def copy(self) -> Grammar:
-        """Return one in the same state, which goes on by itself."""
+        """Return an independent copy in the same state."""
         ...
 
 
 def follow(grammar: Grammar, tokens: Sequence[int]) -> None:
-    """Bring a grammar to the state behind `tokens`, the whole text without its prompt."""
+    """Bring a grammar to the state after `tokens`, the output without the prompt."""
     known = list(grammar.tokens)
     tokens = list(tokens)
     same = len(known)
@@ -94,5 +91,5 @@ def follow(grammar: Grammar, tokens: Sequence[int]) -> None:
 
 
 def masked(row: Row, grammar: Grammar) -> Row:
-    """A row of logits, (vocab,) or of the first tokens alone, with -infinity for each token that may not follow."""
+    """Return a row of logits, (vocab,) or shorter, with -infinity for each token that may not follow."""
     return np.where(grammar.mask()[: len(row)], row, np.float32(-np.inf))

@@ -1,8 +1,9 @@
-"""The schedule of texts that share passes: what all of them draft, priced together. No torch here.
+"""The joint schedule of requests that share passes: one cost model and one budget for all. No torch here.
 
-A pass of the draft and the rows it adds to a pass of the target are paid by all texts that draft together; whether they
-pay depends on how many do. So one schedule decides for all: by one ledger, and by what all texts taught about the
-source. A text alone has a schedule of its own (adaptive.py), and shares costs and acceptance with this one.
+The requests that draft together share the cost of the draft's pass and of the rows it adds to the target's pass, so
+whether drafting is worthwhile depends on how many do. One schedule decides for all, by one budget and by acceptance
+rates over all requests. A request alone uses its own schedule (adaptive_schedule.py), which shares costs and
+acceptance rates with this one.
 """
 
 from __future__ import annotations
@@ -11,250 +12,253 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import SHARE, Adaptive
-from ipex_assist.speculative.budget import EXPECTED_TOKENS, FURTHER, PAUSE, STAKE, TRUST
+from ipex_assist.speculative.adaptive_schedule import SHARE, AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import Proposal
-from ipex_assist.speculative.joint_choice import JointChoice, Prices, joint_choice, worth_verifying
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, OUTLIER, STAKE, TRUST
+from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.joint_draft_choice import BatchCosts, JointDraftChoice, best_joint_draft, worth_verifying
 from ipex_assist.speculative.live_costs import LiveCosts
-from ipex_assist.speculative.schedule import LONGEST_DRAFT, Plan, RoundState
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundState
 
-MEMORY = 0.995  # of acceptance, a round of one text: some 200 of them are remembered
-WORTH = 1.03  # a draft must promise that much more than plain decoding: for many, little is won and much spent
-KNOWN_TOKENS = 8  # seen before a source is trusted: every one that is seen costs a pass of the draft
-# What first tokens won ÷ what they cost, from which on a source may lose more for a while: it reads before it wins.
+MEMORY = 0.995  # decay of acceptance counts per round of one request: some 200 rounds are remembered
+WORTH = 1.03  # a draft must promise this factor over plain decoding
+KNOWN_TOKENS = 8  # verified before a source is trusted: each costs a pass of the draft
+# Gain ÷ cost of first tokens from which a source gets more credit: it must read prompts before it gains.
 TRUSTED_GAIN = 1.1
-READY = 8  # a source that has no more than so many tokens to read is ready to draft
-WHOLE = 1 << 30  # tokens of context: the source goes on with what it has read, however much is missing
-READING_SHARE = 0.75  # of what drafting should win a text, that may be spent on reading its prompt
-# Passes in which nothing is drafted tell what plain decoding takes by now, which those with drafts cannot: they may
-# take this share of the time, in what they do not win; after so many passes with drafts at the earliest and the latest.
-TOLD_SHARE, TOLD_AFTER = 0.01, (8, 48)
-# Of the time of texts under way, each taken to be EXPECTED_TOKENS long, that wins of the past may be lost again.
-KEPT_WINS = 0.1
+READY = 8  # a source with at most this many unread tokens is ready to draft
+ALL_UNREAD = 1 << 30  # context: the source reads all unread tokens, however many
+READING_SHARE = 0.75  # share of a request's expected gain that may be spent on reading its prompt
+# Passes without drafts measure what plain decoding takes now. They may cost this share of the time in forgone gain,
+# and come after at least the first and at most the second number of passes with drafts.
+BASELINE_SHARE, BASELINE_AFTER = 0.01, (8, 48)
+# Past gains are kept as credit up to this share of the time of EXPECTED_TOKENS plain passes.
+KEPT_CREDIT = 0.1
 
 
 @dataclass
-class Turn:
-    """One text's part in the round to come."""
+class JointDraft:
+    """One request's draft in a pass that several requests share."""
 
-    schedule: Adaptive
+    schedule: AdaptiveSchedule
     now: RoundState
-    plan: Plan = field(default_factory=lambda: Plan(0))
+    plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
     proposal: Proposal = field(default_factory=lambda: Proposal([]))
-    accepted: int = 0  # of its tokens
+    accepted: int = 0  # tokens of the proposal
 
     @property
     def most(self) -> int:
-        """Tokens it may draft at most."""
+        """Longest draft allowed."""
         return min(self.schedule.longest, self.now.remaining - 1)
 
 
 class JointSchedule:
-    """Drafts as much as promises the most tokens per second of all texts together, within what may be lost."""
+    """Drafts what maximises the tokens per second of all requests together, within the credit."""
 
     def __init__(self, costs: Costs, model_acceptance: Acceptance, lookup_acceptance: Acceptance) -> None:
-        """costs: calibrated. The acceptances are what earlier texts taught; they are not changed."""
+        """costs: calibrated. The acceptances are of earlier requests; they are copied."""
         self.live = LiveCosts(costs)
         self._model = model_acceptance.for_next_text(MEMORY)
         self._lookup = lookup_acceptance.for_next_text(MEMORY)
         self._credit = 0.0  # seconds that may be lost
-        self._gain = 1.0  # of the last round with drafts, by what was expected
-        self._untold = 0  # passes with drafts since the last one without
-        self._undrafted_s = float("inf")  # of passes since anything was drafted; no end to it where nothing ever was
-        self._turns: list[Turn] = []
-        self._prices = Prices(costs, 1)
-        self._coming = 0  # texts whose prompts are being read
-        self._rate = 0.0  # expected tokens per second of the round under way
+        self._gain = 1.0  # expected gain of the last round with drafts
+        self._since_baseline = 0  # passes with drafts since the last one without
+        self._undrafted_s = float("inf")  # seconds of passes since the last draft; infinite before the first
+        self._drafts: list[JointDraft] = []
+        self._batch_costs = BatchCosts(costs, 1)
+        self._prefilling = 0  # requests whose prompts are being read
+        self._rate = 0.0  # expected tokens per second of the current round
         self._trial = False
         self._expected_draft_s = 0.0
 
-    def pass_s(self, texts: int) -> float:
-        """Return the seconds of a pass of so many texts in which nothing is drafted, and no prompt read."""
-        return self.live.costs_from(texts).verifying(texts)
+    def pass_s(self, requests: int) -> float:
+        """Return the seconds of a plain decoding pass of `requests` requests."""
+        return self.live.costs_from(requests).verifying(requests)
 
     def plain_s(self, tokens: int) -> float:
-        """Return the seconds that plain decoding would take for each of so many tokens that a text got in one round."""
-        return (self._prices.base_s + (tokens - 1) * self._prices.plain_s) / tokens
+        """Return the seconds of plain decoding for each of the `tokens` tokens a request got in one round."""
+        return (self._batch_costs.base_s + (tokens - 1) * self._batch_costs.plain_s) / tokens
 
-    def plan(self, turns: Sequence[Turn], texts: int, others: int, coming: int = 0) -> None:
-        """Set the plan of each text that may draft in the pass to come.
+    def plan(self, drafts: Sequence[JointDraft], requests: int, prefill_rows: int, prefilling: int = 0) -> None:
+        """Set the plan of each request that may draft in the next pass.
 
-        texts: that go on in it, those that may not draft among them; others: rows of prompts besides. coming: texts
-        whose prompts are being read, which will share the passes behind them.
+        requests: that decode in it, whether they draft or not. prefill_rows: prompt rows in it. prefilling: requests
+        whose prompts are being read, which will share later passes.
         """
-        self._coming = coming
-        self._prices = Prices(self.live.costs_from(texts), texts, others)
-        self._turns = list(turns)
+        self._prefilling = prefilling
+        self._batch_costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
+        self._drafts = list(drafts)
         self._trial, self._expected_draft_s = False, 0.0
-        self._rate = self._prices.texts / self._prices.plain_s
-        self._welcome()
-        if not others and self._must_tell():
+        self._rate = self._batch_costs.requests / self._batch_costs.plain_s
+        self._adopt_new()
+        if not prefill_rows and self._baseline_is_due():
             return
-        able = [turn for turn in turns if turn.most > 0]
-        reading = [turn for turn in able if turn.now.unread > 0]
-        self._plan_copies([turn for turn in able if not turn.now.unread])
+        able = [draft for draft in drafts if draft.most > 0]
+        reading = [draft for draft in able if draft.now.unread > 0]
+        self._plan_copies([draft for draft in able if not draft.now.unread])
         if reading and not self._plan_drafts(reading):
             self._plan_trial(reading)
 
     def trim(self) -> None:
-        """Keep of what was drafted what pays for its rows; every turn's `proposal` was set before."""
+        """Trim the drafts to the rows that are worthwhile; every `proposal` was set before."""
         self._expected_draft_s = self._drafting()
         if self._trial:
             return
-        drafted = [turn for turn in self._turns if turn.proposal.tokens]
-        drafted.sort(key=lambda turn: turn.now.unread > 0)
-        copies = sum(not turn.now.unread for turn in drafted)
+        drafted = [draft for draft in self._drafts if draft.proposal.tokens]
+        drafted.sort(key=lambda draft: draft.now.unread > 0)
+        copies = sum(not draft.now.unread for draft in drafted)
         chances = [*_chances(self._lookup, drafted[:copies]), *_chances(self._model, drafted[copies:])]
-        for turn, kept in zip(drafted, worth_verifying(chances, self._prices, self._rate), strict=True):
-            turn.proposal = replace(turn.proposal, tokens=turn.proposal.tokens[:kept])
+        for draft, kept in zip(drafted, worth_verifying(chances, self._batch_costs, self._rate), strict=True):
+            draft.proposal = replace(draft.proposal, tokens=draft.proposal.tokens[:kept])
 
     def observe(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
-        """Hear what came of the round, whose turns know what was accepted.
+        """Record the outcome of the round; every `accepted` was set before.
 
-        rows: of the pass, `read` of them of prompts. seconds, draft_s: what the pass took, and the drafting before it.
-        experts: distinct ones that it read, a layer.
+        rows: of the pass, `read` of them of prompts. seconds, draft_s: of the pass, and of drafting before it.
+        experts: distinct experts it read, mean over the layers.
         """
-        prices, drafted, accepted = self._prices, 0, 0
-        for turn in self._turns:
-            count = len(turn.proposal.tokens)
-            if count or turn.proposal.confidence:
-                self._known(turn).observe(turn.proposal.confidence, count, turn.accepted)
-            drafted, accepted = drafted + count, accepted + turn.accepted
-        if not read:  # rows of prompts need no logits: such a pass tells little of others
+        batch_costs, drafted, accepted = self._batch_costs, 0, 0
+        for draft in self._drafts:
+            count = len(draft.proposal.tokens)
+            if count or draft.proposal.confidence:
+                self._known(draft).observe(draft.proposal.confidence, count, draft.accepted)
+            drafted, accepted = drafted + count, accepted + draft.accepted
+        if not read:  # prompt rows need no logits, so such a pass says little about others
             self.live.observe_pass(rows, seconds, self._expected_draft_s, draft_s, experts, rows - drafted)
-        self._credit += FURTHER * prices.plain_s
+        self._credit += FURTHER * batch_costs.plain_s
         if not read:
-            self._untold = self._untold + 1 if drafted else 0
-            self._gain = self._rate * prices.plain_s / prices.texts if drafted else self._gain
-        if any(turn.plan.k for turn in self._turns):
-            # Far more than was expected, or far less, is somebody else's work. What a pass with prompts takes is known
-            # too roughly to tell a few rows by it.
-            more = float(prices.more_s(drafted))
-            expected = self._expected_draft_s + prices.base_s + more
-            took = draft_s + (prices.base_s + more if read else seconds)
-            took = min(max(took, expected / PAUSE), expected * PAUSE)
-            self._credit += accepted * self._token_s - (took - prices.base_s)
+            self._since_baseline = self._since_baseline + 1 if drafted else 0
+            self._gain = self._rate * batch_costs.plain_s / batch_costs.requests if drafted else self._gain
+        if any(draft.plan.k for draft in self._drafts):
+            # Times far from the expected ones are caused by other processes, and clipped. A pass with prompt rows is
+            # known too roughly to measure a few drafted rows in it.
+            more = float(batch_costs.more_s(drafted))
+            expected = self._expected_draft_s + batch_costs.base_s + more
+            took = draft_s + (batch_costs.base_s + more if read else seconds)
+            took = min(max(took, expected / OUTLIER), expected * OUTLIER)
+            self._credit += accepted * self._token_s - (took - batch_costs.base_s)
             self._undrafted_s = 0.0
         else:
-            self._undrafted_s += prices.plain_s
-        self._credit = min(self._credit, KEPT_WINS * EXPECTED_TOKENS * prices.plain_s)
+            self._undrafted_s += batch_costs.plain_s
+        self._credit = min(self._credit, KEPT_CREDIT * EXPECTED_TOKENS * batch_costs.plain_s)
 
-    def _must_tell(self) -> bool:
-        """Whether it is time for a pass in which nothing is drafted."""
-        first, last = TOLD_AFTER
-        return self._untold >= min(last, max(first, (self._gain - 1) / TOLD_SHARE))
+    def _baseline_is_due(self) -> bool:
+        """Whether a pass without drafts is due, to measure plain decoding."""
+        first, last = BASELINE_AFTER
+        return self._since_baseline >= min(last, max(first, (self._gain - 1) / BASELINE_SHARE))
 
     @property
     def _token_s(self) -> float:
-        """Seconds of plain decoding that a token of any text is worth."""
-        return self._prices.plain_s / self._prices.texts
+        """Seconds of plain decoding per token, over all requests."""
+        return self._batch_costs.plain_s / self._batch_costs.requests
 
-    def _known(self, turn: Turn) -> Acceptance:
-        return self._model if turn.now.unread else self._lookup
+    def _known(self, draft: JointDraft) -> Acceptance:
+        return self._model if draft.now.unread else self._lookup
 
-    def _welcome(self) -> None:
-        """Give each text that is new here what all know, and take its stake."""
-        for turn in self._turns:
-            text = turn.schedule
+    def _adopt_new(self) -> None:
+        """Give each new request the shared acceptance rates, and add its stake to the credit."""
+        for draft in self._drafts:
+            text = draft.schedule
             if text.model_acceptance is not self._model:
                 text.model_acceptance, text.lookup_acceptance = self._model, self._lookup
                 self._credit += STAKE * text.budget.expected_tokens * self._token_s
 
-    def _plan_copies(self, turns: Sequence[Turn]) -> None:
-        if not turns:
+    def _plan_copies(self, drafts: Sequence[JointDraft]) -> None:
+        if not drafts:
             return
-        choice = joint_choice(self._lookup, self._prices, len(turns), LONGEST_DRAFT, free=True)
+        choice = best_joint_draft(self._lookup, self._batch_costs, len(drafts), LONGEST_DRAFT, free=True)
         if choice.gain > WORTH:
-            self._carry_out(choice, turns, free=True)
+            self._plan_choice(choice, drafts, free=True)
 
-    def _plan_drafts(self, turns: Sequence[Turn]) -> bool:
-        """Plan drafts of a source that reads; False where none pay, or may be afforded."""
-        choice = joint_choice(self._model, self._prices, len(turns), LONGEST_DRAFT)
+    def _plan_drafts(self, drafts: Sequence[JointDraft]) -> bool:
+        """Plan drafts of a model; False if none are worthwhile, or covered by the credit."""
+        choice = best_joint_draft(self._model, self._batch_costs, len(drafts), LONGEST_DRAFT)
         if choice.gain <= WORTH:
             return False
         trusted = self._model.seen >= KNOWN_TOKENS
-        taking, read_s = self._readers(turns, trusted)
-        if trusted and len(taking) < len(turns):
-            choice = joint_choice(self._model, self._prices, max(1, len(taking)), LONGEST_DRAFT)
+        taking, read_s = self._readers(drafts, trusted)
+        if trusted and len(taking) < len(drafts):
+            choice = best_joint_draft(self._model, self._batch_costs, max(1, len(taking)), LONGEST_DRAFT)
         if not taking or choice.gain <= WORTH:
             return False
-        return self._carry_out(choice, taking, read_s)
+        return self._plan_choice(choice, taking, read_s)
 
-    def _readers(self, turns: Sequence[Turn], trusted: bool) -> tuple[list[Turn], float]:
-        """Return the texts whose source is ready, or may read what it lacks, and the seconds of that reading.
+    def _readers(self, drafts: Sequence[JointDraft], trusted: bool) -> tuple[list[JointDraft], float]:
+        """Return the requests whose source is ready or may read its unread tokens, and the seconds of that reading.
 
-        As many as half of what may be lost covers: of a source that is trusted those whose drafts should win the text
-        more than that, of another the shortest, by which it is found out whether to trust it.
+        Reading is limited to half of the credit. A trusted source reads for requests that should gain more than it
+        costs; an untrusted one reads the shortest contexts, to find out whether to trust it.
         """
-        # What is read now serves passes to come, in which no prompts will fill the rows, but the texts behind them.
-        texts = self._prices.texts + self._coming
-        prices = Prices(self.live.costs_from(texts), texts)
-        choice = joint_choice(self._model, prices, len(turns) + self._coming, LONGEST_DRAFT)
-        token_s = prices.plain_s / texts
-        credit = self._may_be_lost(len(turns))
+        # Reading now serves later passes, in which the prefilling requests will decode as well.
+        requests = self._batch_costs.requests + self._prefilling
+        batch_costs = BatchCosts(self.live.costs_from(requests), requests)
+        choice = best_joint_draft(self._model, batch_costs, len(drafts) + self._prefilling, LONGEST_DRAFT)
+        token_s = batch_costs.plain_s / requests
+        credit = self._credit_for(len(drafts))
         taking, whole = [], 0.0
-        for turn in sorted(turns, key=lambda turn: turn.now.unread):
-            seconds = self.live.costs.reading(turn.now.unread)
-            won = min(turn.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
+        for draft in sorted(drafts, key=lambda draft: draft.now.unread):
+            seconds = self.live.costs.reading(draft.now.unread)
+            won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
             covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
-            if turn.now.unread <= READY or covered:
-                taking.append(turn)
+            if draft.now.unread <= READY or covered:
+                taking.append(draft)
                 whole += seconds
         return taking, whole
 
-    def _carry_out(
-        self, choice: JointChoice, turns: Sequence[Turn], read_s: float = 0.0, *, free: bool = False
+    def _plan_choice(
+        self, choice: JointDraftChoice, drafts: Sequence[JointDraft], read_s: float = 0.0, *, free: bool = False
     ) -> bool:
-        """Plan the choice with as many tokens as the credit covers, were all of them wrong."""
-        count, k = len(turns), choice.k
-        credit = self._may_be_lost(count) - read_s
+        """Plan the choice with as many tokens as the credit covers if all of them are rejected."""
+        count, k = len(drafts), choice.k
+        credit = self._credit_for(count) - read_s
         while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
             k -= 1
-        for turn in turns:
-            turn.plan = Plan(min(k, turn.most), choice.min_confidence, WHOLE)
+        for draft in drafts:
+            draft.plan = DraftPlan(min(k, draft.most), choice.min_confidence, ALL_UNREAD)
         self._rate = max(self._rate, choice.rate) if k else self._rate
         return k > 0
 
-    def _may_be_lost(self, texts: int) -> float:
-        """Return the credit in seconds, and more of it for a source whose first tokens alone pay for `texts`."""
-        pays = self._model.first_rate * texts * self._token_s > TRUSTED_GAIN * self._loss(texts, 1, False)
-        trusted = pays and self._model.seen >= KNOWN_TOKENS
-        return self._credit + (TRUST * EXPECTED_TOKENS * self._prices.plain_s if trusted else 0.0)
+    def _credit_for(self, requests: int) -> float:
+        """Return the credit in seconds, with more for a trusted source whose first tokens are worthwhile."""
+        worthwhile = self._model.first_rate * requests * self._token_s > TRUSTED_GAIN * self._loss(requests, 1, False)
+        trusted = worthwhile and self._model.seen >= KNOWN_TOKENS
+        return self._credit + (TRUST * EXPECTED_TOKENS * self._batch_costs.plain_s if trusted else 0.0)
 
-    def _loss(self, texts: int, k: int, free: bool) -> float:
-        drafting = 0.0 if free else k * float(self._prices.draft_s(texts))
-        return drafting + float(self._prices.more_s(texts * k))
+    def _loss(self, requests: int, k: int, free: bool) -> float:
+        drafting = 0.0 if free else k * float(self._batch_costs.draft_s(requests))
+        return drafting + float(self._batch_costs.more_s(requests * k))
 
-    def _plan_trial(self, turns: Sequence[Turn]) -> None:
-        """Let one text draft one token now and then, where right ones would pay, by which easier texts are noticed."""
-        if not self._could_pay(len(turns)):
+    def _plan_trial(self, drafts: Sequence[JointDraft]) -> None:
+        """Let one request draft one token from time to time, to notice when drafting becomes worthwhile."""
+        if not self._could_be_worthwhile(len(drafts)):
             return
-        turn = min(turns, key=lambda turn: turn.now.unread)
-        price = self._loss(1, 1, False) + self.live.costs.reading(turn.now.unread)
-        if self._undrafted_s * STAKE >= price and price <= self._credit:
-            turn.plan, self._trial = Plan(1, 0.0, WHOLE), True
+        draft = min(drafts, key=lambda draft: draft.now.unread)
+        cost = self._loss(1, 1, False) + self.live.costs.reading(draft.now.unread)
+        if self._undrafted_s * STAKE >= cost and cost <= self._credit:
+            draft.plan, self._trial = DraftPlan(1, 0.0, ALL_UNREAD), True
 
-    def _could_pay(self, texts: int) -> bool:
-        """Whether drafts of which every token is right would pay."""
-        prices = self._prices
+    def _could_be_worthwhile(self, requests: int) -> bool:
+        """Whether drafts would be worthwhile if every token were accepted."""
+        batch_costs = self._batch_costs
         return any(
-            prices.texts + texts * k
-            > WORTH * (prices.plain_s + self._loss(texts, k, False)) * prices.texts / prices.plain_s
+            batch_costs.requests + requests * k
+            > WORTH
+            * (batch_costs.plain_s + self._loss(requests, k, False))
+            * batch_costs.requests
+            / batch_costs.plain_s
             for k in range(1, LONGEST_DRAFT + 1)
         )
 
     def _drafting(self) -> float:
-        """Return the calibrated seconds of what was drafted: a pass for each depth, and what was read before."""
+        """Return the calibrated seconds of drafting: a pass for each depth, and reading before it."""
         costs = self.live.calibrated
-        counts = [len(turn.proposal.tokens) for turn in self._turns if turn.proposal.read]
+        counts = [len(draft.proposal.tokens) for draft in self._drafts if draft.proposal.read]
         if not counts:
             return 0.0
-        prices = Prices(costs, len(counts))
-        passes = (float(prices.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
-        return sum(passes) + sum(costs.reading(turn.proposal.read) for turn in self._turns)
+        batch_costs = BatchCosts(costs, len(counts))
+        passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
+        return sum(passes) + sum(costs.reading(draft.proposal.read) for draft in self._drafts)
 
 
-def _chances(acceptance: Acceptance, turns: Sequence[Turn]) -> list[list[float]]:
-    drafts = [turn.proposal for turn in turns]
-    return acceptance.chances([draft.confidence for draft in drafts], [len(draft.tokens) for draft in drafts])
+def _chances(acceptance: Acceptance, drafts: Sequence[JointDraft]) -> list[list[float]]:
+    proposals = [draft.proposal for draft in drafts]
+    return acceptance.chances([each.confidence for each in proposals], [len(each.tokens) for each in proposals])

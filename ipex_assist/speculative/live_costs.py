@@ -1,4 +1,4 @@
-"""What passes cost at this moment: calibration's costs, corrected by what the rounds of a text take."""
+"""Current costs of passes: the calibrated costs, corrected by measured rounds."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ import numpy as np
 
 from ipex_assist.speculative.acceptance import Array
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.expert_costs import Spread
+from ipex_assist.speculative.expert_costs import ExpertSpread
 from ipex_assist.speculative.schedule import RoundResult
 
-# Variances of logarithms, so that 0.01 is an error of about 10 %. The machine's speed is unknown at first, and drifts
-# with every round. Calibration errs for several rows against one, for neighbours, for each number alone, for the draft.
+# Variances of logarithms: 0.01 is an error of about 10 %. The machine's speed is unknown at first and drifts with every
+# round. Calibration errors: common to all sizes above one row, correlated between neighbouring sizes, independent for
+# each size, and of the draft.
 _SPEED, _DRIFT = 1.0, 0.005
 _SEVERAL, _ALIKE, _ALONE, _DRAFT = 0.03, 0.02, 0.01, 0.1
-_NEIGHBOURS = 4.0  # numbers of rows over which errors are alike
+_NEIGHBOURS = 4.0  # rows over which errors are correlated
 _NOISE = 0.02  # of one pass
-# The errors by rows drift as well, by this share of their variance a pass: who else uses the cores makes many rows,
-# which wait for arithmetic, dearer than one, which waits for memory; and goes away again.
+# The errors by rows drift too, by this share of their variance per pass: other processes on the cores slow down passes
+# of many rows, which are compute-bound, more than passes of one row, which are memory-bound; and end again.
 _ERRORS_DRIFT = 0.02
-_PAUSE = math.log(2)  # a pass that took longer than expected counts as one of this much more
+_PAUSE = math.log(2)  # surprises are clipped at this logarithm
 
-# A text's passes that take less than this share of what calibration says contradict it; so many are needed to tell.
+# Passes that take less than this share of the calibrated time contradict it, once this many were seen.
 CONTRADICTED, TELLING_PASSES = 0.8, 8
 
 
 @dataclass(frozen=True)
 class CostFindings:
-    """What a text taught about the costs that it began with.
+    """What a request's rounds say about the costs it started with.
 
-    before, costs: those costs as they were, and as its passes corrected them. seconds: of all its rounds. untried: the
-    costs forbade every draft, so that nothing was learnt of what one takes. contradicted: passes were faster than they
-    can be by them.
+    before, costs: the costs at its start, and as corrected by its passes. seconds: of all its rounds. untried: the
+    costs prevented every draft, so the draft's costs were not observed. contradicted: passes were faster than the costs
+    allow.
     """
 
     before: Costs
@@ -46,11 +47,11 @@ class CostFindings:
 class LiveCosts:
     """A Kalman filter: the logarithm of seconds ÷ calibrated seconds is the machine's speed plus an error of its kind.
 
-    The speed is common to all passes: others on the machine and the length of the text change it. The errors, one for
-    each number of rows and one for the draft, are calibration's, which has a second for some twenty passes: what
-    disturbed one of them makes its number of rows look dear, and the passes of the text itself tell.
+    The speed is common to all passes; other processes and the context length change it. The errors, one for each number
+    of rows and one for the draft, are of the calibration, which times some twenty passes in a second: a disturbance
+    makes one size look expensive, and observed passes correct it.
 
-    Of a mixture of experts, passes are compared by the experts they read, and priced by those they should.
+    For a mixture of experts, passes are compared by the experts they read, and predicted by those they should read.
     """
 
     def __init__(self, calibrated: Costs) -> None:
@@ -63,15 +64,15 @@ class LiveCosts:
         self._covariance[2:-1, 2:-1] += _SEVERAL
         self._errors_drift = _ERRORS_DRIFT * self._covariance[1:-1, 1:-1]
         self._seconds, self._passes = 0.0, 0
-        self._spread = Spread(calibrated.experts) if calibrated.experts else None
-        self._texts = 1
+        self._spread = ExpertSpread(calibrated.experts) if calibrated.experts else None
+        self._requests = 1
         self.costs = calibrated
-        self.copying = Costs(calibrated.verify)  # for a source that costs nothing
+        self.lookup_costs = Costs(calibrated.verify)  # for prompt lookup, which costs nothing
         if self._spread is not None:
-            self._price()
+            self._update_costs()
 
     def observe(self, outcome: RoundResult, read: int) -> None:
-        """Compare the seconds that a round took with those that were expected; `read` tokens were unread before."""
+        """Update by one request's round, before which `read` tokens were unread."""
         expected = 0.0
         if outcome.drafted and read and self.calibrated.draft:
             expected = outcome.drafted * self.calibrated.draft + self.calibrated.reading(read)
@@ -84,28 +85,28 @@ class LiveCosts:
         expected_draft_s: float,
         draft_s: float,
         experts: float | None = None,
-        texts: int = 1,
+        requests: int = 1,
     ) -> None:
-        """Compare a pass of `rows` rows, and the drafting before it, with what was expected.
+        """Update by a pass of `rows` rows, and the drafting before it.
 
-        expected_draft_s: by the calibrated costs; 0 where no model drafted. experts: distinct ones that it read, a
-        layer. texts: of how many it was.
+        expected_draft_s: by the calibrated costs; 0 if no model drafted. experts: distinct experts it read, mean over
+        the layers. requests: how many shared the pass.
         """
         self._seconds += draft_s + target_s
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
         self._covariance[1:-1, 1:-1] += self._errors_drift
-        self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, texts))
+        self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, requests))
         self._compare(-1, draft_s, expected_draft_s)
-        self._price()
+        self._update_costs()
 
-    def _expected(self, rows: int, experts: float | None, texts: int) -> float:
-        """Return what calibration says of a pass over so many rows that read so many experts."""
+    def _expected(self, rows: int, experts: float | None, requests: int) -> float:
+        """Return the calibrated seconds of a pass over `rows` rows that read `experts` experts a layer."""
         seconds = self.calibrated.verifying(rows)
         if self._spread is None or experts is None:
             return seconds
-        self._texts = texts
-        self._spread.observe(rows, texts, experts)
+        self._requests = requests
+        self._spread.observe(rows, requests, experts)
         return max(self.calibrated.verifying(1) / 2, seconds + self._spread.costs.beyond_calibration(rows, experts))
 
     def _compare(self, kind: int, seconds: float, expected: float) -> None:
@@ -119,41 +120,41 @@ class LiveCosts:
         self._covariance -= np.outer(gain, shared)
 
     def findings(self, untried: bool) -> CostFindings:
-        """Return what the rounds so far teach. untried: no draft could be afforded at these costs."""
-        # Nothing makes passes faster than they are in peace: where they are, calibration was disturbed. What makes them
-        # slower, another's work or a long text, shall not be kept: a plain pass stays as it was calibrated.
+        """Return what the rounds so far say. untried: see CostFindings."""
+        # Passes faster than calibrated mean that calibration was disturbed, and are stored. Slower ones, caused by
+        # other processes or a long context, are not: the stored plain pass stays as calibrated.
         error = float(self._state[1])
         plain = float(self._state[0]) + error
         contradicted = self._passes >= TELLING_PASSES and plain < math.log(CONTRADICTED)
-        corrected = self._priced(self._verify, min(plain, 0.0) - error)
+        corrected = self._corrected(self._verify, min(plain, 0.0) - error)
         if self._spread is not None:
             corrected = replace(corrected, experts=self._spread.learnt())
         return CostFindings(self.calibrated, corrected, self._seconds, untried, contradicted)
 
-    def _price(self) -> None:
-        self.costs = self._priced(self._passes_of(self._texts), float(self._state[0]))
-        self.copying = Costs(self.costs.verify)
+    def _update_costs(self) -> None:
+        self.costs = self._corrected(self._passes_of(self._requests), float(self._state[0]))
+        self.lookup_costs = Costs(self.costs.verify)
 
     def costs_from(self, rows: int) -> Costs:
-        """Return the costs for passes of `rows` rows and more; what is believed of fewer does not touch them."""
+        """Return the costs for passes of at least `rows` rows, independent of estimates for fewer."""
         factors = np.exp(self._state[0] + self._state[1:-1])
         verify = self._passes_of(rows) * factors
         first = min(rows, len(verify)) - 1
         verify[:first] = verify[first]
         return replace(self.costs, verify=tuple(np.maximum.accumulate(verify).tolist()))
 
-    def _passes_of(self, texts: int) -> Array:
-        """Return calibrated seconds of passes over 1, 2, … rows with the experts that rows of so many texts read."""
+    def _passes_of(self, requests: int) -> Array:
+        """Return calibrated seconds of passes over 1, 2, … rows with the experts `requests` requests read; (rows,)."""
         if self._spread is None:
             return self._verify
         spread, rows = self._spread, range(1, len(self._verify) + 1)
-        more = [spread.costs.beyond_calibration(count, spread.distinct(count, texts)) for count in rows]
+        more = [spread.costs.beyond_calibration(count, spread.distinct(count, requests)) for count in rows]
         return np.maximum(self._verify[0], self._verify + more)
 
-    def _priced(self, calibrated: Array, speed: float) -> Costs:
-        """Calibrated seconds without calibration's errors, on a machine of this speed (a logarithm; 0: as then)."""
+    def _corrected(self, calibrated: Array, speed: float) -> Costs:
+        """Return the costs without calibration errors at this speed (a logarithm; 0: as when calibrated)."""
         factors = np.exp(speed + self._state[1:])
-        # A pass of more rows is never cheaper, whatever a disturbed measurement says.
+        # A pass of more rows is never cheaper, even if a disturbed measurement says so.
         verify = tuple(np.maximum.accumulate(calibrated * factors[:-1]).tolist())
         draft, old = float(factors[-1]), self.calibrated
         rows = tuple(row * draft for row in old.rows)

@@ -1,4 +1,4 @@
-"""Grammars by llguidance: made once for a model's vocabulary, compiled once for each grammar."""
+"""Grammars by llguidance: one compiler per model vocabulary, one compilation per grammar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ipex_assist.speculative.grammar import KINDS, GrammarError, GrammarSpec, Ma
 LLMatcher: Any = None
 LLParserLimits: Any = None
 LLTokenizer: Any = None
-with contextlib.suppress(ImportError):  # said by whoever wants a grammar
+with contextlib.suppress(ImportError):  # reported when a grammar is requested
     import llguidance
 
     LLMatcher, LLParserLimits, LLTokenizer = llguidance.LLMatcher, llguidance.LLParserLimits, llguidance.LLTokenizer
@@ -26,24 +26,24 @@ with contextlib.suppress(ImportError):  # said by whoever wants a grammar
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COMPILED = 64  # grammars that are kept
-# JSON is written in one line, as Python and most training texts do. Free white space would let a model go on with it
-# for ever, and leave hardly a token that is certain before it is chosen.
+COMPILED = 64  # compiled grammars in the cache
+# JSON on one line, as Python and most training data write it. With free white space a model could emit spaces for ever,
+# and hardly any token would be forced.
 JSON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-# What llguidance cannot enforce is refused.
+# Schemas that llguidance cannot enforce are rejected.
 JSON_STRICT = {"lenient": False, "coerce_one_of": False}
 
 
 def need_llguidance() -> None:
-    """UsageError where llguidance is not installed."""
+    """Raise UsageError if llguidance is not installed."""
     if LLMatcher is None:
         raise UsageError(
             "grammars (structured output, forced tool calls) need llguidance: pip install 'ipex-assist[serve]'"
         )
 
 
-def source_of(spec: GrammarSpec) -> str:
-    """What llguidance compiles. GrammarError where that cannot be written, for JSON that is none, say."""
+def grammar_source(spec: GrammarSpec) -> str:
+    """Return the source that llguidance compiles. Raises GrammarError, for example for invalid JSON."""
     need_llguidance()
     try:
         if spec.kind == "json_object":
@@ -53,8 +53,8 @@ def source_of(spec: GrammarSpec) -> str:
         if spec.kind == "regex":
             return str(LLMatcher.grammar_from_regex(spec.value))
         if spec.kind == "choice":
-            texts = json.loads(spec.value)
-            return str(LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(literal, texts))))
+            choices = json.loads(spec.value)
+            return str(LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(literal, choices))))
         if spec.kind == "lark":
             return str(LLMatcher.grammar_from_lark(spec.value))
     except ValueError as error:
@@ -63,39 +63,39 @@ def source_of(spec: GrammarSpec) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as Lark writes it."""
+    """Return a string literal in Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def start_of(spec: GrammarSpec, tokenizer: Any) -> Any:
-    """The state (LLMatcher) of a text that has not begun. tokenizer: llguidance's. GrammarError where none is."""
-    matcher = LLMatcher(tokenizer, source_of(spec), log_level=0, limits=LLParserLimits(verbose_errors=False))
+def initial_matcher(spec: GrammarSpec, tokenizer: Any) -> Any:
+    """Return the initial LLMatcher. tokenizer: an LLTokenizer. Raises GrammarError if it cannot be compiled."""
+    matcher = LLMatcher(tokenizer, grammar_source(spec), log_level=0, limits=LLParserLimits(verbose_errors=False))
     if matcher.is_error():
         raise GrammarError(f"the {spec.kind} grammar cannot be compiled: {_reason(matcher.get_error())}")
     return matcher
 
 
 def _reason(error: object) -> str:
-    """The first line of an error, and what a regular expression's last one says besides."""
+    """Return the first line of an error, and the "error:" line of a regular expression's."""
     lines = str(error).strip().splitlines() or ["no reason was given"]
     more = next((line for line in lines[1:] if line.startswith("error:")), "")
     return f"{lines[0][:300]} {more[:200]}".strip()
 
 
-class Grammars:
-    """Makes the grammars of one model. Any threads may use it."""
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos: Iterable[int]) -> None:
-        """tokenizer: llguidance's, of at least `vocab_size` tokens, whose end-of-text tokens are `eos`."""
+        """tokenizer: an LLTokenizer of at least `vocab_size` tokens, with the end-of-text tokens `eos`."""
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, frozenset(eos)
         self._compiled: OrderedDict[GrammarSpec, Any] = OrderedDict()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Iterable[int]) -> Grammars:
-        """For a model with rows for `vocab_size` tokens, whose texts end with any of `eos`. Takes a second.
+    def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Iterable[int]) -> GrammarCompiler:
+        """Make it for a model with `vocab_size` logits and the end-of-text tokens `eos`. Takes a second.
 
-        UsageError where that is no tokenizer of the `tokenizers` library, or no token ends a text.
+        Raises UsageError if the tokenizer is not of the `tokenizers` library, or there is no end-of-text token.
         """
         need_llguidance()
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -109,7 +109,7 @@ class Grammars:
             backend.no_truncation()
         try:
             made = LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, len(tokenizer)), eos_token=ends)
-        except Exception as error:  # whatever llguidance does not know about tokenizers
+        except Exception as error:  # llguidance raises various types for tokenizers it cannot read
             raise UsageError(
                 f"this model cannot write by a grammar: llguidance cannot read its tokenizer ({_reason(error)}). "
                 "Leave the grammar out"
@@ -117,11 +117,11 @@ class Grammars:
         return cls(made, vocab_size, ends)
 
     def grammar(self, spec: GrammarSpec) -> LlguidanceGrammar:
-        """The grammar of a text that has not begun. GrammarError where it cannot be compiled."""
-        with self._turn:
+        """Return a grammar in its initial state. Raises GrammarError if it cannot be compiled."""
+        with self._lock:
             start = self._compiled.pop(spec, None)
             if start is None:
-                start = start_of(spec, self._tokenizer)
+                start = initial_matcher(spec, self._tokenizer)
             self._compiled[spec] = start
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
@@ -129,7 +129,7 @@ class Grammars:
 
 
 class LlguidanceGrammar:
-    """A `Grammar` (see grammar.py). The end of the text is booked here: llguidance is never told of it."""
+    """A `Grammar` (see grammar.py). End-of-text tokens are tracked here and never passed to llguidance."""
 
     def __init__(self, matcher: Any, vocab_size: int, eos: frozenset[int], tokens: Sequence[int] = ()) -> None:
         self._matcher, self._vocab_size, self._eos = matcher, vocab_size, eos
@@ -137,12 +137,12 @@ class LlguidanceGrammar:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """What it was advanced by."""
+        """The tokens it was advanced by."""
         return self._tokens
 
     @property
     def ended(self) -> bool:
-        """Whether the last token ends the text."""
+        """Whether the last token was an end-of-text token."""
         return bool(self._tokens) and self._tokens[-1] in self._eos
 
     def mask(self) -> Mask:
@@ -157,7 +157,7 @@ class LlguidanceGrammar:
         return allowed
 
     def forced(self) -> list[int]:
-        """Tokens that spell what must come next."""
+        """The tokens of the text that must come next."""
         if self.ended:
             return []
         tokens = list(self._matcher.compute_ff_tokens())
@@ -178,7 +178,7 @@ class LlguidanceGrammar:
         )
 
     def advance(self, token: int) -> None:
-        """Take the next token."""
+        """Advance by the next token."""
         if self.ended:
             raise self._error("the text has ended")
         if token in self._eos:
@@ -189,7 +189,7 @@ class LlguidanceGrammar:
         self._tokens.append(token)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Roll back to the first `length` tokens."""
         forgotten = len(self._tokens) - length
         back = forgotten - self.ended if forgotten else 0
         del self._tokens[length:]
@@ -200,7 +200,7 @@ class LlguidanceGrammar:
         self._check()
 
     def copy(self) -> LlguidanceGrammar:
-        """One in the same state."""
+        """An independent copy in the same state."""
         return LlguidanceGrammar(self._matcher.deep_copy(), self._vocab_size, self._eos, self._tokens)
 
     def _check(self) -> None:
@@ -208,4 +208,4 @@ class LlguidanceGrammar:
             raise self._error(_reason(self._matcher.get_error()))
 
     def _error(self, reason: str) -> GrammarError:
-        return GrammarError(f"the grammar cannot go on behind {len(self._tokens)} tokens of the text: {reason}")
+        return GrammarError(f"the grammar cannot go on after {len(self._tokens)} tokens of the text: {reason}")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.speculative.sampling import Row
 
 if TYPE_CHECKING:
     import torch
 
 
-def log_probabilities(row: Row, token: int, top: int) -> Choice:
-    """Of a row of logits, (vocab,), before biases, penalties, temperature and filters, as OpenAI's API has them.
+def log_probabilities(row: Row, token: int, top: int) -> TokenLogprob:
+    """Log-probabilities by a row of logits, (vocab,), before biases, penalties, temperature and filters (OpenAI's API).
 
-    The `top` likeliest tokens, of equals the lowest ids first, whether `token` is among them or not; fewer where others
-    are impossible.
+    Lists the `top` most likely tokens, lower ids first among equals, whether or not `token` is one of them; fewer if
+    the others have probability 0.
     """
     largest = float(row.max())
     offset = largest + float(np.log(np.exp(row - np.float32(largest)).sum(dtype=np.float64)))
@@ -28,11 +28,11 @@ def log_probabilities(row: Row, token: int, top: int) -> Choice:
         ids = np.flatnonzero(row >= least)
         ids = ids[np.isfinite(row[ids])]
         first = ids[np.argsort(-row[ids], kind="stable")][:top].tolist()
-    return Choice(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
+    return TokenLogprob(token, float(row[token]) - offset, [(each, float(row[each]) - offset) for each in first])
 
 
-def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[Choice] | None:
-    """`log_probabilities` of the first rows of logits, (rows, vocab), one for each token; None where nobody asks."""
+def of_rows(logits: torch.Tensor, tokens: Sequence[int], top: int | None) -> list[TokenLogprob] | None:
+    """`log_probabilities` of the first rows of logits, (rows, vocab), one for each token; None if top is None."""
     if top is None:
         return None
     return [log_probabilities(logits[i].float().numpy(), token, top) for i, token in enumerate(tokens)]

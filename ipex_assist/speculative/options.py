@@ -1,4 +1,4 @@
-"""What one text may be asked to be: every option of a generation, its default, range and help. Never imports torch."""
+"""The options of a generation: defaults, ranges and help. Never imports torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Own = TypeVar("Own", bound="SamplingOptions")
 
 
 def fresh_seed() -> int:
-    """A seed by the system's randomness; below 2^53, since readers of JSON keep larger numbers only roughly."""
+    """A random seed below 2^53, since JSON readers round larger numbers."""
     return secrets.randbits(53)
 
 
 @dataclass(frozen=True)
-class EndOptions(Options):
-    """Where a text ends, unless the model's context ends before."""
+class StopOptions(Options):
+    """When generation stops, besides at the end of the model's context."""
 
     max_new_tokens: int = option(128, "", Number(1, 10_000_000, whole=True), "N")
     stop: tuple[str, ...] = option((), "stop before it; repeatable", Texts(), "TEXT")
-    ignore_eos: bool = option(False, "go on behind the end-of-text token, until the limit", Switch())
+    ignore_eos: bool = option(False, "go on after the end-of-text token, until the limit", Switch())
 
 
 @documented
 @dataclass(frozen=True)
 class DraftOptions(Options):
-    """Whether to draft, how many tokens, by which schedule; None leaves it to us."""
+    """Whether to draft, how many tokens, and by which schedule; None: chosen automatically."""
 
     assisted: bool = option(True, "draft with the assistant, or decode plainly", Switch(both=True))
     num_assistant_tokens: int | None = option(
@@ -43,29 +43,29 @@ class DraftOptions(Options):
     )
 
     @property
-    def wanted(self) -> bool:
+    def may_draft(self) -> bool:
         """Whether anything may be drafted."""
         return self.assisted and self.num_assistant_tokens != 0
 
     @property
     def kind(self) -> str:
-        """The schedule: a number alone means that number every round, as people know it."""
+        """The schedule's name; a number of tokens without a schedule means `constant`."""
         return self.num_assistant_tokens_schedule or ("adaptive" if self.num_assistant_tokens is None else "constant")
 
     @property
-    def adapts(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether the pair's costs are needed."""
-        return self.wanted and self.kind == "adaptive"
+        return self.may_draft and self.kind == "adaptive"
 
 
 @documented
 @dataclass(frozen=True)
 class SamplingOptions(Options):
-    """How tokens are chosen, in the order in which it is applied.
+    """How tokens are chosen, in the order of application.
 
     Names, defaults and rules are those of transformers' GenerationConfig (repetition_penalty, temperature, top_k,
-    top_p, min_p) and of OpenAI's API (logit_bias, presence_penalty, frequency_penalty, which count the generated tokens
-    and not the prompt's). Without `do_sample`, or with a temperature of 0, the likeliest token is taken.
+    top_p, min_p) and of OpenAI's API (logit_bias, presence_penalty, frequency_penalty, which count output
+    tokens only). Without `do_sample`, or with temperature 0, decoding is greedy.
     """
 
     do_sample: bool = option(False, "draw tokens instead of taking the likeliest", Switch())
@@ -89,21 +89,18 @@ class SamplingOptions(Options):
 
     @property
     def draws(self) -> bool:
-        """Whether chance decides."""
+        """Whether tokens are sampled."""
         return self.do_sample and self.temperature > 0
 
     def seeded(self: Own) -> Own:
-        """The same with a seed where chance decides, one that nobody has used where none is given.
-
-        The result can then say it.
-        """
+        """Return the options, with a fresh seed to report in the result if tokens are sampled and none is given."""
         return replace(self, seed=fresh_seed()) if self.draws and self.seed is None else self
 
 
 @documented
 @dataclass(frozen=True)
-class GenerationOptions(SamplingOptions, DraftOptions, EndOptions):
-    """All options of one text."""
+class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):
+    """All options of one generation."""
 
     logprobs: int | None = option(
         None,

@@ -1,4 +1,4 @@
-"""What is kept of a pair in the cache folder: what passes cost on this machine, and how often drafts were accepted."""
+"""The pair cache: costs of passes on this machine and acceptance rates, stored in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.speculative.acceptance import Acceptance
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.kept_costs import WRITE_EVERY, KeptCosts
 from ipex_assist.speculative.live_costs import CostFindings
+from ipex_assist.speculative.stored_costs import WRITE_EVERY, StoredCosts
 from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FORMAT = 5  # of the files
 def pair_facts(
     target: Checkpoint, precision: str, assistant: Checkpoint | None, assistant_precision: str | None, **others: Any
 ) -> dict[str, Any]:
-    """Return what identifies a pair: both checkpoints' files, precisions, and `others`, as its draft vocabulary."""
+    """Return what identifies a pair: both checkpoints' files, precisions, and `others`, e.g. its draft vocabulary."""
     return {
         "version": __version__,
         "format": FORMAT,
@@ -57,10 +57,10 @@ def _identity_of(file: Path) -> list[Any]:
 
 
 class PairCache:
-    """A pair's costs on this machine, and its acceptance, which is the same on all of them.
+    """A pair's costs, which are this machine's, and its acceptance rates, which hold on every machine.
 
-    What is missing, damaged, or another pair's counts as unknown; nothing here fails. Of processes that use one pair at
-    a time, the last one to write is what the next one will read.
+    Missing, damaged or foreign files count as absent; nothing here raises. Of concurrent processes with the same pair
+    the last writer wins.
     """
 
     def __init__(
@@ -68,37 +68,37 @@ class PairCache:
         pair: Mapping[str, Any],
         machine: Mapping[str, Any],
         *,
-        anew: bool = False,
+        refresh: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """pair, machine: facts for JSON. anew: forget what there is."""
+        """pair, machine: facts as JSON values. refresh: delete what is stored."""
         costs_file = _KeptFile("costs", {**pair, **machine})
         self._acceptance_file = _KeptFile("acceptance", pair)
-        if anew:
+        if refresh:
             costs_file.delete()
             self._acceptance_file.delete()
-        self._costs = KeptCosts(costs_file, clock)
+        self._costs = StoredCosts(costs_file, clock)
         counts = self._acceptance_file.read()
         self.model_acceptance, self.lookup_acceptance = _acceptance(counts, "models"), _acceptance(counts, "copies")
         self._clock, self._written = clock, -math.inf
 
     def costs(self, measure: Callable[[], Costs]) -> Costs:
-        """Return what is kept, or what `measure` finds, which is then kept. To be asked before each text."""
+        """Return the stored costs, or store and return those of `measure`. Called before each request."""
         return self._costs.costs(measure)
 
     def correct_costs(self, findings: CostFindings) -> None:
-        """Take in what a text found out about the costs it began with."""
+        """Apply a request's findings about the costs it started with."""
         self._costs.correct(findings)
 
     def keep_acceptance(self, models: Acceptance, copies: Acceptance) -> None:
-        """Keep the counts for later processes; they are written at most every WRITE_EVERY seconds."""
+        """Store the counts for later processes; written at most every WRITE_EVERY seconds."""
         if self._clock() - self._written >= WRITE_EVERY:
             self._written = self._clock()
             self._acceptance_file.write({"models": models.as_counts(), "copies": copies.as_counts()})
 
 
 class _KeptFile:
-    """A file of the cache folder, by the facts it is for."""
+    """A file of the cache folder, named by a digest of the facts it is for."""
 
     def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
         self.kind, self.facts = kind, json.loads(json.dumps(facts))
@@ -108,7 +108,7 @@ class _KeptFile:
             self.path = cache_folder("calibration") / f"{digest}.{kind}.json"
 
     def read(self) -> Any:
-        """Return what was written; None where there is nothing of these facts."""
+        """Return the stored content; None if there is none for these facts."""
         if self.path is None:
             return None
         try:
@@ -118,7 +118,7 @@ class _KeptFile:
             return None
 
     def write(self, content: Any) -> None:
-        """Write the content whole or not at all, whoever else writes."""
+        """Write the content atomically."""
         if self.path is None:
             return
         text = json.dumps({"facts": self.facts, self.kind: content}, indent=1)
@@ -141,7 +141,7 @@ class _KeptFile:
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """Make a file beside `path` with a name of its own, even among machines that share the folder; gone in the end."""
+    """Create a uniquely named file beside `path`, removed at exit; unique also on a shared file system."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:

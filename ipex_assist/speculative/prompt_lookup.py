@@ -1,25 +1,25 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before. No model, no cost."""
+"""Prompt lookup: drafts what followed an earlier occurrence of the last few tokens. No model, no cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipex_assist.speculative.draft import DraftSource, Proposal
-from ipex_assist.speculative.propose import Asked, Steps, propose_alone
-from ipex_assist.speculative.schedule import Plan
+from ipex_assist.speculative.batched_proposals import ProposalRequest, Steps, propose_alone
+from ipex_assist.speculative.draft_source import DraftSource, Proposal
+from ipex_assist.speculative.schedule import DraftPlan
 
-NGRAM = 2  # tokens that must agree; one alone is followed by too many others
-PLACES = 8  # latest places of an n-gram among which the longest match is sought
-LONGEST = 32  # tokens compared; beyond it a match is as good as certain
-# From so many agreeing tokens on, a copy is better than what a model drafts, and it is free.
+NGRAM = 2  # tokens that must match; one alone has too many continuations
+PLACES = 8  # latest occurrences of an n-gram that are searched for the longest match
+LONGEST = 32  # tokens compared at most; a longer match is as good as certain
+# From this match length on, a copied draft is better than a model's, and free.
 LONG_MATCH = 8
 
 
 class PromptLookup:
-    """Copies the continuation of the longest earlier match of the text's end.
+    """Copies the continuation of the longest earlier match of the last tokens.
 
-    An index from n-grams to the places behind them grows with the text, a few operations a token. Source: A. Saxena,
-    Prompt Lookup Decoding, 2023; transformers' `prompt_lookup_num_tokens`.
+    An index from n-grams to the positions after them grows with the context, a few operations a token.
+    Source: A. Saxena, Prompt Lookup Decoding, 2023; transformers' `prompt_lookup_num_tokens`.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class PromptLookup:
         self._indexed = NGRAM  # n-grams that end before this token are in the index
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Return 0: reading costs a lookup nothing."""
+        """Return 0: reading costs nothing."""
         return 0
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """Up to `k` copied tokens. The i-th has the confidence 1 - 1 / (agreeing tokens before it + 1)."""
+        """Copy up to `k` tokens. Each has the confidence 1 - 1 / (matching tokens before it + 1)."""
         place, length = self.match(tokens)
         if length == 0:
             return Proposal([])
         copied: list[int] = []
         confidence: list[float] = []
         for i in range(k):
-            # Behind the end of the text the copy goes on with itself: a text that repeats does so with its period.
+            # Past the end of the context the copy continues with itself, so that periodic text repeats.
             at = place + i
             copied.append(tokens[at] if at < len(tokens) else copied[at - len(tokens)])
             confidence.append(1 - 1 / (length + i + 1))
@@ -49,12 +49,12 @@ class PromptLookup:
         return Proposal(copied, confidence)
 
     def accept(self, count: int) -> None:
-        """The text itself says what was accepted."""
+        """Nothing to do: the next call's tokens show what was accepted."""
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The place behind the longest earlier match of the text's end, the latest of equals, and the match's length.
+        """Return the position after the longest earlier match of the last tokens, the latest of equals, and its length.
 
-        Length 0 where the last NGRAM tokens never stood together before.
+        Length 0 if the last NGRAM tokens did not occur before.
         """
         for end in range(self._indexed, len(tokens)):
             places = self._places.setdefault(tuple(tokens[end - NGRAM : end]), [])
@@ -70,17 +70,17 @@ class PromptLookup:
 
 
 def _agreeing(tokens: Sequence[int], place: int) -> int:
-    """How many tokens before `place` equal those before the end, at most LONGEST."""
+    """Return how many tokens before `place` match those before the end, at most LONGEST."""
     length = 0
     while length < min(LONGEST, place) and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
         length += 1
     return length
 
 
-class LookupFirst:
-    """Lookup where it has a long match, else another source.
+class LookupWithFallback:
+    """Prompt lookup if it has a long match, else another source.
 
-    The other source does not read what lookup drafted; it catches up, several tokens a pass, when it is asked again.
+    The other source does not read tokens that lookup drafted; it catches up, several tokens a pass, when used again.
     """
 
     def __init__(self, lookup: PromptLookup, other: DraftSource, long_match: int = LONG_MATCH) -> None:
@@ -92,21 +92,21 @@ class LookupFirst:
         return self.lookup.match(tokens)[1] >= self.long_match
 
     def unread(self, tokens: Sequence[int]) -> int:
-        """Return how much is unread by the source whose turn it is."""
+        """Return the unread tokens of the source that would draft next."""
         return (self.lookup if self.copies(tokens) else self.other).unread(tokens)
 
     def propose(
         self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None
     ) -> Proposal:
-        """A copy, or what the other source says."""
+        """A copy, or the other source's draft."""
         return propose_alone(self.steps(tokens, k, min_confidence=min_confidence, context=context))
 
     def steps(self, tokens: Sequence[int], k: int, *, min_confidence: float = 0.0, context: int | None = None) -> Steps:
-        """`propose` by calls of the other source's model (see propose.py)."""
+        """`propose` by calls of the other source's model (see batched_proposals.py)."""
         self._last = self.lookup if self.copies(tokens) else self.other
-        plan = Plan(k, min_confidence, context)
-        return (yield from Asked(self._last, tokens, k, plan).steps())
+        plan = DraftPlan(k, min_confidence, context)
+        return (yield from ProposalRequest(self._last, tokens, k, plan).steps())
 
     def accept(self, count: int) -> None:
-        """Passed on to the one that proposed."""
+        """Passed on to the source of the last proposal."""
         self._last.accept(count)

@@ -1,20 +1,20 @@
-"""One pass of the target over one text, as whoever reads the text hears of it."""
+"""A round: what one pass of the target brought one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 
 
 @dataclass(frozen=True)
 class Round:
     """The tokens that one pass of the target brought: the accepted drafted tokens, then one of its own.
 
-    `prompt` marks the first round, the pass over the prompt. Times are in seconds; plain_s is what a pass with nothing
-    drafted takes at this time, by the schedule's measurements, or None. choose_s: the part of target_s in which tokens
-    were chosen, the logits being there; None where that is not told apart. logprobs: of each of the tokens, where they
-    are wanted. prompt_logprobs: likewise, of each token of the prompt but the first, in the first round.
+    prompt: marks the first round, after the prompt was read. Times are in seconds; plain_s: of plain decoding per token
+    at this time, by the schedule's measurements, or None. choose_s: the part of target_s after the logits, in which
+    tokens were chosen; None if not measured separately. logprobs: of each token, if requested. prompt_logprobs: in the
+    first round, if requested, of each prompt token but the first.
     """
 
     tokens: list[int]
@@ -25,5 +25,5 @@ class Round:
     prompt: bool = False
     plain_s: float | None = None
     choose_s: float | None = None
-    logprobs: list[Choice] | None = None
-    prompt_logprobs: list[Choice] | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None

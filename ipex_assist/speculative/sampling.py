@@ -1,13 +1,13 @@
-"""From logits to a token: biases, penalties, temperature, top-k, top-p, min-p, and the choice.
+"""Sampling: from logits to a token by biases, penalties, temperature, top-k, top-p, min-p and Gumbel noise.
 
-Token t of a text is the arg-max over x of log p(x | text) + G(seed, t, x), where p is what the filters leave and G is
-Gumbel noise: such an arg-max follows p (Gumbel 1954; "Gumbel-max trick"). t counts the text's generated tokens from 0,
-whatever was prompt before them. Who drafts adds the same noise to its own probabilities, and a drafted token stays
-where it is the target's choice: drafter-invariant speculative decoding by Gumbel sampling (Daliri, Musco, Suresh 2024,
-arXiv:2408.07978). So one seed is one text, with any assistant, any number of drafted tokens, or none, and verifying
-sampled text is what verifying greedy text is. Greedy decoding is this without noise.
+Output token t is the arg-max over x of log p(x | context) + G(seed, t, x), where p is the filtered distribution and G
+is Gumbel noise: such an arg-max is distributed as p (Gumbel 1954; the "Gumbel-max trick"). t counts output tokens from
+0, independent of the prompt's length. The draft adds the same noise to its own logits, and a drafted token is accepted
+if it is the target's choice: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024, arXiv:2408.07978). So
+a seed determines the output, with any assistant, any draft length, or none, and verification is the same comparison as
+for greedy decoding, which is this without noise.
 
-A row is chosen from by itself, in one thread, so that no other row and no number of threads can change it.
+Each row is processed by itself in one thread, so that neither other rows nor the number of threads affect it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ipex_assist.speculative.noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
+from ipex_assist.speculative.gumbel_noise import Floats, Ids, all_bits, bits_above, from_bits, gumbel
 from ipex_assist.speculative.options import SamplingOptions, fresh_seed
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = NDArray[np.float32]
 
-NO_NUMBERS = -1  # in place of a token, where a row holds NaN, or infinity
-# Tokens whose scaled logit is within so much of the largest are looked at first; of the others, one in a thousand or so
-# has noise that could make it the choice.
+INVALID_LOGITS = -1  # in place of a token, if a row holds NaN or infinity
+# Tokens whose scaled logit is within this distance of the largest are evaluated first; of the others only about one in
+# a thousand has enough noise to be the arg-max.
 _HEAD = 7.0
 
 
 @dataclass(frozen=True)
 class Sampling(SamplingOptions):
-    """How one text's tokens are chosen. `do_sample` is False where the temperature is 0; else there is a seed.
+    """How the tokens of one request are chosen. With temperature 0 `do_sample` is False; if it is True there is a seed.
 
-    prompt_length: tokens at the text's beginning that were not generated: the presence and frequency penalties do not
-    count them, and the noise's positions begin behind them.
+    prompt_length: tokens of the prompt: presence and frequency penalties do not count them, and noise positions start
+    after them.
     """
 
     prompt_length: int = 0
@@ -53,31 +53,33 @@ class Sampling(SamplingOptions):
 
     @property
     def changes_logits(self) -> bool:
-        """Whether `penalise` does anything: where not, the likeliest token is the largest logit's."""
-        return bool(self.logit_bias) or self._looks_back
+        """Whether `apply_penalties` changes anything."""
+        return bool(self.logit_bias) or self._has_penalties
 
     @property
-    def _looks_back(self) -> bool:
+    def _has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    def penalise(self, logits: torch.Tensor, context: Sequence[int], following: Sequence[int] = ()) -> torch.Tensor:
-        """Logits (rows, vocab) with biases added, and tokens that are already in the text made less likely.
+    def apply_penalties(
+        self, logits: torch.Tensor, context: Sequence[int], following: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """Return logits (rows, vocab) with biases added and repeated tokens penalised.
 
         Row i follows `context` and the first i tokens of `following`. In this order, for a token that was generated n
-        times: the bias is added; where prompt or text have it, a positive logit is divided by repetition_penalty and a
-        negative one multiplied with it (Keskar et al. 2019, CTRL; as in transformers); then n × frequency_penalty and,
-        where n > 0, presence_penalty are taken away (OpenAI's API; the order is vLLM's).
+        times: the bias is added; if prompt or output contain it, a positive logit is divided by repetition_penalty and
+        a negative one multiplied (Keskar et al. 2019, CTRL; as in transformers); then n × frequency_penalty and, if
+        n > 0, presence_penalty are subtracted (OpenAI's API; in vLLM's order).
         """
         if not self.changes_logits:
             return logits
         import torch
 
         logits = logits.float().clone()
-        width = logits.shape[-1]  # a draft's vocabulary may be smaller than the text's
+        width = logits.shape[-1]  # a draft's vocabulary may be smaller than the target's
         for token, bias in self.logit_bias.items():
             if token < width:
                 logits[:, token] += bias
-        if not self._looks_back:
+        if not self._has_penalties:
             return logits
         seen, counts = _counts(context, width), _counts(context[self.prompt_length :], width)
         generated_from = max(0, self.prompt_length - len(context))
@@ -93,7 +95,7 @@ class Sampling(SamplingOptions):
 
 
 def _counts(tokens: Sequence[int], width: int) -> torch.Tensor:
-    """How often each of `width` tokens is among `tokens`, (width,)."""
+    """Count each id below `width` in `tokens`, (width,)."""
     import torch
 
     ids = torch.tensor(list(tokens), dtype=torch.long)
@@ -101,32 +103,32 @@ def _counts(tokens: Sequence[int], width: int) -> torch.Tensor:
 
 
 def choose(row: Row, sampling: Sampling, position: int) -> int:
-    """The token that `sampling` chooses by one row of penalised logits, (vocab,), at a position behind the prompt.
+    """Choose a token by one row of penalised logits, (vocab,). position: index of the output token.
 
-    Of equals the lowest id. NO_NUMBERS where the row holds NaN or infinity, or forbids every token.
+    Of equals the lowest id. INVALID_LOGITS if the row holds NaN or infinity, or forbids every token.
     """
     best = int(row.argmax())  # the first NaN, where there is one
     if not math.isfinite(row[best]):
-        return NO_NUMBERS
-    return best if not sampling.do_sample else _noisy(row, sampling, position).token
+        return INVALID_LOGITS
+    return best if not sampling.do_sample else _perturbed(row, sampling, position).token
 
 
 def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, float]:
-    """`choose`, and the confidence in it, by a draft's row.
+    """`choose` by a draft's row, and the confidence in the choice.
 
-    The confidence is the choice's share of exp(logit + temperature × noise), where tokens that the filters drop, or
-    that are far behind, are counted without noise: with no noise it is the model's own probability, as in greedy
-    drafts. Unlike the probability that a token had before the noise was known, it says how clear the choice was, and
-    so how likely the target is to choose the same. 0 with NO_NUMBERS.
+    The confidence is the choice's share of the sum of exp(logit + temperature × noise), in which tokens that were
+    filtered out or are very unlikely count without noise. Without noise it is the model's own probability, as in greedy
+    drafts. Given the noise it says how clear the choice was, and so how likely the target is to choose the same. 0 with
+    INVALID_LOGITS.
     """
     best = int(row.argmax())
     largest = float(row[best])
     if not math.isfinite(largest):
-        return NO_NUMBERS, 0.0
+        return INVALID_LOGITS, 0.0
     rest = float(np.exp(row - np.float32(largest)).sum(dtype=np.float64))
     if not sampling.do_sample:
         return best, 1.0 / rest
-    found = _noisy(row, sampling, position)
+    found = _perturbed(row, sampling, position)
     rest -= float(np.exp(row[found.ids] - np.float32(largest)).sum(dtype=np.float64))
     perturbed = (found.scores - found.scores.max()) * sampling.temperature
     offset = float(found.scores.max()) * sampling.temperature - largest
@@ -134,8 +136,8 @@ def choose_for_draft(row: Row, sampling: Sampling, position: int) -> tuple[int, 
 
 
 @dataclass(frozen=True)
-class _Noisy:
-    """Tokens among which the choice is, by ascending ids, and logit ÷ temperature + noise of each."""
+class _PerturbedLogits:
+    """Candidate tokens by ascending ids, and logit ÷ temperature + noise of each."""
 
     ids: Ids
     scores: Floats
@@ -145,35 +147,35 @@ class _Noisy:
         return int(self.ids[self.scores.argmax()])
 
 
-def _noisy(row: Row, sampling: Sampling, position: int) -> _Noisy:
+def _perturbed(row: Row, sampling: Sampling, position: int) -> _PerturbedLogits:
     assert sampling.seed is not None
-    ids = kept(row, sampling)
+    ids = filtered_tokens(row, sampling)
     if ids is not None:
         scaled = row[ids].astype(np.float64) / sampling.temperature
-        return _Noisy(ids, scaled + gumbel(sampling.seed, position, ids))
-    return _noisy_of_all(row, sampling.temperature, sampling.seed, position)
+        return _PerturbedLogits(ids, scaled + gumbel(sampling.seed, position, ids))
+    return _perturbed_all(row, sampling.temperature, sampling.seed, position)
 
 
-def _noisy_of_all(row: Row, temperature: float, seed: int, position: int) -> _Noisy:
-    """The noise of all tokens decides, but only that of few can: of most, the random bits alone say so."""
+def _perturbed_all(row: Row, temperature: float, seed: int, position: int) -> _PerturbedLogits:
+    """Over the whole vocabulary, but computing noise only for tokens whose random bits could make them the arg-max."""
     random = all_bits(seed, position, len(row))
     limit = float(np.float32(float(row.max()) - _HEAD * temperature))
     ahead = row >= limit
     head = np.flatnonzero(ahead)
     scores = row[head].astype(np.float64) / temperature + from_bits(random[head])
-    behind = (random <= np.uint64(bits_above(float(scores.max()) - limit / temperature))) & ~ahead
-    tail = np.flatnonzero(behind)
+    tail_mask = (random <= np.uint64(bits_above(float(scores.max()) - limit / temperature))) & ~ahead
+    tail = np.flatnonzero(tail_mask)
     ids = np.concatenate((head, tail))
     scores = np.concatenate((scores, row[tail].astype(np.float64) / temperature + from_bits(random[tail])))
     order = ids.argsort()
-    return _Noisy(ids[order], scores[order])
+    return _PerturbedLogits(ids[order], scores[order])
 
 
-def kept(row: Row, sampling: Sampling) -> Ids | None:
-    """The tokens that top-k, top-p and min-p leave of a row of logits, by ascending ids; None where no filter is on.
+def filtered_tokens(row: Row, sampling: Sampling) -> Ids | None:
+    """Return the tokens that top-k, top-p and min-p keep of a row of logits, by ascending ids; None without a filter.
 
-    In transformers' order: of the distribution at this temperature, what is at least as likely as the k-th; the
-    smallest set of it reaching p, of equals the lowest ids; and what has at least min_p of the likeliest's probability.
+    In transformers' order, at this temperature: tokens at least as likely as the k-th; the smallest set of them that
+    reaches p, lower ids first among equals; tokens with at least min_p times the largest probability.
     """
     ids: Ids | None = None
     if 0 < sampling.top_k < len(row):
@@ -193,15 +195,15 @@ def _most_likely(row: Row, count: int) -> Ids:
 
 
 def _nucleus(row: Row, ids: Ids | None, sampling: Sampling) -> Ids:
-    """The smallest set of the likeliest tokens, of `ids` or of all, that has the probability top_p."""
+    """Return the smallest set of most likely tokens, among `ids` or all, whose probability reaches top_p."""
     logits = row if ids is None else row[ids]
     weights = np.exp((logits - logits.max()) / np.float32(sampling.temperature))
     total = float(weights.sum(dtype=np.float64))
-    # All tokens below this together have less than 1 - p, so that the others reach p: none of these can be needed.
+    # Tokens below this have less than 1 - p together, so the others reach p without them.
     candidates = np.flatnonzero(weights >= (1 - sampling.top_p) / len(weights) * total)
     ordered = candidates[np.argsort(-weights[candidates], kind="stable")]
     reached = np.cumsum(weights[ordered], dtype=np.float64)
-    # A token stays where those before it do not reach p.
+    # A token is kept if those before it do not reach p.
     count = 1 + int(np.searchsorted(reached, sampling.top_p * total))
     chosen = np.sort(ordered[:count])
     return chosen if ids is None else ids[chosen]

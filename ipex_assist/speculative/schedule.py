@@ -1,4 +1,4 @@
-"""How many tokens to draft each round: what all schedules share, and the fixed ones."""
+"""Schedules of draft lengths: the protocol, and the constant and heuristic ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-CONSTANT_TOKENS = 3  # four rows are the most that cost a target's pass no more than one on every machine we measured
-HEURISTIC_TOKENS = 5  # where transformers' rule starts
+CONSTANT_TOKENS = 3  # on every machine measured, a pass of four rows costs no more than one of one row
+HEURISTIC_TOKENS = 5  # initial value of transformers' heuristic
 LONGEST_DRAFT = 15
 
 
 @dataclass(frozen=True)
-class Plan:
-    """At most `k` tokens, ending behind one less likely than `min_confidence`; `context` as in DraftSource."""
+class DraftPlan:
+    """At most `k` tokens, ending after one with less confidence than `min_confidence`; context: see DraftSource."""
 
     k: int
     min_confidence: float = 0.0
@@ -22,7 +22,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class RoundState:
-    """Where a text stands: tokens so far, tokens that may still come, tokens the draft source has not read."""
+    """A request's progress: its length in tokens, tokens that may still come, tokens unread by the draft source."""
 
     length: int
     remaining: int
@@ -31,9 +31,9 @@ class RoundState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What came of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models.
+    """Outcome of a plan: drafted and accepted tokens, the draft's confidence in each, seconds of both models.
 
-    experts: distinct ones that the target's pass read, a layer; None where that is not known.
+    experts: distinct experts that the target's pass read, mean over the layers; None if unknown.
     """
 
     drafted: int
@@ -45,9 +45,9 @@ class RoundResult:
 
 
 class Schedule(Protocol):
-    """Says how to draft, and hears what came of it. One object serves one text.
+    """Plans drafts, and observes their outcome. One object per request.
 
-    plain_s: seconds that a pass of one row takes now, as was measured; None where the schedule measures nothing.
+    plain_s: current seconds of a pass of one row; None if the schedule measures nothing.
     """
 
     @property
@@ -55,16 +55,16 @@ class Schedule(Protocol):
         """Seconds of a pass of one row, or None."""
         ...
 
-    def plan(self, now: RoundState) -> Plan:
-        """Return how to draft in the round to come."""
+    def plan(self, now: RoundState) -> DraftPlan:
+        """Return how to draft in the next round."""
         ...
 
     def observe(self, outcome: RoundResult) -> None:
-        """Hear what came of the round that was planned last."""
+        """Record the outcome of the round that was planned last."""
         ...
 
 
-class Constant:
+class ConstantSchedule:
     """Drafts the same number of tokens every round."""
 
     plain_s = None
@@ -72,15 +72,15 @@ class Constant:
     def __init__(self, k: int = CONSTANT_TOKENS) -> None:
         self.k = k
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         """Return a plan of `k` tokens, always."""
-        return Plan(self.k)
+        return DraftPlan(self.k)
 
     def observe(self, outcome: RoundResult) -> None:
-        """Ignore the result: a constant number learns nothing."""
+        """Nothing to learn."""
 
 
-class Heuristic:
+class HeuristicSchedule:
     """transformers' `num_assistant_tokens_schedule="heuristic"`: two more after a full hit, one less after a miss."""
 
     plain_s = None
@@ -88,11 +88,11 @@ class Heuristic:
     def __init__(self, k: int = HEURISTIC_TOKENS) -> None:
         self.k = k
 
-    def plan(self, now: RoundState) -> Plan:
-        """Return a plan of as many tokens as the last rounds have left."""
-        return Plan(self.k)
+    def plan(self, now: RoundState) -> DraftPlan:
+        """Return a plan of the current number of tokens."""
+        return DraftPlan(self.k)
 
     def observe(self, outcome: RoundResult) -> None:
-        """Count the number up or down; a round in which nothing could be drafted changes nothing."""
+        """Adjust the number; a round without a draft changes nothing."""
         if outcome.drafted:
             self.k = self.k + 2 if outcome.accepted == outcome.drafted else max(1, self.k - 1)

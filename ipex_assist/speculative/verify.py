@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.speculative.grammar import Grammar, masked
-from ipex_assist.speculative.sampling import NO_NUMBERS, Sampling, choose
+from ipex_assist.speculative.sampling import INVALID_LOGITS, Sampling, choose
 
 if TYPE_CHECKING:
     import torch
@@ -21,20 +21,20 @@ def choices(
     drafted: Sequence[int] = (),
     grammar: Grammar | None = None,
 ) -> Iterator[int]:
-    """The target's choice at each row, one after the other as they are asked for: those behind a miss need not be.
+    """Yield the target's choice at each row, lazily: rows after the first rejected token need not be computed.
 
-    logits: (len(drafted) + 1, vocab), row i following the text `tokens` and the first i drafted ones. NO_NUMBERS where
+    logits: (len(drafted) + 1, vocab), row i following `tokens` and the first i drafted tokens. Yields INVALID_LOGITS if
     a row holds NaN or infinity.
-    grammar: in the state behind `tokens`; advanced by each choice, the last one too. Only what it allows is chosen, and
-    GrammarError raised where that is nothing.
+    grammar: in the state after `tokens`; advanced by each choice, including the last. Only tokens that it allows are
+    chosen; raises GrammarError if there are none.
     """
-    rows = sampling.penalise(logits, tokens, drafted)
+    rows = sampling.apply_penalties(logits, tokens, drafted)
     if grammar is not None:
         yield from _choices_under(grammar, rows, sampling, len(tokens) - sampling.prompt_length)
         return
     if not sampling.do_sample:  # all rows in one call
-        best, chosen = rows.max(-1)  # NaN where any logit is
-        yield from chosen.masked_fill(~best.isfinite(), NO_NUMBERS).tolist()
+        best, chosen = rows.max(-1)  # NaN if any logit is NaN
+        yield from chosen.masked_fill(~best.isfinite(), INVALID_LOGITS).tolist()
         return
     generated = len(tokens) - sampling.prompt_length
     for i in range(rows.shape[0]):
@@ -44,11 +44,11 @@ def choices(
 def _choices_under(grammar: Grammar, rows: torch.Tensor, sampling: Sampling, generated: int) -> Iterator[int]:
     for i in range(rows.shape[0]):
         row = rows[i].float().numpy()
-        if not math.isfinite(row.max()):  # also where the grammar would hide that
-            yield NO_NUMBERS
+        if not math.isfinite(row.max()):  # checked before the grammar masks it
+            yield INVALID_LOGITS
             return
         token = choose(masked(row, grammar), sampling, generated + i)
-        if token != NO_NUMBERS:
+        if token != INVALID_LOGITS:
             grammar.advance(token)
         yield token
 
@@ -56,14 +56,13 @@ def _choices_under(grammar: Grammar, rows: torch.Tensor, sampling: Sampling, gen
 def verify(choices: Iterable[int], drafted: Sequence[int], length: int = 0) -> tuple[list[int], int]:
     """Keep the longest prefix of drafted tokens that equals the target's own choices; add its choice after that.
 
-    choices: the target's, one for each drafted token and one behind the last, asked for only as long as they are
-    needed. Returns (tokens, accepted): `accepted` drafted tokens and one more. Raises LogitsError where a row that
-    decides holds NaN or infinity (length: tokens of the text before); rows behind the first rejected token say nothing,
-    and so cannot fail.
+    choices: the target's, one for each drafted token and one after the last, consumed only as far as needed. Returns
+    (tokens, accepted): `accepted` drafted tokens and one more. Raises LogitsError if a row that decides holds NaN or
+    infinity (length: number of tokens before); rows after the first rejected token are ignored.
     """
     tokens: list[int] = []
     for accepted, token in enumerate(choices):
-        if token == NO_NUMBERS:
+        if token == INVALID_LOGITS:
             raise LogitsError("the target", length + accepted)
         tokens.append(token)
         if accepted == len(drafted) or drafted[accepted] != token:

@@ -1,4 +1,4 @@
-"""Chat templates of plain conversations, by jinja2 as transformers renders them, without importing transformers."""
+"""Renders chat templates of plain conversations with jinja2 as transformers does, without importing transformers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 from datetime import datetime
 from typing import Any
 
-SAFE_JINJA = (3, 1, 6)  # older ones have known ways out of the sandbox
+SAFE_JINJA = (3, 1, 6)  # older versions have known sandbox escapes
 
 
 def is_plain(conversation: Any) -> bool:
-    """Whether messages have a role and a text, and nothing that transformers prepares for templates."""
+    """Whether all messages have just a role and a string, so that transformers would not preprocess them."""
     return (
         isinstance(conversation, list)
         and bool(conversation)
@@ -25,29 +25,29 @@ def is_plain(conversation: Any) -> bool:
 
 
 def render(template: str, messages: list[dict[str, str]], facts: dict[str, Any]) -> str | None:
-    """The text that a template makes of plain messages. None where this jinja2 is too old to be trusted with one.
+    """Render a template with plain messages. Returns None if this jinja2 is too old to be safe.
 
-    facts: names that the template may use besides. Raises what jinja2, or the template itself, raises.
+    facts: further variables of the template. Raises what jinja2, or the template itself, raises.
     """
     import jinja2
 
     version = tuple(int(part) for part in jinja2.__version__.split(".")[:3] if part.isdecimal())
     if version < SAFE_JINJA:
         return None
-    # As transformers passes them: a template tells by None, too, whether there are tools.
+    # Passed as None like transformers does: templates test for it.
     return str(_compiled(template).render(messages=messages, tools=None, documents=None, **facts))
 
 
 @functools.lru_cache(maxsize=8)
 def _compiled(template: str) -> Any:
-    """The environment is transformers' (utils/chat_template_utils.py); templates are not to be trusted."""
+    """Compile a template, which is untrusted, in the environment of transformers (utils/chat_template_utils.py)."""
     import jinja2
     import jinja2.ext
     import jinja2.nodes
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """The tag that marks what an assistant wrote, for training; of no effect here."""
+        """The {% generation %} tag, which marks assistant tokens for training; no effect here."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -60,7 +60,7 @@ def _compiled(template: str) -> Any:
             return caller()
 
     class Namespace(jinja2.utils.Namespace):
-        """Without names that begin with an underscore, by which one gets at CPython's insides."""
+        """Rejects names with a leading underscore, which would give access to interpreter internals."""
 
         def __init__(*args: Any, **attributes: Any) -> None:
             names = dict(*args[1:], **attributes)
@@ -102,7 +102,7 @@ def _to_json(
 
 
 class _Dict:
-    """`dict` without its attributes."""
+    """`dict` without its other attributes."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)

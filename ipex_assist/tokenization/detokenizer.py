@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and nothing that a stop string may still take back."""
+"""Incremental detokenization: whole characters only, holding back text that may become a stop string."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any, Protocol
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
 
 
-class Detokenizer(Protocol):
-    """The part of a transformers tokenizer that is used here."""
+class TokenDecoder(Protocol):
+    """The part of a transformers tokenizer used here."""
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> Any: ...
 
 
-class TextStream:
-    """Text of a growing list of tokens, released piece by piece.
+class IncrementalDetokenizer:
+    """Decodes a growing list of tokens, releasing text as it becomes certain.
 
     Tokens are decoded together with the few before them, because a tokenizer may write a token differently at the
-    beginning of a text; a piece is held back while it ends inside a character or inside a possible stop string.
+    beginning of a text. Text is held back while it ends inside a character or inside a possible stop string.
     """
 
-    def __init__(self, tokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
-        """`stop` strings are non-empty; the text ends before the first of them."""
+    def __init__(self, tokenizer: TokenDecoder, stop: Sequence[str] = ()) -> None:
+        """stop: non-empty strings; the text ends before the first of them."""
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
         self.tokens: list[int] = []
         self.stopped = False
-        self._decoded = ""  # all text of whole characters so far
-        self._released = 0  # how much of it was handed out
+        self._decoded = ""  # all complete characters so far
+        self._released = 0  # how many of them were released
         self._context = 0  # decoding starts at this token
         self._done = 0  # tokens whose text is in _decoded
 
     @property
     def text(self) -> str:
-        """The text that was handed out so far."""
+        """The text released so far."""
         return self._decoded[: self._released]
 
     def push(self, token: int) -> str:
-        """Add one token; returns the text that is now certain. Sets `stopped` when a stop string is complete."""
+        """Add a token; returns newly released text. Sets `stopped` when a stop string is complete."""
         self.tokens.append(token)
         before = self._decode(self.tokens[self._context : self._done])
         after = self._decode(self.tokens[self._context :])
@@ -48,7 +48,7 @@ class TextStream:
         return self._release(hold=True)
 
     def finish(self) -> str:
-        """The rest: half characters as replacement marks, and what was held back for a stop string."""
+        """Return the rest: incomplete characters as U+FFFD, and text held back for a stop string."""
         if not self.stopped:
             before = self._decode(self.tokens[self._context : self._done])
             self._take(self._decode(self.tokens[self._context :])[len(before) :])
@@ -76,5 +76,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""A tokenizer by the tokenizers library alone; transformers, which takes long to import, comes late if at all."""
+"""A tokenizer on the tokenizers library alone; transformers, slow to import, is loaded only if needed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ipex_assist.tokenization.chat_template import is_plain, render
 
 
 class FastTokenizer:
-    """What generating asks of transformers' PreTrainedTokenizerFast, with the same results.
+    """The part of transformers' PreTrainedTokenizerFast that generation uses, with the same results.
 
-    Whatever else is asked of it, the tokenizer of transformers answers, which is made then.
+    Every other attribute is delegated to the tokenizer of transformers, which is created on first use.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class FastTokenizer:
         chat_template: Any,
         make_full: Callable[[], Any],
     ) -> None:
-        """special: the text of "eos_token" and the like. make_full: transformers' own, of the same files."""
+        """special: strings of "eos_token" etc. make_full: creates transformers' tokenizer from the same files."""
         self.backend_tokenizer, self.chat_template = backend, chat_template
         self.special_tokens_map = special
         self._make_full = make_full
@@ -33,16 +33,16 @@ class FastTokenizer:
     def _full(self) -> Any:
         full = self._make_full()
         full.chat_template = self.chat_template
-        self.backend_tokenizer = full.backend_tokenizer  # what is added to one, by add_tokens() say, the other has
+        self.backend_tokenizer = full.backend_tokenizer  # shared, so that add_tokens() on one affects both
         return full
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copying and pickling look for
+        if name.startswith("__"):  # probed by copy and pickle
             raise AttributeError(name)
         return getattr(self._full, name)
 
     def __call__(self, text: Any, add_special_tokens: bool = True, **options: Any) -> Any:
-        """Token ids of a text as {"input_ids": […]}; of anything else, or with options, what transformers returns."""
+        """Encode a string to {"input_ids": […]}; other inputs and options go to transformers."""
         if not isinstance(text, str) or options:
             return self._full(text, add_special_tokens=add_special_tokens, **options)
         return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
@@ -51,17 +51,17 @@ class FastTokenizer:
         return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
-        """The text of token ids."""
+        """Decode token ids."""
         if not isinstance(token_ids, list) or options:
             return self._full.decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
         return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Id by token, added ones too."""
+        """Ids by token, including added tokens."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """The id of a token, the unknown one's where there is none."""
+        """The id of a token, or of the unknown token."""
         found = self.backend_tokenizer.token_to_id(tokens) if isinstance(tokens, str) else None
         return self._full.convert_tokens_to_ids(tokens) if found is None else found
 
@@ -73,14 +73,14 @@ class FastTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id that ends a text."""
+        """The end-of-text token's id."""
         name = self.special_tokens_map.get("eos_token")
         return None if name is None else self.backend_tokenizer.token_to_id(name)
 
     def apply_chat_template(
         self, conversation: Any, tools: Any = None, add_generation_prompt: bool = False, tokenize: bool = True
     ) -> Any:
-        """The text of a conversation, or its ids."""
+        """Render a conversation to a string or to ids."""
         plain = not tokenize and tools is None and is_plain(conversation) and isinstance(self.chat_template, str)
         if plain:
             facts = {**self.special_tokens_map, "add_generation_prompt": add_generation_prompt}

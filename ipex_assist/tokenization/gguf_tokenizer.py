@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file, built for the `tokenizers` library from the file's metadata.
 
 Byte-level BPE ("gpt2" models) takes its splitting rule from tokenizer.ggml.pre; SentencePiece ("llama" models) is BPE
-whose merges follow from the token scores. Nothing but what the metadata say is added: no second BOS.
+whose merges follow from the token scores. Only what the metadata say is added: no second BOS.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = (
         "llama4": (_GPT4O,),
     }
 )
-# These take a whole word from the vocabulary before they merge ("ignore_merges" in their tokenizer.json).
+# These look up whole words in the vocabulary before merging ("ignore_merges" in their tokenizer.json).
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "glm4")
 
-# These begin a text with BOS where the file does not say.
+# These add BOS if the file does not say.
 _BEGINS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
 
 
@@ -94,7 +94,7 @@ def _build(header: GgufHeader) -> PreTrainedTokenizerFast:
             "Pass the model's Hugging Face id or folder instead of the GGUF file."
         )
     kinds = header.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    # Unused tokens pad the embedding and stand for nothing.
+    # Unused tokens only pad the embedding.
     vocabulary = {token: index for index, token in enumerate(tokens) if kinds[index] != _UNUSED}
     tokenizer = builders[model](header, tokens, vocabulary)
     _add_special_tokens(tokenizer, tokens, kinds)
@@ -130,7 +130,7 @@ def _byte_level(header: GgufHeader, tokens: list[str], vocabulary: dict[str, int
 
 
 def pre_tokenizer_of(name: str) -> pre_tokenizers.Sequence:
-    """How a text is split before tokens are merged, by one of PRE_TOKENIZERS."""
+    """Return the pre-tokenizer, which splits a text before merging, for a key of PRE_TOKENIZERS."""
     from tokenizers import Regex, pre_tokenizers
 
     rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in PRE_TOKENIZERS[name]]
@@ -165,9 +165,9 @@ def _sentencepiece(header: GgufHeader, tokens: list[str], vocabulary: dict[str, 
 
 
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union has the highest score; as a ranked list, best first.
+    """Return the merges equivalent to SentencePiece, which joins the neighbours whose union has the highest score.
 
-    A token can be split in several ways; all of them are merges of the same score.
+    Ranked, best first. A token can be split in several ways; all of them are merges with the token's score.
     """
     ranked: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():

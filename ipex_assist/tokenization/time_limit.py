@@ -1,4 +1,4 @@
-"""A time limit for Python code that a checkpoint brings along: chat templates."""
+"""A CPU time limit for untrusted Python code: the chat templates of checkpoints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 _LOOK_EVERY = 0.02  # seconds
 
 
-class TooLong(Exception):
-    """Raised where a computation took longer than it was given."""
+class TimeLimitExceeded(Exception):
+    """Raised when a computation exceeds its time limit."""
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """Return or raise what `work` does; TooLong where it computes for longer, and it is stopped then.
+def run_within(seconds: float, work: Callable[[], T]) -> T:
+    """Run `work` in a thread and return its result. Raises what it raises, or TimeLimitExceeded.
 
-    seconds: of the processor, so that a busy machine makes nobody late. It is stopped between two steps of the
-    interpreter: a loop ends, a single call of a library does not.
+    seconds: CPU time, so that a busy machine does not matter. The thread is interrupted between two bytecodes: a Python
+    loop ends, a single call into a library does not.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -32,7 +32,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
         try:
             results.append(work())
-        except BaseException as error:  # raised again where the caller is
+        except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
 
     thread = threading.Thread(target=run, name="time limit", daemon=True)
@@ -44,10 +44,12 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         late = thread.is_alive()
         if late:
             assert thread.ident is not None
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(TooLong))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(TimeLimitExceeded)
+            )
     if late:
         thread.join(seconds)
-        raise TooLong(f"it takes longer than {seconds:g} s")
+        raise TimeLimitExceeded(f"it takes longer than {seconds:g} s")
     if errors:
         raise errors[0]
     return results[0]

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints, the token ids of a prompt, and the ids that end a text."""
+"""Loads the tokenizers of checkpoints, encodes prompts, and finds end-of-text tokens."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any, cast
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenization.time_limit import within
+from ipex_assist.tokenization.time_limit import run_within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A template takes milliseconds; one that takes this long goes on for hours.
+# Templates take milliseconds; one that takes this long may never end.
 TEMPLATE_SECONDS = 1.0
 
-# Classes that add nothing to what tokenizer.json says unless one of these fields is set. Reading that file without
-# AutoTokenizer saves half a second of a start.
+# Classes that change nothing about tokenizer.json unless one of these fields is set. Reading that file without
+# AutoTokenizer saves half a second at start.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
 _CHANGING_FIELDS = ("auto_map", "add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens")
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer; no code of the checkpoint is run.
+    """Load the checkpoint's tokenizer, without running any code of the checkpoint.
 
     Raises:
-        IpexAssistError: there is none, or transformers cannot load it.
+        IpexAssistError: there is none, or it cannot be loaded.
     """
     tokenizer = _load(checkpoint)
-    try:  # some damage shows only when it works
+    try:  # some damage shows only in use
         tokenizer.decode(list(tokenizer("a 1.\n")["input_ids"]), skip_special_tokens=True)
     except BaseException as error:
         raise _unusable(checkpoint, error) from error
@@ -62,7 +62,7 @@ def _load(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:
-    """What is said of a tokenizer that fails by `error`; a Ctrl-C is none of it."""
+    """Return the error to raise for a tokenizer that failed with `error`; an interrupt is returned as it is."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return error
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
@@ -75,9 +75,9 @@ def _unusable(checkpoint: Checkpoint, error: BaseException) -> BaseException:
 
 
 def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder whose tokenizer.json holds all of it, or None: AutoTokenizer knows more then.
+    """Load a tokenizer that tokenizer.json describes completely; None if only AutoTokenizer can load it.
 
-    It is the tokenizers library's alone where transformers would change nothing about that.
+    A FastTokenizer if transformers would not change anything about it.
     """
     try:
         config = read_json(folder / "tokenizer_config.json") or {}
@@ -92,13 +92,13 @@ def _plain_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     added = config.get("added_tokens_decoder", {})
     try:
         known = all(tokenizer.convert_tokens_to_ids(token["content"]) == int(id_) for id_, token in added.items())
-    except (AttributeError, TypeError, ValueError, KeyError):  # whatever stands there is no list of tokens
+    except (AttributeError, TypeError, ValueError, KeyError):  # the field is not a table of tokens
         return None
     return tokenizer if known else None
 
 
 def _from_tokenizer_json(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer from tokenizer.json alone, or None where that fails too.
+    """Load the tokenizer from tokenizer.json alone; None if that fails too.
 
     transformers 5 writes class names ("TokenizersBackend") and lists of extra tokens that 4.x cannot read back, though
     tokenizer.json says all that matters; so do models whose tokenizer class is code of their own.
@@ -125,13 +125,13 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
-    """The texts of special tokens by their names; files of transformers 4 have objects, {"content": "</s>", …}."""
+    """Special tokens by name; files of transformers 4 have objects, {"content": "</s>", …}."""
     special = {key: config.get(key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if v is not None}
 
 
 def _fast_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase | None:
-    """The tokenizer without transformers, or None where that would do anything to what tokenizer.json says."""
+    """Load the tokenizer without transformers; None if transformers would change anything about tokenizer.json."""
     from tokenizers import Tokenizer
 
     from ipex_assist.tokenization.fast_tokenizer import FastTokenizer
@@ -145,10 +145,10 @@ def _fast_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
             or config.get("clean_up_tokenization_spaces", False)
             or backend.truncation is not None
             or backend.padding is not None
-            or b'"add_prefix_space":true' in pieces  # which transformers 4 takes back
+            or b'"add_prefix_space":true' in pieces  # which transformers 4 overrides
         )
         template = _chat_template(folder, config)
-    except BaseException as error:  # said by transformers, and those who ask it
+    except BaseException as error:  # reported by transformers in the fallback
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         return None
@@ -159,13 +159,13 @@ def _fast_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
 
 
 def _refuse_outside(folder: Path) -> None:
-    """Raise where tokenizer_config.json names files of other folders: transformers would read them."""
+    """Raise if tokenizer_config.json names files in other folders, which transformers would read."""
     try:
         config = read_json(folder / "tokenizer_config.json") or {}
     except IpexAssistError:
-        return  # said by those who need it
+        return  # reported when it is needed
     for key, name in config.items():
-        # Many published files carry such names of the machine they were made on, where nothing is here.
+        # Many published files name paths of the machine they were made on, which do not exist here.
         if key.endswith("_file") and isinstance(name, str) and _exists_outside(folder, name):
             raise IpexAssistError(
                 f"{folder / 'tokenizer_config.json'} has {name[:80]!r} as its {key}, which is not in its own folder. "
@@ -175,7 +175,9 @@ def _refuse_outside(folder: Path) -> None:
 
 def _exists_outside(folder: Path, name: str) -> bool:
     try:
-        if os.sep not in name and (folder / name).is_file():  # meant is that one, wherever this command was started
+        if (
+            os.sep not in name and (folder / name).is_file()
+        ):  # a relative name means this one, whatever the working directory
             return False
         return Path(name).exists() and Path(name).absolute().parent != folder.absolute()
     except (OSError, ValueError):
@@ -183,10 +185,10 @@ def _exists_outside(folder: Path, name: str) -> bool:
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> list[int]:
-    """Token ids of a prompt: plain text with the tokenizer's special tokens, or one user turn of its chat template.
+    """Encode a prompt: plain text with the tokenizer's special tokens, or one user message in its chat template.
 
     Raises:
-        UsageError: a prompt that is no text, chat without a chat template, or a template that refuses the prompt.
+        UsageError: the prompt is not valid Unicode, or there is no chat template, or it refuses the prompt.
     """
     check_text(prompt)
     return encode_messages(tokenizer, [{"role": "user", "content": prompt}]) if chat else encode(tokenizer, prompt)
@@ -195,12 +197,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -
 def encode_messages(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
-    """Token ids of a conversation in the tokenizer's chat template, open for the assistant's answer.
+    """Encode a conversation by the tokenizer's chat template, with the generation prompt.
 
     tools: functions that the model may call, in OpenAI's form.
 
     Raises:
-        UsageError: there is no chat template, it refuses the conversation or does not end, or a message is no text.
+        UsageError: there is no chat template, or it refuses the conversation or exceeds its time limit.
     """
     if not tokenizer.chat_template:
         raise UsageError(
@@ -208,13 +210,13 @@ def encode_messages(
         )
     functions: list[Any] | None = tools or None
     try:
-        text: Any = within(
+        text: Any = run_within(
             TEMPLATE_SECONDS,
             lambda: tokenizer.apply_chat_template(
                 messages, tools=functions, add_generation_prompt=True, tokenize=False
             ),
         )
-    except Exception as error:  # jinja2 errors, and what templates raise themselves
+    except Exception as error:  # jinja2's errors, and those that templates raise
         raise UsageError(
             f"the model's chat template refuses this prompt: {error}. Leave out --chat; give a prompt instead of "
             "messages"
@@ -225,10 +227,10 @@ def encode_messages(
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> list[int]:
-    """Token ids of a text, with or without special tokens; IpexAssistError where the tokenizer fails."""
+    """Encode a text. options: of the tokenizer, e.g. add_special_tokens. Raises IpexAssistError if it fails."""
     try:
         ids = list(tokenizer(text, **options)["input_ids"])
-    except BaseException as error:  # the tokenizers library panics on what a damaged file asks for
+    except BaseException as error:  # the tokenizers library panics on damaged files
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         reason = (str(error).strip().splitlines() or [""])[0]
@@ -239,7 +241,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> li
 
 
 def check_text(prompt: str) -> None:
-    """UsageError where a prompt holds half characters: bytes that were not UTF-8, or half of a surrogate pair."""
+    """Raise UsageError if a prompt holds surrogates: bytes that were not UTF-8, or half of a surrogate pair."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -251,10 +253,10 @@ def check_text(prompt: str) -> None:
 def checked_ids(
     tokens: Iterable[Any], vocab_size: int | None, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> list[int]:
-    """The token ids, as integers. A tokenizer may hold tokens that the model has no embedding for.
+    """Return token ids as integers, checked against the model: a tokenizer may have tokens without an embedding row.
 
     Raises:
-        UsageError: one is no whole number, negative, or not below vocab_size (None: not known).
+        UsageError: one is not an integer, negative, or not below vocab_size (None: unknown).
     """
     ids: list[int] = []
     for token in tokens:
@@ -274,7 +276,7 @@ def checked_ids(
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return all token ids that end a text: of generation_config.json, else of config.json, and the tokenizer's own."""
+    """Return all end-of-text token ids: of generation_config.json, of config.json, and the tokenizer's own."""
     ids: set[int] = set()
     for config in (checkpoint.generation_config, checkpoint.config):
         value = config.get("eos_token_id")

@@ -1,4 +1,4 @@
-"""Whether two models share a vocabulary, and what each of them may say to the other."""
+"""Compares the vocabularies of target and assistant: which ids both know, and with what meaning."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class SharedVocabulary:
-    """What remains to be heeded where every id that both models know means the same to both.
+    """The differences of two vocabularies in which every id that both models know is the same token.
 
-    limit: the assistant drafts among the first so many ids only; None where it has no token that the target lacks.
-    masked: ids below the limit that stand for a token of the assistant alone; they are never drafted.
-    unknown: ids that stand for a token of the target alone; the assistant never reads them.
+    limit: the assistant drafts only ids below this; None if it has no token that the target lacks.
+    masked: ids below the limit that only the assistant has; never drafted.
+    unknown: ids that only the target has; the assistant never reads them.
     """
 
     limit: int | None = None
@@ -30,7 +30,7 @@ class SharedVocabulary:
     unknown: frozenset[int] = frozenset()
 
     def limited(self, draft_vocabulary: int | None) -> int | None:
-        """The smaller of the limit and of a number somebody asked for; None is no limit."""
+        """Return the smaller of the limit and `draft_vocabulary`; None is no limit."""
         return min((number for number in (self.limit, draft_vocabulary) if number is not None), default=None)
 
 
@@ -45,7 +45,7 @@ def share_vocabulary(
     """Compare token strings id by id; the sizes are rows of the embeddings, which may be padded.
 
     A token without a row in its own model can be neither read nor written by it, and counts as absent.
-    names and advice: of the two models, and what to do where they differ, for the error.
+    names, advice: for the error message.
 
     Raises:
         UsageError: an id that stands for two different tokens, or no id that both models know.

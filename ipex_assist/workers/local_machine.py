@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ipex_assist.env.memory import read_memory
-from ipex_assist.launch import Command
+from ipex_assist.launch import LaunchCommand
 from ipex_assist.workers.arguments import instance_request
 from ipex_assist.workers.capacity import InstanceNeed, check_memory_of_all
 from ipex_assist.workers.local_pool import LocalPool
@@ -20,7 +20,7 @@ def instance_need(settings: WorkerSettings) -> InstanceNeed:
     return InstanceNeed.of(settings.load, settings.max_new_tokens, settings.concurrent_lengths)
 
 
-def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[Command, ...]:
+def local_commands(args: argparse.Namespace, model_bytes: int | None) -> tuple[LaunchCommand, ...]:
     """How each instance is started. model_bytes: what one fills; None: not known.
 
     Raises:

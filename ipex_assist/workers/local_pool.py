@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ipex_assist.launch import Command
+from ipex_assist.launch import LaunchCommand
 from ipex_assist.launch.spawn import signal_group, spawn_command
 from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
 
@@ -27,7 +27,7 @@ CLOSE_SECONDS = 2.0
 class _Worker:
     """One process and its three pipes, none of which can make us wait."""
 
-    def __init__(self, command: Command, settings: Mapping[str, Any]) -> None:
+    def __init__(self, command: LaunchCommand, settings: Mapping[str, Any]) -> None:
         self.process = spawn_command(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -84,7 +84,7 @@ class _Worker:
 class LocalPool:
     """Runs one process per command. `settings` is the first line that each is sent."""
 
-    def __init__(self, commands: Sequence[Command], settings: Mapping[str, Any]) -> None:
+    def __init__(self, commands: Sequence[LaunchCommand], settings: Mapping[str, Any]) -> None:
         self._commands, self._settings = commands, settings
         self._workers: dict[int, _Worker] = {}
         self._events: list[Event] = []

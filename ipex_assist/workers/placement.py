@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.machine import Machine
-from ipex_assist.launch import Command, InstanceRequest, Placement, place_instances
+from ipex_assist.launch import InstanceRequest, LaunchCommand, Placement, place_instances
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import prepare_instances
 from ipex_assist.workers.program import worker_program
 
 
-def placed_commands(request: InstanceRequest) -> tuple[Command, ...]:
+def placed_commands(request: InstanceRequest) -> tuple[LaunchCommand, ...]:
     """The instances of `request`, pinned to their cores and ready to be started.
 
     Raises:
@@ -22,12 +22,14 @@ def placed_commands(request: InstanceRequest) -> tuple[Command, ...]:
     return prepare_instances(request, worker_program(), os.environ)
 
 
-def unplaced_commands(count: int) -> tuple[Command, ...]:
+def unplaced_commands(count: int) -> tuple[LaunchCommand, ...]:
     """`count` instances, each on every CPU that this process may use (`--no-launch`)."""
     program = worker_program()
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     places = [Placement(cpus, len(cpus), index=index, count=count) for index in range(count)]
-    return tuple(Command(tuple(program), without_plan(os.environ), {}, {}, place, tuple(program)) for place in places)
+    return tuple(
+        LaunchCommand(tuple(program), without_plan(os.environ), {}, {}, place, tuple(program)) for place in places
+    )
 
 
 def place_within(request: InstanceRequest, machine: Machine, cpus: float) -> tuple[Placement, ...]:

@@ -17,7 +17,7 @@ from ipex_assist.bench.arguments import pair_options, parse
 from ipex_assist.bench.measure import Row
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.generation.assisted_model import AssistedModel
 
 HERE = ["--no-launch", "--executor", "torch", "--precision", "fp32"]
@@ -160,7 +160,7 @@ def test_self_as_the_draft_of_random_weights(tiny_pair: list[str]) -> None:
 
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is built: 13 billion weights of 2 bytes into 20 GiB."""
-    monkeypatch.setattr("ipex_assist.commands.shared.memory_need.read_memory", lambda: Memory(24 << 30, 20 << 30))
+    monkeypatch.setattr("ipex_assist.commands.shared.memory_need.read_memory", lambda: MemoryInfo(24 << 30, 20 << 30))
     flags = ["--pair", "opt-13b", "--random-weights", "--acceptance", "0.8", "--executor", "torch"]
     with pytest.raises(IpexAssistError, match=r"2\d\.\d GiB are needed .* and 20\.0 GiB are available"):
         next(loading.models(pair_options(parse(flags))))

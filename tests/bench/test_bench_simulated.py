@@ -10,7 +10,9 @@ import pytest
 import ipex_assist
 from ipex_assist.bench.measure import Case, Contender, measure, run
 from ipex_assist.bench.simulated import SimulatedDraft
-from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.draft_source import Proposal
+
+pytestmark = pytest.mark.one_stack
 
 VOCAB = 50
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import checksums
 import pytest
 import tiny_models
 import torch
 from conftest import HAS_NATIVE
+from native_models import pool
 from safetensors.torch import load_file, save_file
 
 from ipex_assist.native.library import unavailable
@@ -21,6 +20,11 @@ pytestmark = [
     pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
 ]
 ONE = checksums.SETUPS["1 thread"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipex_assist.executors.native_loading.planned_pool", lambda: pool(1))
 
 
 @pytest.fixture(scope="module")
@@ -70,38 +74,26 @@ def test_every_bit_counts(of_logits: torch.Tensor, at: tuple[int, int]) -> None:
     assert first.hex() != second.hex()
 
 
-def written(path: Path, keys: dict[str, str], model: str = "m") -> dict[str, Any]:
-    """A result as --write leaves it."""
-    result = {"code": "before", "models": {"llama": model}, "checksums": keys}
-    path.write_text(json.dumps(result))
-    return result
-
-
 @pytest.mark.parametrize(
     ("found", "code", "said"),
     [
-        ({"a": "1", "b": "2"}, 0, "2 of 2 checksums are equal"),
-        ({"a": "1", "b": "3"}, 1, "differs: b (2 → 3)"),
-        ({"a": "1"}, 1, "missing: b"),
-        ({"a": "1", "b": "2", "c": "3"}, 0, "new, and compared with nothing: c"),
+        ({"a": "1", "b": "2"}, 0, ""),
+        ({"a": "1", "b": "3"}, 1, "differs: b (2 → 3)\n"),
+        ({"a": "1"}, 1, "missing: b\n"),
+        ({"a": "1", "b": "2", "c": "3"}, 0, "new, and compared with nothing: c\n"),
     ],
 )
-def test_comparison(
-    found: dict[str, str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison(found: dict[str, str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A difference, or something that did not run, must not end with 0."""
-    expected = written(tmp_path / "before.json", {"a": "1", "b": "2"})
-    assert checksums.compare(expected, {**expected, "checksums": found}, lambda key: True) == code
-    assert said in capsys.readouterr().out
+    parts = [{key: checksum} for key, checksum in found.items()]
+    assert checksums.compare({"a": "1", "b": "2"}, parts) == code
+    assert capsys.readouterr().out == f"{said}{2 - code} of 2 checksums are equal\n"
 
 
-def test_nothing_compared_is_no_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A filter without any key, or other checkpoints."""
-    expected = written(tmp_path / "before.json", {"a": "1"})
-    assert checksums.compare(expected, expected, lambda key: False) == 1
-    other = written(tmp_path / "after.json", {"a": "1"}, "other")
-    assert checksums.compare(expected, other, lambda key: True) == 1
-    assert "nothing is proven: llama" in capsys.readouterr().out
+def test_nothing_compared_is_no_proof() -> None:
+    """A filter that leaves no key, or other checkpoints."""
+    assert checksums.compare({}, [{"a": "1"}]) == 1
+    assert checksums.strangers({"llama": "1", "opt": "2"}, {"llama": "1", "opt": "3", "phi": "4"}) == ["opt", "phi"]
 
 
 def test_memory_nodes_of_a_command(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import gguf
 import numpy
 import pytest
 import torch
+from conftest import HAS_NATIVE
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -20,7 +21,10 @@ from ipex_assist.checkpoints import gguf_file
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.load import load_model
+from ipex_assist.native.library import unavailable
 
+NEEDS_NATIVE = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 MODEL_TYPES = ["llama", "mistral", "qwen2", "qwen3", "gpt_bigcode"]
 
 
@@ -67,6 +71,29 @@ def test_quantized_tensors(tmp_path, kind):
         assert read[name].dtype == expected.dtype
         assert torch.equal(read[name], expected), name
     assert checkpoint.parameter_bytes == sum(tensor.nbytes for tensor in read.values())
+
+
+@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=NEEDS_NATIVE)])
+def test_quantized_tensors_are_exact_at_fp32(tmp_path, executor):
+    """Would catch dequantized values rounded to bf16 on their way into a model that computes in fp32."""
+    model = checkpoint_files.tiny_model("llama", hidden_size=128, intermediate_size=128)
+    stored = checkpoint_files.write_gguf(model, tmp_path / "m.gguf", Type.Q8_0)
+    values = {name: torch.from_numpy(value) for name, value in stored.items()}
+    checkpoint = open_checkpoint(str(tmp_path / "m.gguf"))
+    read = dict(checkpoint.stream(checkpoint.names(), "fp32"))
+    assert all(torch.equal(read[name], value) for name, value in values.items())
+    rounded = [name for name, value in values.items() if not torch.equal(value.bfloat16().float(), value)]
+    assert any(name.endswith("q_proj.weight") for name in rounded), "these values would not show a rounding"
+    assert checkpoint.dequantized_to("fp32") == "float32"  # so that a packed copy of rounded values is not taken
+    assert checkpoint.dequantized_to("int8") is None
+
+    model.load_state_dict(values, strict=False)
+    model.save_pretrained(tmp_path / "folder")
+    logits = []
+    for source in ("m.gguf", "folder"):
+        loaded = load_model(open_checkpoint(str(tmp_path / source)), "fp32", executor)
+        logits.append(loaded.extend(loaded.new_sequence(40), list(range(5, 25)), last=20))
+    assert torch.equal(*logits)
 
 
 KINDS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q5_1, Type.IQ4_NL, Type.IQ4_XS, Type.MXFP4]

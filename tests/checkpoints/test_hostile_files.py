@@ -23,8 +23,10 @@ from ipex_assist import cli
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.tokenization.time_limit import TooLong, within
+from ipex_assist.tokenization.time_limit import TimeLimitExceeded, run_within
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
+
+pytestmark = pytest.mark.one_stack
 
 DEEP = "[" * 100_000 + "]" * 100_000
 FLAGS = ["-p", "a", "--max-new-tokens", "2", "--no-assisted"]
@@ -137,14 +139,14 @@ def test_damage(case: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     shutil.copy(model / "model.safetensors", tmp_path / "outside.safetensors")
     damage, message = DAMAGE[case]
     damage(folder)
-    started = time.perf_counter()
+    started = time.process_time()
     assert cli.main(["-m", str(folder), "--no-launch", *FLAGS]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("ipex-assist: error: ")
     assert message in error
     assert len(error) < 1000
     assert cli.main(["-m", str(folder), "--dry-run", *FLAGS]) == 0  # the launcher's estimate meets it first
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -257,12 +259,12 @@ def test_a_template_that_never_ends(model: Path) -> None:
 
 def test_time_limits() -> None:
     """What is quick comes back, with its errors; waiting for others is not counted."""
-    assert within(1.0, lambda: 3) == 3
+    assert run_within(1.0, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        within(1.0, lambda: 1 // 0)
-    within(0.05, lambda: time.sleep(0.2))
-    with pytest.raises(TooLong):
-        within(0.05, lambda: sum(1 for _ in iter(int, 1)))
+        run_within(1.0, lambda: 1 // 0)
+    run_within(0.05, lambda: time.sleep(0.2))
+    with pytest.raises(TimeLimitExceeded):
+        run_within(0.05, lambda: sum(1 for _ in iter(int, 1)))
 
 
 def test_estimates_of_bin_files_with_sizes_of_wrong_types(tmp_path: Path) -> None:

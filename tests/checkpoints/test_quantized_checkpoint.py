@@ -24,9 +24,9 @@ from ipex_assist import cli
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint, read_scheme
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.choose import stored_precision
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
+from ipex_assist.executors.select_executor import stored_precision
 from ipex_assist.quantization import gptq
 from ipex_assist.quantization.int4_weight import Int4Weight
 

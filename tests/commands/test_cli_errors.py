@@ -129,9 +129,9 @@ def test_too_little_memory_is_said_before_loading(
     """The message has the numbers, and what to do."""
     from ipex_assist import cli
     from ipex_assist.commands.shared import memory_need
-    from ipex_assist.env.memory import Memory
+    from ipex_assist.env.memory import MemoryInfo
 
-    monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(2 << 30, 100 << 20))
+    monkeypatch.setattr(memory_need, "read_memory", lambda: MemoryInfo(2 << 30, 100 << 20))
     monkeypatch.setattr(memory_need, "resident_bytes", lambda: 0)  # of tests that ran before
     before = signal.getsignal(signal.SIGTERM)
     code = cli.main(["--no-launch", "-m", pair[0], *PROMPT])

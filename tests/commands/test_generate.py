@@ -21,7 +21,7 @@ from ipex_assist import cli
 from ipex_assist.checkpoints import hub
 from ipex_assist.commands import generate
 from ipex_assist.commands.shared import memory_need
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 
 OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12"]
 PROMPT = ["-p", "the quick brown fox", *OPTIONS]
@@ -175,7 +175,7 @@ def test_memory_is_checked_before_a_download(
     """Only models on this machine were checked: one far too large was downloaded first, and never checked."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(memory_need, "read_memory", lambda: Memory(32 << 30, 32 << 30))
+    monkeypatch.setattr(memory_need, "read_memory", lambda: MemoryInfo(32 << 30, 32 << 30))
     monkeypatch.setattr(memory_need, "resident_bytes", lambda: 0)  # of tests that ran before
     monkeypatch.setattr(hub, "parameters_on_hub", lambda source, revision: 66_000_000_000)
     monkeypatch.setattr(hub, "_download", lambda source, revision: pytest.fail("it was downloaded"))

@@ -9,8 +9,10 @@ import pytest
 
 from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.commands.shared.output import TextPrinter, json_line, statistics_line, statistics_text
-from ipex_assist.generation.result import AssistantTimes, DraftResult, Piece, Result, TargetTimes, Times
-from ipex_assist.launch import Plan
+from ipex_assist.generation.result import AssistantTimes, DraftResult, Result, TargetTimes, Times, TokenPiece
+from ipex_assist.launch import LaunchPlan
+
+pytestmark = pytest.mark.one_stack
 
 
 def result(**changes: Any) -> Result:
@@ -154,11 +156,11 @@ def test_full_statistics_end_with_the_times_of_each_model() -> None:
 def test_accepted_text_is_marked_and_the_rest_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     """No style may be open at a line's end (pagers would drop it), and without escapes it is the text itself."""
     pieces = [
-        Piece("one ", True),
-        Piece("two", True),
-        Piece("", False),
-        Piece(" three\nfour", False),
-        Piece("\n", True),
+        TokenPiece("one ", True),
+        TokenPiece("two", True),
+        TokenPiece("", False),
+        TokenPiece(" three\nfour", False),
+        TokenPiece("\n", True),
     ]
     printer = TextPrinter(enabled=True, show_accepted=True)
     printer.write_pieces(pieces)
@@ -185,7 +187,7 @@ def test_json_is_one_line_with_nulls() -> None:
 def test_environment_separates_what_is_kept_from_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable of the user's must be told from one the launcher set, even where both are OMP_*."""
     variables = {"OMP_NUM_THREADS": "1"}
-    plan = Plan((0,), 1, "none", (), ("/lib/libiomp5.so",), variables)
+    plan = LaunchPlan((0,), 1, "none", (), ("/lib/libiomp5.so",), variables)
     monkeypatch.setenv("IPEX_ASSIST_PLAN", plan.to_json())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_SCHEDULE", "DYNAMIC")

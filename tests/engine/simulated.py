@@ -17,7 +17,7 @@ from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.prefix_cache import NoPrefixes
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.executors.blocks import BLOCK, BlockPool
-from ipex_assist.executors.interface import ANY_ROWS, Choice, DraftRequest, Model, Rows
+from ipex_assist.executors.interface import ANY_ROWS, DraftInput, Model, Rows, TokenLogprob
 from ipex_assist.speculative.acceptance import EDGES
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
@@ -102,12 +102,12 @@ def place(tokens: list[int]) -> tuple[dict[str, Any], int]:
 class SimulatedTarget(SimulatedModel):
     """Its text is 1000, 1001, 1002, …"""
 
-    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[Choice]:
+    def choose(self, rows: abc.Sequence[Rows], top: int = 0, vocabulary: int | None = None) -> list[TokenLogprob]:
         choices = []
         for each in rows:
             each.sequence.tokens += each.tokens  # type: ignore[attr-defined]
             _, new = place(each.sequence.tokens)  # type: ignore[attr-defined]
-            choices += [Choice(1000 + new - each.last + 1 + i, 0.0, []) for i in range(each.last)]
+            choices += [TokenLogprob(1000 + new - each.last + 1 + i, 0.0, []) for i in range(each.last)]
         self.take(sum(len(each.tokens) for each in rows))
         return choices
 
@@ -122,10 +122,10 @@ class SimulatedAssistant(SimulatedModel):
     def draft(
         self, sequence: Any, tokens: Any, count: int, vocabulary: int | None = None, min_confidence: float = 0.0
     ) -> tuple[list[int], list[float]]:
-        return self.draft_many([DraftRequest(sequence, tokens, count, min_confidence)])[0]
+        return self.draft_many([DraftInput(sequence, tokens, count, min_confidence)])[0]
 
     def draft_many(
-        self, requests: abc.Sequence[DraftRequest], vocabulary: int | None = None
+        self, requests: abc.Sequence[DraftInput], vocabulary: int | None = None
     ) -> list[tuple[list[int], list[float]]]:
         drafts = [self._draft(request) for request in requests]
         unread = sum(len(request.tokens) for request in requests)
@@ -139,7 +139,7 @@ class SimulatedAssistant(SimulatedModel):
             request.sequence.tokens += [*request.tokens, *tokens[:-1]]  # type: ignore[attr-defined]
         return drafts
 
-    def _draft(self, request: DraftRequest) -> tuple[list[int], list[float]]:
+    def _draft(self, request: DraftInput) -> tuple[list[int], list[float]]:
         text, new = place(request.sequence.tokens + list(request.tokens))  # type: ignore[attr-defined]
         at = (new - 1) % len(text["right"])
         right = int(text["right"][at], 16)

@@ -20,7 +20,7 @@ from conftest import HAS_NATIVE
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
-from ipex_assist.engine.request import Handle
+from ipex_assist.engine.request import RequestHandle
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import LogitsError, Model
@@ -97,7 +97,7 @@ class Client:
     options: GenerationOptions
     comes: int
     goes: int | None
-    handle: Handle | None = None
+    handle: RequestHandle | None = None
     rounds: list[Round] = field(default_factory=list)
 
 

@@ -17,14 +17,14 @@ from drafts import SCRIPTS, ScriptedDraft
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.serve.tools.forced import CallForm, offered
+from ipex_assist.serve.tools.call_grammars import CallSyntax, optional_calls
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.grammar import GrammarError, GrammarSpec
 from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import Constant
+from ipex_assist.speculative.schedule import ConstantSchedule
 
 pytest.importorskip("llguidance")
 
@@ -158,7 +158,10 @@ def test_what_is_forbidden_is_not_verified(pair: tuple[Any, Any], script: str) -
         watching = Watching(pair[0], seen)
         engine = Engine(watching, Drafting(tiny_models.VOCAB, lambda: CHEAP), frozenset([EOS]))  # type: ignore[arg-type]
         grammar = GRAMMARS.grammar(spec)
-        assert tokens_of(engine.submit([9, 8, 7], options, draft=draft, schedule=Constant(4), grammar=grammar)) == text
+        assert (
+            tokens_of(engine.submit([9, 8, 7], options, draft=draft, schedule=ConstantSchedule(4), grammar=grammar))
+            == text
+        )
         place = 1
         for rows in seen[1:]:
             state = GRAMMARS.grammar(spec)
@@ -355,7 +358,7 @@ def test_calls_within_free_text(pair: tuple[Any, Any]) -> None:
     schema says. Drafts go on in both, and change nothing."""
     schema = {"type": "object", "properties": {"age": {"enum": [12, "no"]}}, "required": ["age"]}
     call = {"": {**schema, "additionalProperties": False}}
-    spec = offered(CallForm("<s>", "", "", "", "", "", opener="<s>"), call, {1: "<s>"}, [0], several=False)
+    spec = optional_calls(CallSyntax("<s>", "", "", "", "", "", opener="<s>"), call, {1: "<s>"}, [0], several=False)
     prompt = [5, 9, 13, 5, 9, 13]
     length = 12
     free = {"do_sample": True, "seed": 3, "logit_bias": {0: -100, 1: -100, EOS: -100}, "max_new_tokens": length}

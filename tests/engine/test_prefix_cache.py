@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_assist.engine.prefix_cache import NaivePrefixes, PrefixCache
 from ipex_assist.executors.blocks import BlockPool
+
+pytestmark = pytest.mark.one_stack
 
 SIZE = 4
 TEXTS = st.lists(st.integers(0, 1), min_size=0, max_size=20)
@@ -55,11 +58,11 @@ def test_it_knows_what_its_twin_knows(steps: list[tuple[str, Any]]) -> None:
             for cache in (tree, naive):
                 found = cache.find(text).blocks
                 if found:
-                    cache.let_go(found[-1])
+                    cache.discard(found[-1])
         else:
-            assert tree.give_up() == naive.give_up()
+            assert tree.evict() == naive.evict()
         assert ours.free == theirs.free == 64 - len(tree)
-    while tree.give_up():
+    while tree.evict():
         pass
     assert ours.free == 64
 
@@ -73,7 +76,7 @@ def test_blocks_in_use_are_not_given_up() -> None:
     running = cache.find([0] * 8).blocks
     for block in running:
         blocks.share(block)
-    while cache.give_up():
+    while cache.evict():
         pass
     assert cache.find([0] * 8) == (running, 8)
     assert cache.find([1] * 8) == cache.find([2] * 8) == ([], 0)
@@ -86,7 +89,7 @@ def test_the_oldest_goes_first() -> None:
     read(cache, blocks, {}, [0] * 4)
     read(cache, blocks, {}, [1] * 4)
     cache.find([0] * 4)
-    assert cache.give_up()
+    assert cache.evict()
     assert cache.find([1] * 4) == ([], 0)
     assert cache.find([0] * 4).length == 4
 
@@ -119,7 +122,7 @@ def test_much_use_takes_no_memory() -> None:
     read(cache, blocks, {}, [0] * 8)
     for _ in range(1000):
         cache.find([0] * 8)
-    assert len(cache._idle) < 100
+    assert len(cache._evictable) < 100
 
 
 def test_a_cache_that_is_gone_holds_no_block() -> None:

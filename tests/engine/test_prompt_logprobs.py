@@ -11,7 +11,7 @@ import torch
 
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
-from ipex_assist.executors.interface import Choice
+from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -29,7 +29,7 @@ def prompt(length: int) -> list[int]:
     return [(7 * place + place**2) % 150 + 3 for place in range(length)]
 
 
-def run(engine: Engine, tokens: list[int], options: GenerationOptions = WANTED) -> tuple[list[int], list[Choice]]:
+def run(engine: Engine, tokens: list[int], options: GenerationOptions = WANTED) -> tuple[list[int], list[TokenLogprob]]:
     rounds = list(engine.submit(tokens, options))
     assert all(round_.prompt_logprobs is None for round_ in rounds[1:])
     return [token for round_ in rounds for token in round_.tokens], rounds[0].prompt_logprobs  # type: ignore[return-value]

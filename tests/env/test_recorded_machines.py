@@ -12,7 +12,7 @@ from recorded_machines import recorded_machines, wanted
 from ipex_assist.env.cpulist import format_cpulist, parse_cpulist
 from ipex_assist.env.report import main
 from ipex_assist.env.topology import read_topology
-from ipex_assist.launch.placement import Request, place
+from ipex_assist.launch.placement import PlacementRequest, place
 
 pytestmark = [
     pytest.mark.one_stack,
@@ -82,7 +82,7 @@ def test_report_matches(machines: list[tuple[Path, dict[str, Any]]], capsys: pyt
 def test_default_placement_is_sound(machines: list[tuple[Path, dict[str, Any]]]) -> None:
     """On every machine: allowed CPUs of one socket, one per physical core, memory on nodes of that socket."""
     for root, expected in machines:
-        placement = place(Request(), read_topology(root))
+        placement = place(PlacementRequest(), read_topology(root))
         chosen = set(placement.cpus)
         allowed = expected.get("allowed", {}).get("cpus", expected["cpus_online_list"])
         assert chosen <= set(parse_cpulist(allowed)), root.name

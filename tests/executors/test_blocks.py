@@ -14,6 +14,8 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool, NoBlocksError
 from ipex_assist.executors.kv_memory import KvMemory, room_in, spare_beside
 
+pytestmark = pytest.mark.one_stack
+
 # ---- bookkeeping
 
 
@@ -184,7 +186,7 @@ def test_what_is_planned_for_is_given(kv: int, workspace: int) -> None:
 
 
 class Available:
-    """Stands for env.memory.Memory."""
+    """Stands for env.memory.MemoryInfo."""
 
     def __init__(self, available: int, total: int = 64 << 30) -> None:
         self.available, self.total = available, total

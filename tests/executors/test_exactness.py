@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ipex_assist.executors.exactness import ROW_BY_ROW, find_plan
 from ipex_assist.executors.kernels import Linear, TorchKernels
-from ipex_assist.executors.rows import RowPlan
+from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.sampling import Sampling
 

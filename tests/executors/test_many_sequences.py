@@ -9,7 +9,7 @@ from conftest import HAS_NATIVE
 from native_models import INT8_KEYS, PRECISIONS, folder, loaded, tokens
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.executors.interface import DraftRequest, Rows
+from ipex_assist.executors.interface import DraftInput, Rows
 from ipex_assist.executors.native import NativeSequence
 from ipex_assist.native.library import unavailable
 
@@ -47,7 +47,7 @@ def test_many_drafts_are_the_drafts_of_each(variant: str, precision: str) -> Non
         after.append(model.extend(sequence, drafted[-1:]))
     made = sequences()
     requests = [
-        DraftRequest(sequence, text[-last:], count, unsure)
+        DraftInput(sequence, text[-last:], count, unsure)
         for sequence, text, last, count, unsure in zip(made, texts, pending, counts, least, strict=True)
     ]
     assert model.draft_many(requests, 150) == alone

@@ -15,7 +15,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.commands.shared import memory_need
 from ipex_assist.commands.shared.memory_need import RUNTIME_BYTES, MemoryNeed, check_memory, estimate_need, need_of
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.memory import Memory, release_free_memory, resident_bytes
+from ipex_assist.env.memory import MemoryInfo, release_free_memory, resident_bytes
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -25,6 +25,8 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
+
+pytestmark = pytest.mark.one_stack
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 
@@ -122,7 +124,7 @@ def test_the_limit(tokens: int, limit: int | None, monkeypatch: pytest.MonkeyPat
 
     def available(size: int) -> None:
         for module in ("commands.shared.memory_need", "executors.kv_memory"):
-            monkeypatch.setattr(f"ipex_assist.{module}.read_memory", lambda: Memory(1 << 40, size))
+            monkeypatch.setattr(f"ipex_assist.{module}.read_memory", lambda: MemoryInfo(1 << 40, size))
 
     available(need.total)
     check_memory(need)
@@ -152,7 +154,7 @@ def test_what_is_loaded_already_is_not_needed_again(monkeypatch: pytest.MonkeyPa
         (9 << 30, need.total - RUNTIME_BYTES - 1, False),
     ):
         monkeypatch.setattr(memory_need, "resident_bytes", lambda resident=resident: resident)
-        monkeypatch.setattr(memory_need, "read_memory", lambda available=available: Memory(1 << 40, available))
+        monkeypatch.setattr(memory_need, "read_memory", lambda available=available: MemoryInfo(1 << 40, available))
         if fits:
             check_memory(need)
         else:

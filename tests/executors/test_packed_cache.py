@@ -18,7 +18,7 @@ from packed_files import files, load, logits, warnings, was_packed
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.executors import packed_cache
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -29,7 +29,11 @@ from ipex_assist.models import find
 from ipex_assist.native.library import Pool, unavailable
 from ipex_assist.native.model import PackedModel
 
-pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.usefixtures("folder"),
+    pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
+]
 
 
 def in_child(code: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +146,7 @@ def test_copying_is_the_rule_where_memory_allows(
     expected = logits(load(source))
     (path,) = files(folder)
     monkeypatch.setenv(packed_cache.MODE_VARIABLE, mode)
-    monkeypatch.setattr(packed_cache, "read_memory", lambda: Memory(1 << 40, available))
+    monkeypatch.setattr(packed_cache, "read_memory", lambda: MemoryInfo(1 << 40, available))
     model = load(source)
     assert is_mapped(path) == mapped
     assert torch.equal(logits(model), expected)

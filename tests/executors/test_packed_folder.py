@@ -17,7 +17,7 @@ from tiny_tokenizers import tiny_tokenizer
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.executors import native_loading, packed_cache, packed_folder
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -26,7 +26,7 @@ from ipex_assist.executors.packed_folder import SIZE_VARIABLE, copies, make_room
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.one_stack, pytest.mark.usefixtures("folder")]
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
 
@@ -141,7 +141,7 @@ def test_a_draft_that_shares_a_table_is_kept_where_memory_allows(
     checkpoint = open_checkpoint(str(source))
     target = load_model(LoadRequest(checkpoint, "bf16", "native"))
     for available, kept in ((1 << 29, 0), (1 << 40, 1)):
-        monkeypatch.setattr(native_loading, "read_memory", lambda available=available: Memory(1 << 40, available))
+        monkeypatch.setattr(native_loading, "read_memory", lambda available=available: MemoryInfo(1 << 40, available))
         load_model(LoadRequest(checkpoint, "int4", "native", cache_packed=None, table_of=target))
         assert len(files(folder)) == kept
 

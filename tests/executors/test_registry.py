@@ -1,4 +1,4 @@
-"""Which executor runs: the order of preference, what is missing, and that passes take turns."""
+"""Which executor runs: the order of preference, what is missing, and the lock that passes take."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.choose import library_executor, resolve_executor
+from ipex_assist.executors.pass_lock import ForkSafeLock
 from ipex_assist.executors.registry import EXECUTORS
-from ipex_assist.executors.turn import Turn
+from ipex_assist.executors.select_executor import library_executor, resolve_executor
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -58,12 +58,12 @@ def test_a_precision_that_the_executor_lacks(monkeypatch: pytest.MonkeyPatch) ->
             resolve_executor(executor, "bf16", "int4")
 
 
-def test_a_child_of_fork_finds_the_turn_free() -> None:
-    """The thread that had it is not in the child, which would wait for ever."""
-    turn, release, held = Turn(), threading.Event(), threading.Event()
+def test_a_child_of_fork_finds_the_lock_free() -> None:
+    """The thread that held it is not in the child, which would wait for ever."""
+    lock, release, held = ForkSafeLock(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with turn:
+        with lock:
             held.set()
             release.wait(30)
 
@@ -72,17 +72,17 @@ def test_a_child_of_fork_finds_the_turn_free() -> None:
     held.wait()
     child = os.fork()
     if child == 0:
-        os._exit(0 if _can_enter(turn) else 1)
+        os._exit(0 if _can_enter(lock) else 1)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert not _can_enter(turn), "the parent's thread still has it"
+        assert not _can_enter(lock), "the parent's thread still has it"
     finally:
         release.set()
         thread.join()
-    assert _can_enter(turn)
+    assert _can_enter(lock)
 
 
-def _can_enter(turn: Turn) -> bool:
-    if entered := turn._lock.acquire(timeout=0.5):
-        turn._lock.release()
+def _can_enter(lock: ForkSafeLock) -> bool:
+    if entered := lock._lock.acquire(timeout=0.5):
+        lock._lock.release()
     return entered

@@ -13,10 +13,12 @@ from native_models import INT8_KEYS, PRECISIONS, VARIANTS, loaded, tokens
 
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import NoBlocksError
-from ipex_assist.executors.interface import DraftRequest, Rows, Sequence
+from ipex_assist.executors.interface import DraftInput, Rows, Sequence
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native import NativeModel, NativeSequence
 from ipex_assist.native.library import unavailable
+
+pytestmark = pytest.mark.one_stack
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 SIZE = 256
@@ -45,7 +47,7 @@ def test_a_full_pool_refuses_and_changes_nothing() -> None:
             model.choose(rows)
         assert (long.blocks, short.blocks, long.length, short.length) == before
     with pytest.raises(NoBlocksError):
-        model.draft_many([DraftRequest(long, [1], 3), DraftRequest(short, [2], 300)])
+        model.draft_many([DraftInput(long, [1], 3), DraftInput(short, [2], 300)])
     assert (long.blocks, short.blocks, long.length, short.length) == before
     got = model.extend(long, tokens(5, 4), 5)
     sequence = fresh.new_sequence(1000)

@@ -13,7 +13,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.stream import Generation, OwnRounds
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import Constant
+from ipex_assist.speculative.schedule import ConstantSchedule
 
 IDENTITY = Identity("target", "assistant", "bf16", "bf16", "torch")
 
@@ -210,7 +210,7 @@ def test_a_draft_and_a_schedule_are_passed_in(model: ipex_assist.AssistedModel) 
     prompt = model.encode("the quick")
     plain = model.generate(prompt, max_new_tokens=13, assisted=False, ignore_eos=True)
     draft = ScriptedDraft([*prompt, *plain.tokens], lambda at: False, 1_000)
-    result = model.generate(prompt, max_new_tokens=13, ignore_eos=True, draft=draft, schedule=Constant(2))
+    result = model.generate(prompt, max_new_tokens=13, ignore_eos=True, draft=draft, schedule=ConstantSchedule(2))
     assert result.tokens == plain.tokens
     assert draft.accepted == [2, 2, 2, 2]
     assert not model.generate(prompt, max_new_tokens=13, assisted=False, draft=draft).assisted

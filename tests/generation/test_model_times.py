@@ -12,7 +12,7 @@ from decoding import GREEDY, PROMPT, run
 from test_speedup import Clock, Timed
 
 import ipex_assist
-from ipex_assist.engine import work as work_module
+from ipex_assist.engine import scheduler as scheduler_module
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.generation import loading
 from ipex_assist.generation import stats as stats_module
@@ -21,20 +21,22 @@ from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.round import Round
 
+pytestmark = pytest.mark.one_stack
+
 CHOOSING = 0.003
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time passes in passes, and CHOOSING seconds of it where tokens are chosen."""
-    clock, verify = Clock(), work_module.verify
+    clock, verify = Clock(), scheduler_module.verify
 
     def slow(*arguments: Any) -> Any:
         clock.now += CHOOSING
         return verify(*arguments)
 
     monkeypatch.setattr(stats_module, "time", clock)
-    monkeypatch.setattr(work_module, "verify", slow)
+    monkeypatch.setattr(scheduler_module, "verify", slow)
     return clock
 
 

@@ -73,7 +73,7 @@ def test_the_core_checks_what_it_is_given(precision: str, tmp_path: Path) -> Non
         with pytest.raises(IpexAssistError, match="token id"):
             text.draft(tokens, 4)
     text.truncate(0)
-    with pytest.raises(IpexAssistError, match="logits of 2 rows are wanted of 1"):
+    with pytest.raises(IpexAssistError, match="logits of 2 rows were asked for, of 1"):
         text.forward([1], last=2)
     with pytest.raises(IpexAssistError, match=r"0 \+ 301 tokens in a sequence of 300"):
         text.forward([1] * 301)

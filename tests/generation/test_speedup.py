@@ -15,13 +15,15 @@ from ipex_assist.executors import interface
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.generation import stats as stats_module
 from ipex_assist.generation.stats import Statistics
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.assistant_model import AssistantModel
+from ipex_assist.speculative.batched_proposals import Steps
 from ipex_assist.speculative.calibration import calibrate
-from ipex_assist.speculative.draft import Proposal
-from ipex_assist.speculative.propose import Steps
+from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.round import Round
-from ipex_assist.speculative.schedule import Constant, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
+
+pytestmark = pytest.mark.one_stack
 
 NEW = 100
 
@@ -107,7 +109,7 @@ def test_it_is_what_a_plain_run_takes(pair: tuple[Clock, Timed, Timed], slower: 
     clock, target, draft = pair
     costs = calibrate(target, draft, clock=clock.perf_counter)
     clock.slower = slower
-    assisted = statistics(clock, target, draft, Adaptive(costs, NEW))
+    assisted = statistics(clock, target, draft, AdaptiveSchedule(costs, NEW))
     plain = statistics(clock, target, None, None)
     assert assisted.new_tokens == plain.new_tokens
     true = plain.decode_s / assisted.decode_s
@@ -123,10 +125,10 @@ def test_a_draft_that_does_not_pay(pair: tuple[Clock, Timed, Timed]) -> None:
     clock, target, draft = pair
     draft.seconds = 0.030
     plain = statistics(clock, target, None, None)
-    slow = statistics(clock, target, draft, Constant(3), Hesitant)
+    slow = statistics(clock, target, draft, ConstantSchedule(3), Hesitant)
     assert slow.speedup == pytest.approx(plain.decode_s / slow.decode_s, rel=0.01)
     assert slow.speedup < 1
-    assert statistics(clock, target, draft, Constant(3)).speedup is None
+    assert statistics(clock, target, draft, ConstantSchedule(3)).speedup is None
 
 
 def test_nothing_drafted_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import tiny_models
 from conftest import HAS_NATIVE
 
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.executors import traffic
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -129,5 +129,5 @@ def test_bandwidth_is_not_measured_where_it_cannot_be(monkeypatch: pytest.Monkey
     assert machine_gb_per_s(object()) is None
     packed = type("PackedModel", (), {"pool": None})()
     model = type("TextModel", (), {"target": type("Model", (), {"packed": packed})()})()
-    monkeypatch.setattr("ipex_assist.env.memory.read_memory", lambda: Memory(2 << 30, traffic.BANDWIDTH_BYTES))
+    monkeypatch.setattr("ipex_assist.env.memory.read_memory", lambda: MemoryInfo(2 << 30, traffic.BANDWIDTH_BYTES))
     assert machine_gb_per_s(model) is None

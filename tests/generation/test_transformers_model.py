@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.executors.choose import library_executor
 from ipex_assist.executors.interface import LogitsError
+from ipex_assist.executors.select_executor import library_executor
 from ipex_assist.generation import transformers_model
 from ipex_assist.generation.result import DraftResult
 from ipex_assist.generation.stream import Generation
@@ -184,7 +184,7 @@ def test_logits_that_are_no_numbers(assisted: bool, tmp_path: Path) -> None:
         ours.target.transformer.wpe.weight[10] = torch.nan  # type: ignore[attr-defined]
     for options in ({}, {"do_sample": True}):
         # A pass over drafts meets it some tokens earlier.
-        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* behind the ([4-9]|1\d) tokens"):
+        with pytest.raises(LogitsError, match=r"the model computed NaN or infinity .* after ([4-9]|1\d) tokens"):
             ours.generate([1, 2, 3], max_new_tokens=12, **options)
     assert ours.generate([1, 2, 3], max_new_tokens=4).tokens == before
 
@@ -255,7 +255,7 @@ def test_a_reader_that_leaves_before_its_turn(tmp_path: Path, monkeypatch: pytes
     model = ipex_assist.load(str(tmp_path), assistant=None, precision="fp32", executor="torch")
     assert isinstance(model, transformers_model.TransformersModel)
     monkeypatch.setattr(transformers_model.queue, "Queue", Interrupted)
-    with model._turn, pytest.raises(KeyboardInterrupt):
+    with model._generating, pytest.raises(KeyboardInterrupt):
         next(model.stream(PROMPT, max_new_tokens=4))
     monkeypatch.undo()
     assert model.generate(PROMPT, max_new_tokens=4).new_tokens == 4

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ipex_assist
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.choose import library_executor
+from ipex_assist.executors.select_executor import library_executor
 from ipex_assist.generation import resolved
 from ipex_assist.generation.transformers_model import TransformersModel
 

@@ -14,9 +14,9 @@ from ipex_assist.env.libraries import Libraries
 from ipex_assist.env.machine import Core, Machine, Node
 from ipex_assist.env.variables import choose_variables
 from ipex_assist.launch.abilities import Abilities
-from ipex_assist.launch.command import Command, build_command, format_command
+from ipex_assist.launch.command import LaunchCommand, build_command, format_command
 from ipex_assist.launch.instances import InstanceRequest
-from ipex_assist.launch.placement import Placement, Request
+from ipex_assist.launch.placement import Placement, PlacementRequest
 from ipex_assist.launch.plan import PLAN_VARIABLE, inherited_plan, read_plan, without_plan
 from ipex_assist.launch.process import Surroundings, prepare, prepare_instances
 
@@ -33,7 +33,9 @@ MACHINE = Machine(
 )
 
 
-def build(placement: Placement = BIND, abilities: Abilities = ALL, environ: dict[str, str] | None = None) -> Command:
+def build(
+    placement: Placement = BIND, abilities: Abilities = ALL, environ: dict[str, str] | None = None
+) -> LaunchCommand:
     environ = environ if environ is not None else {"HOME": "/root"}
     variables = choose_variables(placement.threads, LIBRARIES, environ)
     return build_command(placement, variables, ["prog", "a b", "--x"], environ, abilities)
@@ -155,25 +157,25 @@ def test_a_nested_launch_does_not_take_the_outer_plan_for_the_users_wish() -> No
     assert without_plan(changed)["OMP_NUM_THREADS"] == "2"
 
 
-def plan_for(request: Request, environ: dict[str, str], machine: Machine = MACHINE) -> Command:
+def plan_for(request: PlacementRequest, environ: dict[str, str], machine: Machine = MACHINE) -> LaunchCommand:
     return prepare(request, ["true"], environ, machine=machine, libraries=LIBRARIES, abilities=ALL)
 
 
 def test_prepare_inside_a_narrower_mask_plans_anew() -> None:
     """Catches `ipex-launch -- taskset -c 0-1 ipex-launch …` keeping the outer 4 threads on 2 CPUs."""
-    inner = plan_for(Request(), build().environ, replace(MACHINE, allowed=(0, 1)))
+    inner = plan_for(PlacementRequest(), build().environ, replace(MACHINE, allowed=(0, 1)))
     assert inner.environ["OMP_NUM_THREADS"] == "2"
     assert inner.environ["LD_PRELOAD"] == "/usr/lib/libtcmalloc.so.4:/venv/lib/libiomp5.so"
     assert (inner.kept, inner.warnings) == ({}, ())
 
 
 def test_prepare_by_default() -> None:
-    assert plan_for(Request(), {}).argv == ("numactl", "-C", "0-3", "-m", "0", "true")
+    assert plan_for(PlacementRequest(), {}).argv == ("numactl", "-C", "0-3", "-m", "0", "true")
 
 
 def test_the_users_omp_num_threads_decides_the_number_of_cpus() -> None:
     """Catches 2 threads wandering over 4 CPUs."""
-    command = plan_for(Request(), {"OMP_NUM_THREADS": "2"})
+    command = plan_for(PlacementRequest(), {"OMP_NUM_THREADS": "2"})
     assert command.argv[:3] == ("numactl", "-C", "0-1")
     assert command.placement.threads == 2
     assert command.kept == {"OMP_NUM_THREADS": "2"}
@@ -181,18 +183,18 @@ def test_the_users_omp_num_threads_decides_the_number_of_cpus() -> None:
 
 def test_an_impossible_omp_num_threads_is_kept_with_a_warning() -> None:
     """Catches refusing to start over a variable that a login script sets for another machine."""
-    command = plan_for(Request(), {"OMP_NUM_THREADS": "64"})
+    command = plan_for(PlacementRequest(), {"OMP_NUM_THREADS": "64"})
     assert command.argv[:3] == ("numactl", "-C", "0-3")
     assert any("OMP_NUM_THREADS=64" in line for line in command.warnings)
 
 
 @pytest.mark.parametrize("value", ["abc", "-1", "0", " "])
 def test_a_meaningless_omp_num_threads_does_not_stop_the_run(value: str) -> None:
-    assert plan_for(Request(), {"OMP_NUM_THREADS": value}).placement.threads == 4
+    assert plan_for(PlacementRequest(), {"OMP_NUM_THREADS": value}).placement.threads == 4
 
 
 def test_the_flag_wins_over_omp_num_threads() -> None:
-    command = plan_for(Request(threads=3), {"OMP_NUM_THREADS": "2"})
+    command = plan_for(PlacementRequest(threads=3), {"OMP_NUM_THREADS": "2"})
     assert command.environ["OMP_NUM_THREADS"] == "3"
     assert command.placement.cpus == (0, 1, 2)
 
@@ -208,7 +210,7 @@ def test_the_flag_wins_over_omp_num_threads() -> None:
 )
 def test_what_is_not_there_is_said(found: Libraries, environ: dict[str, str], said: list[str]) -> None:
     """A run without tcmalloc was slower without a word; -v and the dry run show notes."""
-    notes = prepare(Request(), ["true"], environ, machine=MACHINE, libraries=found, abilities=ALL).notes
+    notes = prepare(PlacementRequest(), ["true"], environ, machine=MACHINE, libraries=found, abilities=ALL).notes
     hints = ("pip install intel-openmp", "apt-get install libtcmalloc-minimal4")
     assert [hint for hint in hints if any(hint in note for note in notes)] == said
 
@@ -224,6 +226,6 @@ def test_openmp_prints_its_settings_where_that_is_wanted() -> None:
     found = Libraries(libiomp5="/lib/libiomp5.so")
     for show in (False, True):
         command = prepare(
-            Request(), ["true"], {}, machine=MACHINE, libraries=found, abilities=ALL, show_openmp_settings=show
+            PlacementRequest(), ["true"], {}, machine=MACHINE, libraries=found, abilities=ALL, show_openmp_settings=show
         )
         assert command.set["KMP_SETTINGS"] == str(int(show))

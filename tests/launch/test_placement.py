@@ -11,7 +11,7 @@ from machines import GIB, PLAIN, XEON, Cgroup, MachineSpec, machine
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Machine
-from ipex_assist.launch.placement import Placement, Request, place
+from ipex_assist.launch.placement import Placement, PlacementRequest, place
 
 pytestmark = pytest.mark.one_stack
 
@@ -48,7 +48,7 @@ def cores_of(placement: Placement, where: Machine) -> list[int]:
 @given(machines(), st.none() | st.integers(1, 300).map(lambda n: n * GIB))
 def test_default_placement(where: Machine, model_bytes: int | None) -> None:
     """Catches leaving the cpuset, two threads on one core, crossing a socket, exceeding the quota, forbidden memory."""
-    placement = place(Request(model_bytes=model_bytes), where)
+    placement = place(PlacementRequest(model_bytes=model_bytes), where)
     assert placement.threads == len(placement.cpus) >= 1
     assert set(placement.cpus) <= set(where.allowed)
     assert len(set(cores_of(placement, where))) == placement.threads
@@ -63,7 +63,7 @@ def test_default_placement(where: Machine, model_bytes: int | None) -> None:
 @given(machines(), st.data())
 def test_any_request_is_met_or_refused(where: Machine, data: st.DataObject) -> None:
     """Catches a crash, and an answer outside of what was named."""
-    request = Request(
+    request = PlacementRequest(
         threads=data.draw(st.none() | st.integers(-2, 40)),
         socket=data.draw(st.none() | st.integers(0, 3)),
         numa_node=data.draw(st.none() | st.integers(0, 7)),
@@ -92,67 +92,67 @@ def test_any_request_is_met_or_refused(where: Machine, data: st.DataObject) -> N
 def test_named_cpus_are_respected(where: Machine, data: st.DataObject) -> None:
     """Catches using a CPU that was not named."""
     cpus = data.draw(st.sets(st.sampled_from(where.allowed), min_size=1))
-    placement = place(Request(cpus=",".join(map(str, cpus))), where)
+    placement = place(PlacementRequest(cpus=",".join(map(str, cpus))), where)
     assert set(placement.cpus) <= cpus
     assert len(set(cores_of(placement, where))) == placement.threads
 
 
 def test_named_siblings_stay_idle_unless_asked_for() -> None:
     """Catches two threads per core because a node's CPU list was pasted, and dropping half of it silently."""
-    placement = place(Request(cpus="0-3,16-19"), PLAIN)
+    placement = place(PlacementRequest(cpus="0-3,16-19"), PLAIN)
     assert placement.cpus == (0, 1, 2, 3)
     assert any("4 physical cores and 4 more" in line and "--threads 8" in line for line in placement.warnings)
-    assert place(Request(cpus="0-3,16-19", threads=8), PLAIN).cpus == (0, 1, 2, 3, 16, 17, 18, 19)
+    assert place(PlacementRequest(cpus="0-3,16-19", threads=8), PLAIN).cpus == (0, 1, 2, 3, 16, 17, 18, 19)
 
 
 def test_snc_interleaves_over_the_socket() -> None:
-    placement = place(Request(model_bytes=20 * GIB), XEON)
+    placement = place(PlacementRequest(model_bytes=20 * GIB), XEON)
     assert (placement.cpus, placement.memory, placement.nodes) == (tuple(range(8)), "interleave", (0, 1))
 
 
 def test_one_node_per_socket_binds() -> None:
-    placement = place(Request(model_bytes=20 * GIB), PLAIN)
+    placement = place(PlacementRequest(model_bytes=20 * GIB), PLAIN)
     assert (placement.cpus, placement.memory, placement.nodes) == (tuple(range(8)), "bind", (0,))
 
 
 def test_a_model_too_big_for_the_socket_is_interleaved_over_all() -> None:
     """Catches binding to a node that will run out, which ends in the OOM killer."""
-    placement = place(Request(model_bytes=60 * GIB), PLAIN)
+    placement = place(PlacementRequest(model_bytes=60 * GIB), PLAIN)
     assert (placement.memory, placement.nodes) == ("interleave", (0, 1))
     assert any("60.0 GiB" in line and "48.0 GiB" in line for line in placement.warnings)
 
 
 def test_a_model_too_big_for_the_node_takes_the_socket() -> None:
     """Catches leaving the socket although its other node has room."""
-    placement = place(Request(numa_node=1, model_bytes=60 * GIB), XEON)
+    placement = place(PlacementRequest(numa_node=1, model_bytes=60 * GIB), XEON)
     assert placement.cpus == (4, 5, 6, 7)
     assert (placement.memory, placement.nodes, placement.warnings) == ("interleave", (0, 1), ())
 
 
 def test_few_threads_stay_in_one_node() -> None:
     """Catches four threads spread over two nodes with their memory interleaved."""
-    placement = place(Request(threads=4), XEON)
+    placement = place(PlacementRequest(threads=4), XEON)
     assert (placement.cpus, placement.memory, placement.nodes) == ((0, 1, 2, 3), "bind", (0,))
 
 
 def test_the_socket_with_most_allowed_cores_wins() -> None:
     """Catches always taking socket 0, where the cpuset has only siblings of one core there."""
     where = replace(PLAIN, allowed=(0, 1, 16, 17, 8, 9, 10))
-    placement = place(Request(), where)
+    placement = place(PlacementRequest(), where)
     assert (placement.cpus, placement.nodes) == ((8, 9, 10), (1,))
 
 
 def test_hbm_is_not_used_unless_asked() -> None:
     """Catches interleaving a model over 16 GiB of HBM because the node exists."""
     where = machine(MachineSpec(sockets=2, cores_per_socket=4, hbm_nodes=2))
-    assert place(Request(model_bytes=90 * GIB), where).nodes == (0, 1)
+    assert place(PlacementRequest(model_bytes=90 * GIB), where).nodes == (0, 1)
     with pytest.raises(UsageError, match="no CPUs; nodes with CPUs: 0-1"):
-        place(Request(numa_node=2), where)
+        place(PlacementRequest(numa_node=2), where)
 
 
 def test_memory_nodes_outside_the_cpuset_are_not_named() -> None:
     """Catches `numactl -m 0` under a cpuset that has only node 1's memory: numactl refuses to start."""
-    placement = place(Request(socket=0), replace(PLAIN, allowed_nodes=(1,)))
+    placement = place(PlacementRequest(socket=0), replace(PLAIN, allowed_nodes=(1,)))
     assert (placement.memory, placement.nodes) == ("bind", (1,))
     assert any("remote" in line for line in placement.warnings)
 
@@ -160,66 +160,66 @@ def test_memory_nodes_outside_the_cpuset_are_not_named() -> None:
 def test_the_users_interleaving_stays_unless_a_flag_says_otherwise() -> None:
     """Catches binding to one node what the user started with `numactl -i all`."""
     where = replace(PLAIN, interleaved=(0, 1))
-    placement = place(Request(model_bytes=GIB), where)
+    placement = place(PlacementRequest(model_bytes=GIB), where)
     assert (placement.cpus, placement.memory, placement.nodes) == (tuple(range(8)), "interleave", (0, 1))
     assert "0-1" in placement.notes[0]
-    placement = place(Request(numa_node=1), where)
+    placement = place(PlacementRequest(numa_node=1), where)
     assert (placement.memory, placement.nodes, placement.notes) == ("bind", (1,), ())
 
 
 def test_the_socket_with_allowed_memory_is_taken() -> None:
     """Catches computing on socket 0 inside `numactl -m 1`, with every access remote."""
-    placement = place(Request(), replace(PLAIN, allowed_nodes=(1,)))
+    placement = place(PlacementRequest(), replace(PLAIN, allowed_nodes=(1,)))
     assert (placement.cpus, placement.nodes, placement.warnings) == (tuple(range(8, 16)), (1,), ())
 
 
 def test_p_cores_first_and_e_cores_on_request() -> None:
     where = machine(MachineSpec(cores_per_socket=6, threads_per_core=2, e_cores=4))
-    assert place(Request(), where).cpus == (0, 2)
-    assert place(Request(threads=4), where).cpus == (0, 2, 4, 5)
+    assert place(PlacementRequest(), where).cpus == (0, 2)
+    assert place(PlacementRequest(threads=4), where).cpus == (0, 2, 4, 5)
 
 
 def test_quota_below_the_cores_gives_fewer_threads_and_says_so() -> None:
     """Catches 8 threads on 2.5 CPUs of time, which the scheduler stops for most of every period."""
     where = machine(MachineSpec(cores_per_socket=8, cgroup=Cgroup(quota=2.5)))
-    placement = place(Request(), where)
+    placement = place(PlacementRequest(), where)
     assert placement.cpus == (0, 1)
     assert any("2.5" in line and "8 cores" in line for line in placement.warnings)
-    assert any("2.5" in line for line in place(Request(threads=4), where).warnings)
+    assert any("2.5" in line for line in place(PlacementRequest(threads=4), where).warnings)
 
 
 def test_more_threads_than_a_socket_has_cores_span_sockets_and_say_so() -> None:
-    placement = place(Request(threads=12), PLAIN)
+    placement = place(PlacementRequest(threads=12), PLAIN)
     assert placement.cpus == tuple(range(12))
     assert (placement.memory, placement.nodes) == ("interleave", (0, 1))
     assert any("span" in line for line in placement.warnings)
 
 
 def test_no_numa_leaves_memory_alone() -> None:
-    placement = place(Request(model_bytes=GIB), machine(MachineSpec(numa=False)))
+    placement = place(PlacementRequest(model_bytes=GIB), machine(MachineSpec(numa=False)))
     assert (placement.memory, placement.nodes) == ("none", ())
 
 
 @pytest.mark.parametrize(
     ("request_", "parts"),
     [
-        (Request(threads=0), ["--threads 0"]),
-        (Request(threads=-3), ["--threads -3"]),
-        (Request(threads=1000), ["--threads 1000", "32 CPUs", "16 physical cores"]),
-        (Request(cpus="0-40"), ["--cpus 0-40", "32-40", "0-31"]),
-        (Request(cpus="8"), ["--cpus 8", "may not use", "0-7,16-23", "16 CPUs"]),
-        (Request(cpus="x"), ["--cpus x", "0-27,56-83"]),
-        (Request(cpus=""), ["--cpus names no CPU"]),
-        (Request(cpus="0-99999999999"), ["99999999999"]),
-        (Request(numa_node=7), ["--numa-node 7", "0, 1"]),
-        (Request(numa_node=1), ["--numa-node 1", "none of its CPUs"]),
-        (Request(socket=2), ["--socket 2", "0-1"]),
-        (Request(socket=-1), ["--socket -1"]),
-        (Request(socket=1), ["--socket 1", "none of its CPUs"]),
-        (Request(socket=0, cpus="1"), ["--cpus 1 and --socket 0 exclude each other"]),
+        (PlacementRequest(threads=0), ["--threads 0"]),
+        (PlacementRequest(threads=-3), ["--threads -3"]),
+        (PlacementRequest(threads=1000), ["--threads 1000", "32 CPUs", "16 physical cores"]),
+        (PlacementRequest(cpus="0-40"), ["--cpus 0-40", "32-40", "0-31"]),
+        (PlacementRequest(cpus="8"), ["--cpus 8", "may not use", "0-7,16-23", "16 CPUs"]),
+        (PlacementRequest(cpus="x"), ["--cpus x", "0-27,56-83"]),
+        (PlacementRequest(cpus=""), ["--cpus names no CPU"]),
+        (PlacementRequest(cpus="0-99999999999"), ["99999999999"]),
+        (PlacementRequest(numa_node=7), ["--numa-node 7", "0, 1"]),
+        (PlacementRequest(numa_node=1), ["--numa-node 1", "none of its CPUs"]),
+        (PlacementRequest(socket=2), ["--socket 2", "0-1"]),
+        (PlacementRequest(socket=-1), ["--socket -1"]),
+        (PlacementRequest(socket=1), ["--socket 1", "none of its CPUs"]),
+        (PlacementRequest(socket=0, cpus="1"), ["--cpus 1 and --socket 0 exclude each other"]),
     ],
 )
-def test_refusals_name_the_flag_and_the_numbers(request_: Request, parts: list[str]) -> None:
+def test_refusals_name_the_flag_and_the_numbers(request_: PlacementRequest, parts: list[str]) -> None:
     """Catches a traceback, and a message that leaves the user to guess."""
     whole = request_.threads is not None or request_.socket == 2
     where = PLAIN if whole else replace(PLAIN, allowed=(*range(8), *range(16, 24)))

@@ -13,7 +13,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.machine import Core, Machine
 from ipex_assist.launch.instances import InstanceRequest, latency_request, place_instances, throughput_request
 from ipex_assist.launch.memory import parse_memory
-from ipex_assist.launch.placement import Placement, Request, place
+from ipex_assist.launch.placement import Placement, PlacementRequest, place
 
 pytestmark = pytest.mark.one_stack
 
@@ -159,8 +159,8 @@ def cpus(request: InstanceRequest, where: Machine) -> list[tuple[int, ...]]:
 
 def test_one_instance_is_one_process() -> None:
     """Catches a default of ipex-launch that differs from ipex-assist's."""
-    assert place_instances(InstanceRequest(), XEON) == (place(Request(), XEON),)
-    assert place_instances(InstanceRequest(instances=1, socket=1), XEON) == (place(Request(socket=1), XEON),)
+    assert place_instances(InstanceRequest(), XEON) == (place(PlacementRequest(), XEON),)
+    assert place_instances(InstanceRequest(instances=1, socket=1), XEON) == (place(PlacementRequest(socket=1), XEON),)
 
 
 def test_borders_are_cut_from_the_widest_to_the_narrowest() -> None:
@@ -197,7 +197,7 @@ def test_smt_uses_every_sibling() -> None:
     assert cpus(InstanceRequest(instances="per-node", smt=True), PLAIN)[0] == (*range(8), *range(16, 24))
     adjacent = machine(MachineSpec(cores_per_socket=4, threads_per_core=2, numbering="adjacent"))
     assert cpus(InstanceRequest(instances=2, smt=True), adjacent) == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert place(Request(smt=True), adjacent).threads == 8
+    assert place(PlacementRequest(smt=True), adjacent).threads == 8
 
 
 def test_presets_are_ipexruns() -> None:
@@ -240,7 +240,7 @@ def test_a_quota_costs_siblings_before_cores() -> None:
     """Catches two threads on two cores each, while four cores could run one thread each."""
     where = machine(MachineSpec(cores_per_socket=4, threads_per_core=2, cgroup=Cgroup(quota=4)))
     assert cpus(InstanceRequest(instances=2, smt=True), where) == [(0, 1), (2, 3)]
-    assert place(Request(smt=True), where).cpus == (0, 1, 2, 3)
+    assert place(PlacementRequest(smt=True), where).cpus == (0, 1, 2, 3)
 
 
 def test_one_quota_for_more_instances_than_cpus() -> None:
@@ -258,12 +258,12 @@ def test_models_that_share_a_node_must_fit_together() -> None:
 
 def test_socket_all_uses_both_sockets_with_local_memory() -> None:
     """Catches binding to one node, or interleaving, what both sockets' threads write for themselves."""
-    placement = place(Request(socket="all"), XEON)
+    placement = place(PlacementRequest(socket="all"), XEON)
     assert (placement.cpus, placement.memory, placement.nodes) == (tuple(range(16)), "local", ())
     assert "16 threads on CPUs 0-15, memory local to the thread that first writes it" in placement.describe()
-    assert place(Request(socket="all", memory="interleave"), PLAIN).nodes == (0, 1)
-    assert place(Request(socket="all"), replace(PLAIN, interleaved=(0, 1))).memory == "local"
-    half = place(Request(socket="all"), replace(PLAIN, allowed=(1, 9, 10)))
+    assert place(PlacementRequest(socket="all", memory="interleave"), PLAIN).nodes == (0, 1)
+    assert place(PlacementRequest(socket="all"), replace(PLAIN, interleaved=(0, 1))).memory == "local"
+    half = place(PlacementRequest(socket="all"), replace(PLAIN, allowed=(1, 9, 10)))
     assert half.cpus == (1, 9, 10)
 
 
@@ -335,7 +335,7 @@ def test_memory_policies_that_are_none(text: str) -> None:
 
 def test_nodes_restrict_the_instances() -> None:
     assert cpus(InstanceRequest(instances=2, nodes="1-2"), XEON) == [(4, 5, 6, 7), (8, 9, 10, 11)]
-    assert place(Request(nodes="1-2"), XEON).cpus == tuple(range(4, 12))
+    assert place(PlacementRequest(nodes="1-2"), XEON).cpus == tuple(range(4, 12))
     assert cpus(InstanceRequest(instances=2, cpus="2-5"), PLAIN) == [(2, 3), (4, 5)]
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
-from ipex_assist.executors.choose import stored_precision
 from ipex_assist.executors.native import NativeModel
+from ipex_assist.executors.select_executor import stored_precision
 from ipex_assist.models.config import NotComputed
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core's own precisions")

@@ -37,7 +37,7 @@ from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.engine.engine import Engine
 from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.engine.prefix_cache import PrefixCache
-from ipex_assist.engine.request import Handle
+from ipex_assist.engine.request import RequestHandle
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import resident_bytes
 from ipex_assist.executors.kv_memory import KvMemory
@@ -87,7 +87,7 @@ class Client:
     options: GenerationOptions
     rounds: int | None
     drops: bool
-    handle: Handle
+    handle: RequestHandle
     text: list[int] = field(default_factory=list)
     ended: bool = False
 

@@ -20,8 +20,8 @@ from ipex_assist.speculative.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
-from ipex_assist.serve.grammar_check import byte_tokenizer
-from ipex_assist.serve.structured import grammar_of
+from ipex_assist.serve.grammar_checker import byte_tokenizer
+from ipex_assist.serve.structured_output import grammar_of
 from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
 
 pytestmark = pytest.mark.one_stack

@@ -17,7 +17,7 @@ from fake_backend import FakeBackend, serving
 
 import ipex_assist
 from ipex_assist.commands.perplexity import perplexity
-from ipex_assist.serve.backend import Done, Part, Piece, TextRequest
+from ipex_assist.serve.backend import Finished, GenerationRequest, OutputChunk, TokenDelta
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm_eval brings 40 packages, 380 MB")
 
@@ -43,12 +43,12 @@ class Engine(FakeBackend):
         self.model = ipex_assist.load(str(folder), precision="fp32", executor="torch", calibrate=False)
 
     async def generate(
-        self, request: TextRequest, *, timeout: float | None = None
-    ) -> AsyncGenerator[Part | Done, None]:
+        self, request: GenerationRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputChunk | Finished, None]:
         result = await asyncio.to_thread(self.model.generate, request.tokens, request.options)
-        pieces = [Piece("", token, False) for token in result.tokens]
-        yield Part(pieces, None if result.logprobs is None else [vars(each) for each in result.logprobs], 0, 0)
-        yield Done(result.as_dict())
+        pieces = [TokenDelta("", token, False) for token in result.tokens]
+        yield OutputChunk(pieces, None if result.logprobs is None else [vars(each) for each in result.logprobs], 0, 0)
+        yield Finished(result.as_dict())
 
 
 def test_perplexity_of_a_text(tmp_path: Path) -> None:

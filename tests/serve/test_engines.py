@@ -30,10 +30,10 @@ from engine_fake import (
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve import engines as serve_engines
-from ipex_assist.serve.backend import Busy, Done, Failed, NotReady, Part, Piece, TextRequest
+from ipex_assist.serve.backend import Busy, Failed, Finished, GenerationRequest, NotReady, OutputChunk, TokenDelta
+from ipex_assist.serve.engine_slot import ActiveRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.place import Text
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 pytestmark = pytest.mark.one_stack
@@ -57,14 +57,14 @@ async def served(count: int = 1, *, said: list[str] | None = None, **more: Any) 
         engines.close(now=True)
 
 
-def request(action: int, count: int = 0, *more: int) -> TextRequest:
-    return TextRequest([action, count, *more], GenerationOptions())
+def request(action: int, count: int = 0, *more: int) -> GenerationRequest:
+    return GenerationRequest([action, count, *more], GenerationOptions())
 
 
-async def text_of(engines: Engines, asked: TextRequest, **more: Any) -> tuple[str, list[Part | Done]]:
+async def text_of(engines: Engines, asked: GenerationRequest, **more: Any) -> tuple[str, list[OutputChunk | Finished]]:
     """The text of a request by its parts, and all that came."""
     items = [item async for item in engines.generate(asked, **more)]
-    return "".join(piece.text for item in items if isinstance(item, Part) for piece in item.pieces), items
+    return "".join(piece.text for item in items if isinstance(item, OutputChunk) for piece in item.token_deltas), items
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -98,10 +98,12 @@ def test_parts_come_in_order_and_then_the_result() -> None:
             found = await asyncio.gather(*(text_of(engines, request(PLAY, count)) for count in range(1, 9)))
             for count, (text, items) in enumerate(found, 1):
                 assert text == "".join(f"w{i} " for i in range(count))
-                assert isinstance(items[-1], Done)
+                assert isinstance(items[-1], Finished)
                 assert items[-1].result["text"] == text
-                assert [item.accepted for item in items if isinstance(item, Part)] == [i % 2 for i in range(count)]
-            assert len({items[-1].result["pid"] for _, items in found if isinstance(items[-1], Done)}) == 2
+                assert [item.accepted for item in items if isinstance(item, OutputChunk)] == [
+                    i % 2 for i in range(count)
+                ]
+            assert len({items[-1].result["pid"] for _, items in found if isinstance(items[-1], Finished)}) == 2
             statistics = engines.statistics()
             assert (statistics.running, statistics.waiting, statistics.alive) == (0, 0, 2)
             assert statistics.engine == {"finished": 8, "rows": {"1": statistics.engine["rows"]["1"]}}
@@ -226,7 +228,7 @@ def test_an_engine_that_dies_in_the_midst_of_a_stream() -> None:
     async def main() -> None:
         async with served(2) as engines:
             async with aclosing(engines.generate(request(PART_AND_DIE))) as stream:
-                assert isinstance(await anext(stream), Part)
+                assert isinstance(await anext(stream), OutputChunk)
                 with pytest.raises(Failed, match="SIGKILL"):
                     await anext(stream)
             await until(lambda: engines.ready)
@@ -243,8 +245,10 @@ def test_a_text_goes_on_behind_the_death_of_its_engine(count: int, tmp_path: Pat
         async with served(count, first=tmp_path / "first") as engines:
             text, items = await text_of(engines, request(BREAKS, 9))
             assert text == "".join(f"w{i} " for i in range(9))
-            assert [piece.token for item in items if isinstance(item, Part) for piece in item.pieces] == list(range(9))
-            assert isinstance(items[-1], Done)
+            assert [
+                piece.token for item in items if isinstance(item, OutputChunk) for piece in item.token_deltas
+            ] == list(range(9))
+            assert isinstance(items[-1], Finished)
             assert items[-1].result["text"] == text
             assert engines.statistics().restarts == 1
 
@@ -256,7 +260,7 @@ def test_a_text_does_not_go_on_by_other_tokens(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with served(1, first=tmp_path / "first") as engines:
-            with pytest.raises(Failed, match="by the same text") as caught:
+            with pytest.raises(Failed, match="did not continue with the same text") as caught:
                 await text_of(engines, request(TURNS, 9))
             assert caught.value.again
             await until(lambda: engines.statistics().running == 0)
@@ -267,11 +271,13 @@ def test_a_text_does_not_go_on_by_other_tokens(tmp_path: Path) -> None:
 def test_parts_of_several_tries() -> None:
     """Cut as each try's passes were: what is new of a part is delivered with its own log-probabilities."""
 
-    def part(*tokens: int) -> Part:
-        return Part([Piece(str(token), token, False) for token in tokens], [{"token": token} for token in tokens], 2, 1)
+    def part(*tokens: int) -> OutputChunk:
+        return OutputChunk(
+            [TokenDelta(str(token), token, False) for token in tokens], [{"token": token} for token in tokens], 2, 1
+        )
 
     async def main() -> None:
-        text = Text.of(TextRequest([1], GenerationOptions(do_sample=True)), DraftOptions())
+        text = ActiveRequest.of(GenerationRequest([1], GenerationOptions(do_sample=True)), DraftOptions())
         assert text.options.seed is not None  # each try draws alike
         assert text.deliver(part(1, 2, 3))
         text.seen = 0
@@ -280,8 +286,8 @@ def test_parts_of_several_tries() -> None:
         assert text.deliver(part(6))
         text.seen = 1
         assert not text.deliver(part(2, 3, 4, 5, 7, 8))
-        text.delivery.put(Done({}))
-        assert [item async for item in text.delivery] == [part(1, 2, 3), part(4, 5), part(6), Done({})]
+        text.output.put(Finished({}))
+        assert [item async for item in text.output] == [part(1, 2, 3), part(4, 5), part(6), Finished({})]
 
     run(main())
 
@@ -301,7 +307,7 @@ def test_kills_under_load() -> None:
                     try:
                         text, items = await text_of(engines, request(PLAY, 10))
                         assert text == "".join(f"w{i} " for i in range(10))
-                        assert isinstance(items[-1], Done)
+                        assert isinstance(items[-1], Finished)
                         pids.add(items[-1].result["pid"])
                         results.append(None)
                     except (Failed, NotReady) as error:
@@ -328,7 +334,7 @@ def test_kills_under_load() -> None:
 def test_an_engine_that_does_not_react(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended when a text that was cancelled long ago has not ended, and another one takes its place."""
     monkeypatch.setattr(serve_engines, "CANCEL_SECONDS", 0.1)
-    monkeypatch.setattr(serve_engines, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(serve_engines, "WATCH_SECONDS", 0.05)
 
     async def main() -> None:
         said: list[str] = []
@@ -373,7 +379,7 @@ def test_close_leaves_no_process() -> None:
         pids = []
         async with served(2) as engines:
             for _, items in await asyncio.gather(*(text_of(engines, request(PLAY, 1)) for _ in range(4))):
-                assert isinstance(items[-1], Done)
+                assert isinstance(items[-1], Finished)
                 pids.append(items[-1].result["pid"])
             endless = asyncio.ensure_future(text_of(engines, request(ENDLESS)))
             await until(lambda: engines.statistics().running)
@@ -413,9 +419,11 @@ def test_models_that_cannot_be_loaded(
 
 
 def test_how_to_draft_is_the_servers_unless_a_request_says() -> None:
-    from ipex_assist.serve.place import Text
+    from ipex_assist.serve.engine_slot import ActiveRequest
 
     server = DraftOptions(num_assistant_tokens=3)
     plain, own = GenerationOptions(seed=1), GenerationOptions(num_assistant_tokens=5)
-    assert Text.of(TextRequest([1], plain), server).options == GenerationOptions(seed=1, num_assistant_tokens=3)
-    assert Text.of(TextRequest([1], own), server).options == own
+    assert ActiveRequest.of(GenerationRequest([1], plain), server).options == GenerationOptions(
+        seed=1, num_assistant_tokens=3
+    )
+    assert ActiveRequest.of(GenerationRequest([1], own), server).options == own

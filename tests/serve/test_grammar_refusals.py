@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tiny_tokenizers import tiny_tokenizer
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.structured import grammar_of
+from ipex_assist.serve.structured_output import grammar_of
 from ipex_assist.speculative.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
-from ipex_assist.serve.grammar_check import Checker, byte_tokenizer, reason_against
-from ipex_assist.speculative.llguidance_grammar import Grammars
+from ipex_assist.serve.grammar_checker import GrammarChecker, byte_tokenizer, reason_against
+from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 pytestmark = pytest.mark.one_stack
 
@@ -30,21 +30,21 @@ FUZZ = settings(max_examples=CASES, deadline=None, suppress_health_check=list(He
 
 
 @lru_cache
-def model() -> Grammars:
+def model() -> GrammarCompiler:
     """As an engine has them."""
     tokenizer = tiny_tokenizer()
-    return Grammars.of(tokenizer, len(tokenizer) + 20, [2])
+    return GrammarCompiler.of(tokenizer, len(tokenizer) + 20, [2])
 
 
 @pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
+def checker() -> Iterator[GrammarChecker]:
     """As the front has it: a process, which may be ended by what it is given."""
-    made = Checker()
+    made = GrammarChecker()
     yield made
     made.close()
 
 
-def try_out(checker: Checker, fields: dict[str, Any]) -> None:
+def try_out(checker: GrammarChecker, fields: dict[str, Any]) -> None:
     """As a request's: UsageError, for status 400, is all that may be raised, by whatever sees the grammar."""
     with contextlib.suppress(UsageError):
         spec = grammar_of(fields)
@@ -82,7 +82,7 @@ SCHEMAS = st.recursive(st.lists(PAIRS, max_size=5).map(dict), around, max_leaves
 
 @FUZZ
 @given(SCHEMAS)
-def test_schemas(checker: Checker, schema: Any) -> None:
+def test_schemas(checker: GrammarChecker, schema: Any) -> None:
     """Keywords with values of any kind."""
     try_out(checker, {"guided_json": schema})
 
@@ -92,7 +92,7 @@ REGEX = (*"ab()[]|*+?.^$-\\{}é/<>\"'\n\0", "{2,3}", "{,2}", "\\d", "\\p{L}", "(
 
 @FUZZ
 @given(st.lists(st.sampled_from(REGEX), min_size=1))
-def test_regular_expressions(checker: Checker, pieces: list[str]) -> None:
+def test_regular_expressions(checker: GrammarChecker, pieces: list[str]) -> None:
     """Most are none."""
     try_out(checker, {"guided_regex": "".join(pieces)})
 
@@ -125,14 +125,14 @@ LARK = (
 
 @FUZZ
 @given(st.lists(st.sampled_from(LARK), max_size=12))
-def test_lark(checker: Checker, pieces: list[str]) -> None:
+def test_lark(checker: GrammarChecker, pieces: list[str]) -> None:
     """Pieces of grammars, in any order."""
     try_out(checker, {"guided_grammar": "start: " + "".join(pieces)})
 
 
 @FUZZ
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=4))
-def test_choices(checker: Checker, texts: list[str]) -> None:
+def test_choices(checker: GrammarChecker, texts: list[str]) -> None:
     """Any texts, empty ones and control characters among them; one that can be compiled can be written."""
     try_out(checker, {"guided_choice": texts})
 

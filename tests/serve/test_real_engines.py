@@ -19,13 +19,15 @@ from batch_runs import children
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.generation.load_options import LoadOptions
-from ipex_assist.serve.backend import Done, Part, TextRequest
+from ipex_assist.serve.backend import Finished, GenerationRequest, OutputChunk
 from ipex_assist.serve.engines import Engines
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import unplaced_commands
 from ipex_assist.workers.settings import WorkerSettings
+
+pytestmark = pytest.mark.one_stack
 
 OPTIONS = [
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3),
@@ -47,18 +49,18 @@ def test_texts_under_load_and_a_kill(load: LoadOptions) -> None:
     """Forty texts, drafted, sixteen at a time, two of them given up and an engine killed meanwhile: each is the
     one that it is alone, those too that went on elsewhere, and each part is a part of it."""
     alone = ipex_assist.load(load.target or "", load.assistant, precision="fp32", executor="torch")
-    asked = [TextRequest([5 + i % 9, 17, 40 + i % 3], OPTIONS[i % 4]) for i in range(40)]
+    asked = [GenerationRequest([5 + i % 9, 17, 40 + i % 3], OPTIONS[i % 4]) for i in range(40)]
     expected = [alone.generate(each.tokens, each.options) for each in asked]
 
     async def one(engines: Engines, index: int) -> None:
-        items: list[Part | Done] = []
+        items: list[OutputChunk | Finished] = []
         async for item in engines.generate(asked[index]):
             items.append(item)
         *parts, end = items
         result = expected[index]
-        assert isinstance(end, Done)
+        assert isinstance(end, Finished)
         assert (end.result["text"], end.result["tokens"]) == (result.text, result.tokens)
-        pieces = [piece for part in parts if isinstance(part, Part) for piece in part.pieces]
+        pieces = [piece for part in parts if isinstance(part, OutputChunk) for piece in part.token_deltas]
         assert "".join(piece.text for piece in pieces) == result.text
         assert [piece.token for piece in pieces] == result.tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_assist.serve.counts import total
+from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.routing import KnownPrefixes, block_keys, choose
 
 pytestmark = pytest.mark.one_stack
@@ -56,5 +56,5 @@ def test_the_longest_prefix_then_the_least_busy_then_the_first() -> None:
 def test_sums_of_counts() -> None:
     one = {"passes": 2, "draft_s": 0.5, "running": 3, "passes_by_rows": {"1": 2}}
     two = {"passes": 3, "draft_s": 0.25, "most_running": 3, "passes_by_rows": {"1": 1, "4": 2}}
-    assert total([one, two, {}]) == {"passes": 5, "draft_s": 0.75, "passes_by_rows": {"1": 3, "4": 2}}
+    assert sum_counts([one, two, {}]) == {"passes": 5, "draft_s": 0.75, "passes_by_rows": {"1": 3, "4": 2}}
     assert one["passes_by_rows"] == {"1": 2}, "what is summed stays as it is"

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from ipex_assist.serve.backend import Part, Piece, ServerStatistics
+from ipex_assist.serve.backend import OutputChunk, ServerStatistics, TokenDelta
 from ipex_assist.serve.draft_report import DraftCounts, report, speedup, timings
-from ipex_assist.serve.token_texts import TokenTexts
+from ipex_assist.serve.token_bytes import TokenBytes
 
 pytestmark = pytest.mark.one_stack
 
@@ -38,8 +38,8 @@ def samples(client) -> dict[tuple[str, str], float]:
     return found
 
 
-def _part(drafted: int, accepted: int) -> Part:
-    return Part([Piece("a", 1, False)], None, drafted, accepted)
+def _part(drafted: int, accepted: int) -> OutputChunk:
+    return OutputChunk([TokenDelta("a", 1, False)], None, drafted, accepted)
 
 
 def test_counts_of_passes():
@@ -127,7 +127,7 @@ def test_figures_of_the_engines(client, backend):
         "prompt_tokens": 30, "prefix_tokens": 10, "preempted": 2, "draft_s": 0.5, "target_s": 1.5, "choose_s": 0.1,
         "passes_by_rows": {"1": 4, "9": 1, "16": 2, "17": 5}, "seconds_by_rows": {"1": 0.4, "9": 0.1, "16": 0.5},
     }  # fmt: skip
-    backend.figures = ServerStatistics(5, 3, engine, 20, 80, 15, places=2, alive=1, restarts=4)
+    backend.figures = ServerStatistics(5, 3, engine, 20, 80, 15, slots=2, alive=1, restarts=4)
     found = samples(client)
     expected = {
         "vllm:num_requests_waiting": 5, "vllm:num_requests_running": 3, "vllm:kv_cache_usage_perc": 0.25,
@@ -145,7 +145,7 @@ def test_figures_of_the_engines(client, backend):
 def test_memory_limits_a_text(client, backend):
     """A chat says nothing of its length; what can never be held must not be asked of an engine."""
     backend._facts = backend.facts.__class__(**{**vars(backend.facts), "context_length": 100_000})
-    backend.figures = ServerStatistics(blocks_used=0, blocks_total=7, blocks_least=2, places=2, alive=2)
+    backend.figures = ServerStatistics(blocks_used=0, blocks_total=7, blocks_least=2, slots=2, alive=2)
     client.post(CHAT, json=HI)
     request = backend.requests[0]
     assert len(request.tokens) + request.options.max_new_tokens == 512
@@ -155,7 +155,7 @@ def test_memory_limits_a_text(client, backend):
 
 
 def test_bytes_of_byte_level_tokens():
-    texts = TokenTexts(tokenizer())
+    texts = TokenBytes(tokenizer())
     ids = tokenizer()("café 日本 <|im_end|>")["input_ids"]
     assert b"".join(texts.bytes_of(token) for token in ids).decode() == "café 日本 <|im_end|>"
     assert len(ids) > len(set("café 日本"))  # some characters are of several tokens
@@ -168,7 +168,7 @@ def test_bytes_of_sentencepiece_tokens():
     backend = Tokenizer(models.BPE(vocabulary, []))
     backend.decoder = decoders.ByteFallback()
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-    texts = TokenTexts(wrapped)
+    texts = TokenBytes(wrapped)
     assert [texts.bytes_of(token) for token in range(6)] == [b"<s>", b" Hi", b" ", b"\xc3", b"\xa9", b"o"]
 
 
@@ -191,7 +191,7 @@ def test_openapi_says_what_is_true(serve, client, backend):
 def test_the_dashboard_asks_for_what_there_is(client, backend):
     """docs/grafana.json names no metric that the server does not have, and leaves none of the draft's out."""
     engine = {"passes_by_rows": {"1": 1}, "seconds_by_rows": {"1": 1.0}}
-    backend.figures = ServerStatistics(engine=engine, blocks_used=1, blocks_total=4, places=1, alive=1)
+    backend.figures = ServerStatistics(engine=engine, blocks_used=1, blocks_total=4, slots=1, alive=1)
     client.post(CHAT, json=HI)
     backend.room = 0
     client.post(CHAT, json=HI)

@@ -7,8 +7,8 @@ import json
 import pytest
 from fake_backend import REPLY, tokenizer
 
-from ipex_assist.serve.answers import kept as kept_responses
-from ipex_assist.serve.answers.kept import Kept, KeptResponses
+from ipex_assist.serve.answers import response_store
+from ipex_assist.serve.answers.response_store import ResponseStore, StoredResponse
 from ipex_assist.serve.backend import Failed
 from ipex_assist.serve.errors import ApiError
 
@@ -113,17 +113,17 @@ def test_refusals(client, body, words):
 
 def test_memory_of_answers_is_bounded(monkeypatch):
     """By their number and by their size; what was asked for lately stays."""
-    monkeypatch.setattr(kept_responses, "MOST_KEPT", 3)
-    monkeypatch.setattr(kept_responses, "MOST_CHARACTERS", 200)
-    kept = KeptResponses()
+    monkeypatch.setattr(response_store, "MOST_KEPT", 3)
+    monkeypatch.setattr(response_store, "MOST_CHARACTERS", 200)
+    kept = ResponseStore()
     for name in "abc":
-        kept.keep(Kept({"id": name}, [{"content": "x" * 10}]))
+        kept.keep(StoredResponse({"id": name}, [{"content": "x" * 10}]))
     kept.find("a")
-    kept.keep(Kept({"id": "d"}, [{"content": "x" * 10}]))
+    kept.keep(StoredResponse({"id": "d"}, [{"content": "x" * 10}]))
     with pytest.raises(ApiError, match="'b'"):
         kept.find("b")
-    kept.keep(Kept({"id": "e"}, [{"content": "x" * 85}]))
+    kept.keep(StoredResponse({"id": "e"}, [{"content": "x" * 85}]))
     assert list(kept._kept) == ["a", "d", "e"]
-    kept.keep(Kept({"id": "g"}, [{"content": "x" * 200}]))
+    kept.keep(StoredResponse({"id": "g"}, [{"content": "x" * 200}]))
     assert not kept._kept
     assert kept._size == 0

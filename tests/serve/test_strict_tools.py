@@ -19,10 +19,10 @@ from tool_calls import (
 )
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.grammar_check import byte_tokenizer
-from ipex_assist.serve.tools import Prepared, collected, prepare
+from ipex_assist.serve.grammar_checker import byte_tokenizer
+from ipex_assist.serve.tools import PreparedConversation, content_and_calls, prepare
 from ipex_assist.speculative.grammar import GrammarSpec
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytest.importorskip("llguidance")
 
@@ -32,7 +32,7 @@ STRICT = [tool("add", XY, strict=True), tool("get_weather")]
 ONE, OTHER = ("add", '{"x": 1, "y": "é"}'), ("get_weather", '{"anything": [1]}')
 
 
-def prepared(template: str, *, special: dict[int, str] | None = None, parallel: bool = True) -> Prepared:
+def prepared(template: str, *, special: dict[int, str] | None = None, parallel: bool = True) -> PreparedConversation:
     return prepare(tokenizer(template, special), USER, STRICT, parallel=parallel)
 
 
@@ -116,7 +116,7 @@ def test_a_model_that_would_break_the_schema() -> None:
     wanted = 'I look.\n<tool_call>\n{"name": "add", "arguments": {"y": "no x", "x": "1"}}\n</tool_call>'
     spec = prepared(HERMES_TEMPLATE, parallel=False).grammar
     assert spec is not None
-    state = LlguidanceGrammar(start_of(spec, byte_tokenizer()), 257, frozenset([256]))
+    state = LlguidanceGrammar(initial_matcher(spec, byte_tokenizer()), 257, frozenset([256]))
     preferred = [*wanted.encode(), 256]
     while not state.ended:
         allowed = state.mask()
@@ -128,7 +128,7 @@ def test_a_model_that_would_break_the_schema() -> None:
     parse = prepared(HERMES_TEMPLATE).parser
     assert parse is not None
     one = parse()
-    content, (call,) = collected([*one.push(text), *one.finish()])
+    content, (call,) = content_and_calls([*one.push(text), *one.finish()])
     assert (content, call.name) == ("I look.", "add")
     assert type(json.loads(call.arguments)["x"]) is int
 

@@ -23,9 +23,9 @@ from tool_calls import (
 )
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.tools import CallDelta, CallParser, collected, prepare
-from ipex_assist.serve.tools.forms import HermesParser, LlamaParser, MistralParser
-from ipex_assist.serve.tools.parsing import Call
+from ipex_assist.serve.tools import CallDelta, CallParser, content_and_calls, prepare
+from ipex_assist.serve.tools.call_parser import Call
+from ipex_assist.serve.tools.call_parsers import HermesParser, LlamaParser, MistralParser
 from ipex_assist.speculative.grammar import GrammarSpec
 
 pytestmark = pytest.mark.one_stack
@@ -43,7 +43,7 @@ def parser(kind: type[CallParser], **more: Any) -> CallParser:
 def parsed(kind: type[CallParser], pieces: list[str], **more: Any) -> tuple[str | None, list[Call]]:
     one = parser(kind, **more)
     events = [event for piece in pieces for event in one.push(piece)]
-    return collected([*events, *one.finish()])
+    return content_and_calls([*events, *one.finish()])
 
 
 def calls(*pairs: tuple[str, str]) -> list[Call]:
@@ -205,7 +205,7 @@ def test_special_tokens_mark_calls() -> None:
     one = parser(MistralParser, markers={7: "[TOOL_CALLS]", 8: "[ARGS]"}, parallel=False)
     events = [*one.push("Hm", 3), *one.push("", 7), *one.push("add", 4), *one.push("", 8), *one.push("{}", 5)]
     events += [*one.push("", 7), *one.push("add", 4), *one.push("", 8), *one.push("{}", 5), *one.finish()]
-    assert collected(events) == ("Hm", calls(("add", "{}")))
+    assert content_and_calls(events) == ("Hm", calls(("add", "{}")))
     assert one.calls == 2
 
 

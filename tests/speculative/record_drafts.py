@@ -22,7 +22,7 @@ import draft_prompts
 import measure
 
 import ipex_assist
-from ipex_assist.speculative.acceptance import class_of
+from ipex_assist.speculative.acceptance import bin_of
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import LONGEST_DRAFT
@@ -46,7 +46,7 @@ def record(model: Any, prompt: str, new_tokens: int) -> dict[str, Any]:
         source.accept(0)
         pairs = list(zip(proposal.tokens, text[at:], strict=False))
         right += f"{next((i for i, (drafted, true) in enumerate(pairs) if drafted != true), len(pairs)):x}"
-        confidence.append("".join(string.ascii_lowercase[class_of(value)] for value in proposal.confidence))
+        confidence.append("".join(string.ascii_lowercase[bin_of(value)] for value in proposal.confidence))
     return {"prompt_tokens": len(ids), "new_tokens": len(result.tokens), "right": right, "confidence": confidence}
 
 

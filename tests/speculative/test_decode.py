@@ -15,18 +15,27 @@ from decoding import GREEDY, NEW, PROMPT, run, tokens_of
 from drafts import SCRIPTS, ScriptedDraft
 
 from ipex_assist.executors.interface import Model, Rows, Sequence
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.calibration import calibrate
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.partly_shared import PartlyShared
-from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
+from ipex_assist.speculative.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.schedule import Heuristic
+from ipex_assist.speculative.schedule import HeuristicSchedule
+
+QUICK = ("opt-350m", "mistral-window")
 
 
-@pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic"])
-@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+@pytest.mark.parametrize(
+    ("variant", "executor", "precision"),
+    [
+        # PyTorch's kernels know no families: two show what its rows need, and the native core runs all.
+        pytest.param(variant, *kind, marks=[pytest.mark.full] if kind[0] == "torch" and variant not in QUICK else [])
+        for kind in PRECISIONS
+        for variant in ("llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic")
+    ],
+)
 def test_assisted_equals_plain(variant: str, executor: str, precision: str, tmp_path: Path) -> None:
     """Every script and a second random model, k from 1 to 8: a wrong rollback or a row that feels its neighbours."""
     tiny_models.save(tmp_path / "target", variant)
@@ -64,14 +73,14 @@ def test_every_source_and_schedule_equals_plain(variant: str, executor: str, pre
     sources = {
         "model": model,
         "lookup": PromptLookup,
-        "lookup+model": lambda: LookupFirst(PromptLookup(), model(), 3),
+        "lookup+model": lambda: LookupWithFallback(PromptLookup(), model(), 3),
         "narrow": lambda: model(100),
         "half right": lambda: ScriptedDraft(prompt + plain, lambda i: i % 4 == 0, tiny_models.VOCAB),
     }
     schedules = {
-        "cheap": lambda: Adaptive(CHEAP, 60),
-        "dear": lambda: Adaptive(DEAR, 60),
-        "heuristic": lambda: Heuristic(1),
+        "cheap": lambda: AdaptiveSchedule(CHEAP, 60),
+        "dear": lambda: AdaptiveSchedule(DEAR, 60),
+        "heuristic": lambda: HeuristicSchedule(1),
     }
     for source, make in sources.items():
         for name, schedule in schedules.items():
@@ -178,7 +187,7 @@ def test_a_token_the_assistant_has_no_row_for(tmp_path: Path) -> None:
     plain = tokens_of(run(target))
     for sampling in (GREEDY, Sampling(do_sample=True, seed=0)):
         model = AssistantModel(assistant, sampling, tiny_models.VOCAB)
-        rounds = run(target, PartlyShared(model, frozenset()), k=3, sampling=sampling)
+        rounds = run(target, PartialVocabularyAssistant(model, frozenset()), k=3, sampling=sampling)
         assert len(tokens_of(rounds)) == NEW
         assert sampling.do_sample or tokens_of(rounds) == plain
 
@@ -235,7 +244,7 @@ def test_an_assistant_that_is_always_wrong_costs_three_percent(tmp_path: Path, s
     def seconds(assisted: bool) -> float:
         draft = AssistantModel(assistant, GREEDY, tiny_models.VOCAB) if assisted else None
         before = clock.undisturbed
-        schedule = Adaptive(costs, 100) if assisted else None
+        schedule = AdaptiveSchedule(costs, 100) if assisted else None
         rounds = run(target, draft, new=100, schedule=schedule, clock=clock.perf_counter)
         assert any(round_.drafted for round_ in rounds) == assisted
         assert sum(round_.accepted for round_ in rounds) <= 5

@@ -24,11 +24,11 @@ from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.assistant_name import AssistantName, parse_assistant
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import Proposal
+from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.pair_cache import PairCache
-from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupFirst, PromptLookup
+from ipex_assist.speculative.prompt_lookup import LONGEST, NGRAM, PLACES, LookupWithFallback, PromptLookup
 from ipex_assist.speculative.sampling import Sampling
-from ipex_assist.speculative.universal import Pieces, UniversalAssistant
+from ipex_assist.speculative.universal_assistant import FragmentTokenizer, UniversalAssistant
 
 GREEDY = Sampling()
 PROMPT = "def add(a, b):\n    return a + b\n"
@@ -97,7 +97,7 @@ class Recorded:
 def test_lookup_first_asks_the_model_without_a_long_match() -> None:
     """It tells the one that proposed what was accepted, which the other must not hear."""
     other = Recorded()
-    source = LookupFirst(PromptLookup(), other, long_match=3)
+    source = LookupWithFallback(PromptLookup(), other, long_match=3)
     assert source.unread([1, 2, 3, 4]) == 5
     assert source.propose([1, 2, 3, 4], 2).tokens == [0, 0]
     source.accept(1)
@@ -212,10 +212,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pieces_go_there_and_back(text: str) -> None:
     """Text behind a text, in both tokenizers: nothing lost or doubled at the seam."""
     for tokenizer in (checkpoint_files.tiny_tokenizer(), words()):
-        pieces = Pieces(tokenizer)
+        pieces = FragmentTokenizer(tokenizer)
         before = pieces.first_tokens("def add(a, b):\n    ")
-        tokens = pieces.tokens_behind(before, text)
-        assert pieces.text_behind(before, tokens) == text
+        tokens = pieces.tokens_after(before, text)
+        assert pieces.text_after(before, tokens) == text
         assert pieces.text(pieces.tokens(text)) == text
 
 
@@ -224,18 +224,18 @@ def test_universal_drafts_the_text_that_the_assistant_would_write(folders: Path)
     target, other = checkpoint_files.tiny_tokenizer(), words()
     model = tiny_models.model(folders / "other", exact=False)
     source = UniversalAssistant(model, other, target, checkpoint_files.VOCAB_SIZE, 128)
-    ids = Pieces(other).first_tokens(PROMPT)
+    ids = FragmentTokenizer(other).first_tokens(PROMPT)
     alone = tiny_models.text(folders / "other", tokens=128, exact=False)
     drafted: list[int] = []
     pending = ids
     for _ in range(4):
         drafted.append(int(alone.forward(pending).argmax()))
         pending = drafted[-1:]
-    expected = Pieces(other).text(drafted)
+    expected = FragmentTokenizer(other).text(drafted)
     tokens = list(target(PROMPT)["input_ids"])
     assert source.unread(tokens) == len(ids)
     proposal = source.propose(tokens, 4)
-    got = Pieces(target).text(proposal.tokens)
+    got = FragmentTokenizer(target).text(proposal.tokens)
     assert got
     assert expected.startswith(got.rstrip("\ufffd"))
     longer = [*tokens, *target(" fox")["input_ids"]]

@@ -21,8 +21,8 @@ from ipex_assist.speculative.calibration import describe
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.draft_threads import LONG_STEP, choose_threads
 from ipex_assist.speculative.drafting import Drafting
-from ipex_assist.speculative.kept_costs import KeptCosts
 from ipex_assist.speculative.live_costs import LiveCosts
+from ipex_assist.speculative.stored_costs import StoredCosts
 
 pytestmark = pytest.mark.one_stack
 
@@ -143,18 +143,18 @@ def test_kept_for_later_processes() -> None:
     """A process that finds costs measures nothing: its assistant must run as they were measured."""
     costs, file = Costs((0.1, 0.2), 0.01, (0.01,), 0.01, threads=PassThreads(14, 4)), File()
     clock = itertools.count().__next__  # as if measuring took a second
-    KeptCosts(file, clock).costs(lambda: costs)
+    StoredCosts(file, clock).costs(lambda: costs)
     file.content["threads"] = list(file.content["threads"])  # as JSON has it
-    assert KeptCosts(file, clock).costs(pytest.fail) == costs
+    assert StoredCosts(file, clock).costs(pytest.fail) == costs
     model = Timed(waiting)
-    drafting = Drafting(100, lambda: KeptCosts(file, clock).costs(pytest.fail), model)  # type: ignore[arg-type]
+    drafting = Drafting(100, lambda: StoredCosts(file, clock).costs(pytest.fail), model)  # type: ignore[arg-type]
     assert drafting.costs == costs
     assert model.pass_threads == PassThreads(14, 4)
     assert LiveCosts(costs).costs.threads == PassThreads(14, 4)
     assert describe(costs).endswith("a draft step 10.0 ms by 14 threads")
     for wrong in ([-1, 4], [14], [14, 4, 4], "fourteen", None, [1 << 20, 4]):
         file.content = asdict(costs) | {"threads": wrong}
-        assert KeptCosts(file, clock).costs(lambda: Costs((9.0,))).verify == (9.0,)
+        assert StoredCosts(file, clock).costs(lambda: Costs((9.0,))).verify == (9.0,)
 
 
 def test_a_calibration_that_ends_early_leaves_the_costs_and_their_threads() -> None:
@@ -167,7 +167,7 @@ def test_a_calibration_that_ends_early_leaves_the_costs_and_their_threads() -> N
         model.pass_threads = PassThreads(1, 1)
         raise NoBlocksError(1, 0, 10)
 
-    kept = KeptCosts(file, lambda: 0.0)
+    kept = StoredCosts(file, lambda: 0.0)
     drafting = Drafting(100, lambda: kept.costs(measure), model)  # type: ignore[arg-type]
     assert drafting.costs == costs
     assert model.pass_threads == costs.threads

@@ -14,13 +14,13 @@ import torch
 
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import Adaptive, best_choice
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule, best_draft
 from ipex_assist.speculative.calibration import calibrate
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.expert_costs import ExpertCosts, Spread
-from ipex_assist.speculative.kept_costs import KeptCosts
+from ipex_assist.speculative.expert_costs import ExpertCosts, ExpertSpread
 from ipex_assist.speculative.live_costs import LiveCosts
 from ipex_assist.speculative.schedule import RoundResult, RoundState
+from ipex_assist.speculative.stored_costs import StoredCosts
 
 pytestmark = pytest.mark.one_stack
 
@@ -68,7 +68,7 @@ def test_texts_that_share_a_pass_choose_independently() -> None:
     live = LiveCosts(costs())
     for _ in range(30):
         read = distinct(4 + 0.25 * 4)
-        live.observe_pass(8, FIXED + EACH * read, 0.0, 0.0, read, texts=4)
+        live.observe_pass(8, FIXED + EACH * read, 0.0, 0.0, read, requests=4)
     assert live.costs_from(8).verifying(8) == pytest.approx(FIXED + EACH * distinct(8), rel=0.05)
     assert live.costs_from(4).verifying(12) == pytest.approx(FIXED + EACH * distinct(4 + 0.25 * 8), rel=0.06)
 
@@ -77,7 +77,7 @@ def test_where_all_experts_are_read_nothing_is_learnt() -> None:
     """A pass of very many rows reads everything, whatever they choose; it must not make rows look alike."""
     experts = costs().experts
     assert experts is not None
-    spread = Spread(experts)
+    spread = ExpertSpread(experts)
     for _ in range(50):
         spread.observe(200, 1, COUNT)
     assert (spread.spread, spread.growth) == pytest.approx((1.0, 0.85))
@@ -86,7 +86,7 @@ def test_where_all_experts_are_read_nothing_is_learnt() -> None:
 def test_a_mixture_of_which_a_row_reads_all() -> None:
     """No division by the logarithm of nothing."""
     experts = ExpertCosts(2, 2, (2.0,) * 4, 0.1)
-    spread = Spread(experts)
+    spread = ExpertSpread(experts)
     spread.observe(3, 1, 1.9)
     assert experts.distinct(3) == 2.0
     assert spread.distinct(4, 1) == 2.0
@@ -99,7 +99,7 @@ def decode(spread: float, by_experts: bool, right: float, seed: int) -> float:
     seconds = 0.0
     for _ in range(3):  # what a text taught is known to the next
         acceptance = acceptance.for_next_text()
-        schedule = Adaptive(known, 200, model_acceptance=acceptance)
+        schedule = AdaptiveSchedule(known, 200, model_acceptance=acceptance)
         new = 1
         while new < 200:
             plan = schedule.plan(RoundState(new, 200 - new, 1))
@@ -128,7 +128,7 @@ def test_choices_follow_the_spread() -> None:
     for _ in range(60):
         acceptance.observe([0.95] * 4, 4, 3)
     alike, apart = (LiveCosts(costs(spread)).costs for spread in (0.05, 1.0))
-    assert best_choice(acceptance, alike, 12).k > best_choice(acceptance, apart, 12).k
+    assert best_draft(acceptance, alike, 12).k > best_draft(acceptance, apart, 12).k
 
 
 class Kept:
@@ -146,18 +146,18 @@ class Kept:
 
 def test_what_was_learnt_is_kept() -> None:
     """The next process begins with the last text's spread, and with calibration's own passes, not that text's."""
-    schedule = Adaptive(costs(), 500)
+    schedule = AdaptiveSchedule(costs(), 500)
     for _ in range(60):
         schedule.plan(RoundState(9, 400, 1))
         schedule._live.observe(round_of(4, 0.2), 1)
     file = Kept({**asdict(costs()), "took_s": 1.0, "doubt_s": 0.0, "repeats": 0})
-    kept = KeptCosts(file, lambda: 0.0)
+    kept = StoredCosts(file, lambda: 0.0)
     began = kept.costs(pytest.fail)
     assert began == costs()
     kept.correct(schedule.findings())
-    again = KeptCosts(file, lambda: 0.0).costs(pytest.fail)
+    again = StoredCosts(file, lambda: 0.0).costs(pytest.fail)
     assert again.experts is not None
-    assert Spread(again.experts).distinct(5, 1) == pytest.approx(distinct(1 + 0.2 * 4), rel=0.05)
+    assert ExpertSpread(again.experts).distinct(5, 1) == pytest.approx(distinct(1 + 0.2 * 4), rel=0.05)
     assert again.verifying(8) == pytest.approx(costs().verifying(8), rel=0.1)
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_file_is_measured_anew(damaged: dict[str, Any]) -> None:
     """A number of a file somebody touched must not become a price."""
     content = asdict(costs())
     content["experts"] |= damaged
-    assert KeptCosts(Kept(content), lambda: 0.0).costs(lambda: Costs((9.0,))).verify == (9.0,)
+    assert StoredCosts(Kept(content), lambda: 0.0).costs(lambda: Costs((9.0,))).verify == (9.0,)
 
 
 class Mixture(Model):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ipex_assist.speculative.acceptance import Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.draft import Proposal
-from ipex_assist.speculative.joint_choice import Prices, joint_choice, worth_verifying
-from ipex_assist.speculative.joint_schedule import JointSchedule, Turn
+from ipex_assist.speculative.draft_source import Proposal
+from ipex_assist.speculative.joint_draft_choice import BatchCosts, best_joint_draft, worth_verifying
+from ipex_assist.speculative.joint_schedule import JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import RoundState
+
+pytestmark = pytest.mark.one_stack
 
 ROWS = 64
 
@@ -31,44 +33,44 @@ def known(right: float, rounds: int = 100) -> Acceptance:
 
 def test_prices_of_a_pass() -> None:
     """Four texts beside eight rows of a prompt, on a machine on which eight rows are free."""
-    prices = Prices(machine(8), 4, 8)
-    assert (prices.plain_s, prices.base_s) == (1.0, 1.5)
-    assert float(prices.more_s(4)) == pytest.approx(0.5)
-    assert float(prices.draft_s(4)) == pytest.approx(0.13)
-    assert float(prices.draft_s(0.5)) == pytest.approx(0.05)
-    assert float(Prices(machine(8), 4).more_s(124)) == pytest.approx(15.0), "beyond what was measured"
+    batch_costs = BatchCosts(machine(8), 4, 8)
+    assert (batch_costs.plain_s, batch_costs.base_s) == (1.0, 1.5)
+    assert float(batch_costs.more_s(4)) == pytest.approx(0.5)
+    assert float(batch_costs.draft_s(4)) == pytest.approx(0.13)
+    assert float(batch_costs.draft_s(0.5)) == pytest.approx(0.05)
+    assert float(BatchCosts(machine(8), 4).more_s(124)) == pytest.approx(15.0), "beyond what was measured"
 
 
 @pytest.mark.parametrize("texts", [1, 2, 4, 8, 16, 32])
 def test_drafts_shrink_as_passes_are_bound_by_arithmetic(texts: int) -> None:
     """Where all rows of the pass are paid for anyway, nothing is drafted; and where they are free, as much as pays."""
-    choice = joint_choice(Acceptance(), Prices(machine(16), texts), texts, 15)
-    twice = joint_choice(Acceptance(), Prices(machine(16), 2 * texts), 2 * texts, 15)
+    choice = best_joint_draft(Acceptance(), BatchCosts(machine(16), texts), texts, 15)
+    twice = best_joint_draft(Acceptance(), BatchCosts(machine(16), 2 * texts), 2 * texts, 15)
     assert twice.k <= max(choice.k, 1)
     assert choice.k == 0 if texts >= 16 else choice.k > 0
 
 
 def test_a_draft_is_paid_by_those_who_share_it() -> None:
     """A pass of the draft takes a quarter of the target's: it pays for eight texts, and not for one of them alone."""
-    prices = Prices(machine(64, draft=0.25), 8)
-    assert joint_choice(known(0.9), prices, 8, 15).gain > 1.1
-    assert joint_choice(known(0.9), prices, 1, 15).k == 0
+    batch_costs = BatchCosts(machine(64, draft=0.25), 8)
+    assert best_joint_draft(known(0.9), batch_costs, 8, 15).gain > 1.1
+    assert best_joint_draft(known(0.9), batch_costs, 1, 15).k == 0
 
 
 def test_passes_of_many_rows_that_nobody_measured() -> None:
     """They are taken to be bound by arithmetic: no draft hopes for rows that cost nothing."""
-    prices = Prices(Costs((1.0,) * 16, 0.1, (0.1,) * 16, 0.1), 16)
-    assert joint_choice(Acceptance(), prices, 16, 15).k == 0
+    batch_costs = BatchCosts(Costs((1.0,) * 16, 0.1, (0.1,) * 16, 0.1), 16)
+    assert best_joint_draft(Acceptance(), batch_costs, 16, 15).k == 0
 
 
 def test_the_likeliest_tokens_are_verified() -> None:
     """Of all drafts together, up to the step behind which rows cost more than they bring."""
     step = Costs((*(1.0,) * 8, *(1.8,) * 8, *(4.0,) * 48))
-    prices = Prices(step, 4)
-    assert worth_verifying([[0.9, 0.8, 0.1], [0.9], [0.2], []], prices, 4.0) == [2, 1, 1, 0]
-    assert worth_verifying([[0.9] * 8, [0.9], [0.9], [0.9]], prices, 4.0) == [8, 1, 1, 1], "a step that pays"
-    assert worth_verifying([], prices, 4.0) == []
-    assert worth_verifying([[0.01], []], Prices(machine(1), 2), 2.0) == [0, 0]
+    batch_costs = BatchCosts(step, 4)
+    assert worth_verifying([[0.9, 0.8, 0.1], [0.9], [0.2], []], batch_costs, 4.0) == [2, 1, 1, 0]
+    assert worth_verifying([[0.9] * 8, [0.9], [0.9], [0.9]], batch_costs, 4.0) == [8, 1, 1, 1], "a step that pays"
+    assert worth_verifying([], batch_costs, 4.0) == []
+    assert worth_verifying([[0.01], []], BatchCosts(machine(1), 2), 2.0) == [0, 0]
 
 
 class Texts:
@@ -77,34 +79,35 @@ class Texts:
     def __init__(self, costs: Costs, count: int, right: float = 0.0, model: Acceptance | None = None) -> None:
         self.true, self.right = costs, right
         self.joint = JointSchedule(costs, model or Acceptance(), Acceptance())
-        self.schedules = [Adaptive(costs, 128, shared=self.joint.live) for _ in range(count)]
+        self.schedules = [AdaptiveSchedule(costs, 128, shared=self.joint.live) for _ in range(count)]
         self.seconds, self.tokens, self.drafted = 0.0, 0, 0
         self.unread = [100] * count
 
     def round(self, sure: float = 0.5) -> list[int]:
         """Run a round in which every draft is right with the given share; returns what was drafted."""
-        turns = [
-            Turn(text, RoundState(200, 100, unread)) for text, unread in zip(self.schedules, self.unread, strict=True)
+        drafts = [
+            JointDraft(text, RoundState(200, 100, unread))
+            for text, unread in zip(self.schedules, self.unread, strict=True)
         ]
-        self.joint.plan(turns, len(turns), 0)
-        draft_s, prices = 0.0, Prices(self.true, len(turns))
-        for i, turn in enumerate(turns):
-            if turn.plan.k:
-                turn.proposal = Proposal([1] * turn.plan.k, [sure] * turn.plan.k, self.unread[i])
+        self.joint.plan(drafts, len(drafts), 0)
+        draft_s, batch_costs = 0.0, BatchCosts(self.true, len(drafts))
+        for i, draft in enumerate(drafts):
+            if draft.plan.k:
+                draft.proposal = Proposal([1] * draft.plan.k, [sure] * draft.plan.k, self.unread[i])
                 draft_s += self.true.reading(self.unread[i])
-        depths = [len(turn.proposal.tokens) for turn in turns]
-        draft_s += sum(float(prices.draft_s(sum(d > depth for d in depths))) for depth in range(max(depths)))
+        depths = [len(draft.proposal.tokens) for draft in drafts]
+        draft_s += sum(float(batch_costs.draft_s(sum(d > depth for d in depths))) for depth in range(max(depths)))
         self.joint.trim()
-        for i, turn in enumerate(turns):
-            self.drafted += len(turn.proposal.tokens)
-            turn.accepted = int(len(turn.proposal.tokens) * self.right)
-            self.tokens += 1 + turn.accepted
-            self.unread[i] = 1 if turn.plan.k else self.unread[i] + 1
-        rows = len(turns) + sum(len(turn.proposal.tokens) for turn in turns)
-        target_s = float(prices.pass_s(rows))
+        for i, draft in enumerate(drafts):
+            self.drafted += len(draft.proposal.tokens)
+            draft.accepted = int(len(draft.proposal.tokens) * self.right)
+            self.tokens += 1 + draft.accepted
+            self.unread[i] = 1 if draft.plan.k else self.unread[i] + 1
+        rows = len(drafts) + sum(len(draft.proposal.tokens) for draft in drafts)
+        target_s = float(batch_costs.pass_s(rows))
         self.joint.observe(rows, 0, target_s, draft_s)
         self.seconds += target_s + draft_s
-        return [len(turn.proposal.tokens) for turn in turns]
+        return [len(draft.proposal.tokens) for draft in drafts]
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 32])
@@ -159,14 +162,14 @@ def test_what_passes_take_is_learnt() -> None:
     """On a machine that became slower, and of whose wide passes calibration knew too little."""
     texts = Texts(machine(64), 8)
     for i in range(60):
-        drafts = 3 * (i % 2)
-        turns = [Turn(text, RoundState(200, 100, 1)) for text in texts.schedules]
-        texts.joint.plan(turns, 8, 0)
-        for turn in turns:
-            turn.proposal = Proposal([1] * drafts, [0.9] * drafts, 1)
+        count = 3 * (i % 2)
+        drafts = [JointDraft(text, RoundState(200, 100, 1)) for text in texts.schedules]
+        texts.joint.plan(drafts, 8, 0)
+        for draft in drafts:
+            draft.proposal = Proposal([1] * count, [0.9] * count, 1)
         texts.joint._trial = True
         texts.joint.trim()
-        texts.joint.observe(8 + 8 * drafts, 0, 3.0 if drafts else 2.0, drafts * 0.17 * 2)
+        texts.joint.observe(8 + 8 * count, 0, 3.0 if count else 2.0, count * 0.17 * 2)
     assert texts.joint.pass_s(8) == pytest.approx(2.0, rel=0.1)
     assert texts.joint.live.costs.verifying(32) == pytest.approx(3.0, rel=0.1)
     assert texts.joint.live.costs.draft == pytest.approx(0.2, rel=0.15)
@@ -178,10 +181,10 @@ def test_what_a_draft_reads_is_no_price_of_drafting() -> None:
     texts = Texts(costs, 8)
     for i in range(20):
         read = 100 if i % 2 else 0
-        turns = [Turn(text, RoundState(200, 100, read)) for text in texts.schedules]
-        texts.joint.plan(turns, 8, 0)
-        for turn in turns:
-            turn.proposal = Proposal([1], [0.9], read)
+        drafts = [JointDraft(text, RoundState(200, 100, read)) for text in texts.schedules]
+        texts.joint.plan(drafts, 8, 0)
+        for draft in drafts:
+            draft.proposal = Proposal([1], [0.9], read)
         texts.joint.trim()
         texts.joint.observe(16, 0, 1.0, 8 * 100 * costs.read + 0.17 if read else 0.0)
     assert texts.joint.live.costs.draft == pytest.approx(0.1, rel=0.01)

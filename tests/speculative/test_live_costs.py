@@ -66,5 +66,5 @@ def test_passes_never_become_cheaper_with_rows() -> None:
         live.observe(outcome(drafted, seconds), 0)
     verify = [live.costs.verifying(rows) for rows in range(1, 12)]
     assert verify == sorted(verify)
-    assert live.copying.verify == live.costs.verify
-    assert live.copying.draft == 0
+    assert live.lookup_costs.verify == live.costs.verify
+    assert live.lookup_costs.draft == 0

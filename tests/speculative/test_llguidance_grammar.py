@@ -16,7 +16,7 @@ from ipex_assist.tokenization.gguf_tokenizer import tokenizer_from
 
 pytest.importorskip("llguidance")
 
-from ipex_assist.speculative.llguidance_grammar import Grammars
+from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 pytestmark = pytest.mark.one_stack
 
@@ -89,7 +89,7 @@ def test_texts_in_tokens(make: Any, spec: GrammarSpec, allowed: str, forbidden: 
     """What is allowed may be spelt by tokens, and ends; what is not may not; padded rows never follow."""
     tokenizer = make()
     size = len(tokenizer) + 13
-    start = Grammars.of(tokenizer, size, [2]).grammar(spec)
+    start = GrammarCompiler.of(tokenizer, size, [2]).grammar(spec)
     tokens = spelt(tokenizer, allowed)
     assert start.allows(tokens) == len(tokens)
     state = start.copy()
@@ -121,7 +121,7 @@ def spelt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 def test_forced_tokens_are_the_tokenizers_own() -> None:
     """Of what must come, as many as are certain: the next one may spell more than that."""
     tokenizer = gguf_sentencepiece()
-    state = Grammars.of(tokenizer, 320, [2]).grammar(TEXTS[0][0])
+    state = GrammarCompiler.of(tokenizer, 320, [2]).grammar(TEXTS[0][0])
     forced = state.forced()
     assert '{"name": "'.startswith(tokenizer.decode(forced))
     assert len(forced) >= 2
@@ -132,14 +132,14 @@ def test_forced_tokens_are_the_tokenizers_own() -> None:
 def test_models_that_cannot() -> None:
     """Without an end, or with a tokenizer of another library: said so."""
     with pytest.raises(UsageError, match="no end-of-text token"):
-        Grammars.of(byte_level(), 320, [])
+        GrammarCompiler.of(byte_level(), 320, [])
     with pytest.raises(UsageError, match="tokenizers library"):
-        Grammars.of(SimpleNamespace(backend_tokenizer=None), 320, [2])  # type: ignore[arg-type]
+        GrammarCompiler.of(SimpleNamespace(backend_tokenizer=None), 320, [2])  # type: ignore[arg-type]
 
 
 def test_the_same_grammar_is_compiled_once() -> None:
     """And each text has a state of its own."""
-    grammars = Grammars.of(byte_level(), 320, [2])
+    grammars = GrammarCompiler.of(byte_level(), 320, [2])
     first, second = (grammars.grammar(TEXTS[1][0]) for _ in range(2))
     first.advance(first.forced()[0] if first.forced() else int(first.mask().nonzero()[0][0]))
     assert list(second.tokens) == []

@@ -12,9 +12,9 @@ import pytest
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
-from ipex_assist.speculative import calibration, kept_costs, pair_cache
+from ipex_assist.speculative import calibration, pair_cache, stored_costs
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
 from ipex_assist.speculative.schedule import RoundState
@@ -48,7 +48,7 @@ def test_kept_and_found_again(cache: Path) -> None:
         assert PairCache(PAIR, {"threads": 2}).costs(measure) == COSTS
     assert measure.calls == 1
     PairCache(PAIR, {"threads": 4}).costs(measure)
-    PairCache(PAIR, {"threads": 2}, anew=True).costs(measure)
+    PairCache(PAIR, {"threads": 2}, refresh=True).costs(measure)
     assert measure.calls == 3
     assert len(list(cache.iterdir())) == 2
 
@@ -93,7 +93,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
-    kept = PairCache(PAIR, {}, anew=True)
+    kept = PairCache(PAIR, {}, refresh=True)
     assert kept.costs(Measure()) == COSTS
     kept.keep_acceptance(learnt(2), learnt(2))
     assert PairCache(PAIR, {}).model_acceptance.seen == 0
@@ -152,7 +152,7 @@ def test_a_new_beginning_lasts(cache: Path) -> None:
     kept = PairCache(PAIR, {"threads": 2})
     kept.costs(Measure())
     kept.keep_acceptance(learnt(2), learnt(2))
-    assert PairCache(PAIR, {"threads": 2}, anew=True).model_acceptance.seen == 0
+    assert PairCache(PAIR, {"threads": 2}, refresh=True).model_acceptance.seen == 0
     assert list(cache.iterdir()) == []
 
 
@@ -163,7 +163,7 @@ def test_texts_in_a_row_write_now_and_then(cache: Path) -> None:
     for rounds, written in ((10, 10), (20, 10), (30, 30)):
         kept.keep_acceptance(learnt(2, rounds), Acceptance())
         assert PairCache(PAIR, {}).model_acceptance.as_counts() == learnt(2, written).as_counts()
-        now[0] += 0.6 * kept_costs.WRITE_EVERY
+        now[0] += 0.6 * stored_costs.WRITE_EVERY
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_known_pair_starts_trusted_and_one_that_was_wrong_does_not() -> None:
     for right in (0, 2):
         known = Acceptance.from_counts(learnt(right).as_counts())
         known = known.for_next_text()
-        plans[right] = Adaptive(costs, 128, model_acceptance=known).plan(pair_situation())
+        plans[right] = AdaptiveSchedule(costs, 128, model_acceptance=known).plan(pair_situation())
     assert plans[2].context is None
     assert plans[2].k >= 3
     assert plans[0].k <= 1
@@ -277,7 +277,7 @@ def test_a_cache_folder_that_is_a_file(
     file = tmp_path / "cache" / below
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
-    cache = PairCache({"pair": 1}, {"machine": 1}, anew=True)
+    cache = PairCache({"pair": 1}, {"machine": 1}, refresh=True)
     assert cache.costs(lambda: Costs((0.1,))) == Costs((0.1,))
     cache.keep_acceptance(Acceptance(), Acceptance())
     assert "costs of this pair are not kept" in caplog.text

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ipex_assist.speculative.acceptance import EDGES, Acceptance
-from ipex_assist.speculative.adaptive import Adaptive
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
 from ipex_assist.speculative.costs import Costs
-from ipex_assist.speculative.schedule import Constant, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, RoundResult, RoundState, Schedule
 
 pytestmark = pytest.mark.one_stack
 
@@ -65,7 +65,7 @@ def replay(
 
 def fixed(true: Costs) -> dict[str, list[float]]:
     """Return the speeds of plain decoding and of 1 to 8 drafted tokens, by text."""
-    return {name: [replay(Constant(k), text, true)[0] for k in range(9)] for name, text in TEXTS.items()}
+    return {name: [replay(ConstantSchedule(k), text, true)[0] for k in range(9)] for name, text in TEXTS.items()}
 
 
 @pytest.mark.parametrize("precision", ROWS)
@@ -80,7 +80,7 @@ def test_adaptive_beside_the_best_fixed_length_of_each_text(precision: str, warm
     for name, text in TEXTS.items():
         known = known if warm else Acceptance()
         known = known.for_next_text()
-        speeds[name] = replay(Adaptive(true, 128, model_acceptance=known), text, true)[0]
+        speeds[name] = replay(AdaptiveSchedule(true, 128, model_acceptance=known), text, true)[0]
     ratios = {name: round(speeds[name] / max(lengths[name]), 3) for name in TEXTS}
     assert min(ratios.values()) >= 0.9, ratios
     assert statistics.mean(ratios.values()) >= 1.0, ratios
@@ -97,7 +97,8 @@ def test_disturbed_measurements_cost_little(precision: str, seed: int) -> None:
     wrong = Costs(tuple(max(measured[: i + 1]) for i in range(16)), 1.2 * true.draft, true.rows, true.read)
     lengths = fixed(true)
     speeds = [
-        replay(Adaptive(wrong, 128), text, true, lambda: 1 + generator.expovariate(10))[0] for text in TEXTS.values()
+        replay(AdaptiveSchedule(wrong, 128), text, true, lambda: 1 + generator.expovariate(10))[0]
+        for text in TEXTS.values()
     ]
     single = max(statistics.mean(column) for column in zip(*lengths.values(), strict=True))
     assert statistics.mean(speeds) >= single
@@ -108,6 +109,6 @@ def test_the_draft_of_a_slow_assistant_is_left_alone() -> None:
     true = costs("int4")
     slow = Costs(true.verify, 1.2 * true.verify[0], tuple(1.2 * row for row in true.verify), true.verify[0] / 4)
     for name, text in TEXTS.items():
-        speed, drafted = replay(Adaptive(slow, 128), text, slow)
+        speed, drafted = replay(AdaptiveSchedule(slow, 128), text, slow)
         assert (text["new_tokens"] - 1) / speed <= (text["new_tokens"] - 1 + 0.03 * 128) * slow.verifying(1), name
         assert drafted <= 12

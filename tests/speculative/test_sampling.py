@@ -27,13 +27,13 @@ from transformers import (
 
 from ipex_assist.executors.interface import Model
 from ipex_assist.speculative.assistant_model import AssistantModel
-from ipex_assist.speculative.draft import DraftSource
+from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.speculative.partly_shared import PartlyShared
-from ipex_assist.speculative.prompt_lookup import LookupFirst, PromptLookup
-from ipex_assist.speculative.sampling import Sampling, kept
-from ipex_assist.speculative.schedule import Constant, Plan, RoundResult, RoundState
-from ipex_assist.speculative.universal import UniversalAssistant
+from ipex_assist.speculative.partial_vocabulary import PartialVocabularyAssistant
+from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLookup
+from ipex_assist.speculative.sampling import Sampling, filtered_tokens
+from ipex_assist.speculative.schedule import ConstantSchedule, DraftPlan, RoundResult, RoundState
+from ipex_assist.speculative.universal_assistant import UniversalAssistant
 
 VOCAB = 50
 EXECUTOR = "native" if HAS_NATIVE else "torch"  # thousands of texts take a quarter of the time
@@ -43,7 +43,7 @@ def assert_kept(logits: torch.Tensor, sampling: Sampling, expected: torch.Tensor
     """The tokens that are left are those of `expected`, and so is the reference of the other tests."""
     torch.testing.assert_close(probabilities(logits, sampling), expected, atol=1e-6, rtol=1e-5)
     for row, wanted in zip(logits, expected, strict=True):
-        ids = kept(row.numpy(), sampling)
+        ids = filtered_tokens(row.numpy(), sampling)
         found = range(len(row)) if ids is None else ids.tolist()
         assert list(found) == wanted.nonzero().flatten().tolist()
 
@@ -67,7 +67,7 @@ def test_penalty_equals_transformers_row_by_row() -> None:
     """Row i sees the context and the first i of the following tokens."""
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
     context, following = [4, 4, 9], [11, 30]
-    ours = Sampling(repetition_penalty=1.3).penalise(logits, context, following)
+    ours = Sampling(repetition_penalty=1.3).apply_penalties(logits, context, following)
     reference = RepetitionPenaltyLogitsProcessor(1.3)
     for row in range(3):
         seen = torch.tensor([context + following[:row]])
@@ -89,7 +89,7 @@ def test_penalties_count_generated_tokens_row_by_row() -> None:
     sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, prompt_length=3)
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
     prompt, generated, following = [4, 4, 9], [9, 11, 11], [9, 30]
-    ours = sampling.penalise(logits, [*prompt, *generated], following)
+    ours = sampling.apply_penalties(logits, [*prompt, *generated], following)
     for row in range(3):
         expected = logits[row].clone()
         for token, count in Counter([*generated, *following[:row]]).items():
@@ -101,7 +101,7 @@ def test_biases_are_added_before_penalties_and_may_exceed_a_drafts_vocabulary() 
     """A draft may have fewer tokens than the text and the biases."""
     sampling = Sampling(logit_bias={2: -100, 4: 1.5, VOCAB + 3: 9}, repetition_penalty=2.0)
     logits = torch.ones(1, VOCAB)
-    ours = sampling.penalise(logits, [4, VOCAB + 7])
+    ours = sampling.apply_penalties(logits, [4, VOCAB + 7])
     assert ours[0, 2] == -99
     assert ours[0, 4] == 1.25
     assert ours[0, 5] == 1
@@ -147,11 +147,11 @@ def test_assisted_tokens_follow_the_targets_distribution(sampling: Sampling, tmp
     text = tiny_models.Text(target)
 
     # The second token's distribution, summed over all first tokens, from the target alone.
-    first = probabilities(sampling.penalise(text.forward(prompt), prompt), sampling)[0]
+    first = probabilities(sampling.apply_penalties(text.forward(prompt), prompt), sampling)[0]
     expected = torch.zeros(12)
     for token in range(12):
         text.truncate(3)
-        logits = sampling.penalise(text.forward([token]), [*prompt, token])
+        logits = sampling.apply_penalties(text.forward([token]), [*prompt, token])
         expected += first[token] * probabilities(logits, sampling)[0]
 
     counts, accepted = torch.zeros(12), 0
@@ -173,9 +173,9 @@ class Threshold:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def plan(self, now: RoundState) -> Plan:
+    def plan(self, now: RoundState) -> DraftPlan:
         self.rounds += 1
-        return Plan(3, 0.25, 3 if self.rounds % 2 else None)
+        return DraftPlan(3, 0.25, 3 if self.rounds % 2 else None)
 
     def observe(self, outcome: RoundResult) -> None:
         pass
@@ -189,8 +189,8 @@ class Dice:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def plan(self, now: RoundState) -> Plan:
-        return Plan(self.random.randrange(6), self.random.choice((0, 0.4, 0.9)), self.random.choice((None, 4)))
+    def plan(self, now: RoundState) -> DraftPlan:
+        return DraftPlan(self.random.randrange(6), self.random.choice((0, 0.4, 0.9)), self.random.choice((None, 4)))
 
     def observe(self, outcome: RoundResult) -> None:
         pass
@@ -211,7 +211,7 @@ def universal(model: Model) -> DraftSource:
 
 def partly(model: Model, sampling: Sampling, unknown: frozenset[int]) -> DraftSource:
     """The assistant neither reads nor drafts these."""
-    return PartlyShared(AssistantModel(model, sampling, 12, masked=unknown), unknown)
+    return PartialVocabularyAssistant(AssistantModel(model, sampling, 12, masked=unknown), unknown)
 
 
 SAMPLED = Sampling(do_sample=True, top_k=0, temperature=0.8)
@@ -222,7 +222,7 @@ SOURCES: dict[str, Callable[[Model, Sampling], DraftSource]] = {
     "partly": lambda model, sampling: partly(model, sampling, frozenset({3, 11})),
     "universal": lambda model, sampling: universal(model),
     "lookup": lambda model, sampling: PromptLookup(),
-    "lookup+model": lambda model, sampling: LookupFirst(PromptLookup(), AssistantModel(model, sampling, 12), 3),
+    "lookup+model": lambda model, sampling: LookupWithFallback(PromptLookup(), AssistantModel(model, sampling, 12), 3),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_seed_is_a_text(name: str, sampling: Sampling, small_models: tuple[Mod
         seeded = replace(sampling, seed=seed)
         plain = tokens_of(run(target, prompt=LONG_PROMPT, new=40, sampling=seeded))
         texts.add(tuple(plain))
-        for schedule in (Constant(1), Constant(7), Dice(seed), Dice(100 + seed)):
+        for schedule in (ConstantSchedule(1), ConstantSchedule(7), Dice(seed), Dice(100 + seed)):
             source = SOURCES[name](assistant, seeded)
             rounds = run(target, source, prompt=LONG_PROMPT, new=40, sampling=seeded, schedule=schedule)
             assert tokens_of(rounds)[:40] == plain

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import pytest
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.speculative.acceptance import EDGES, Acceptance, class_of
-from ipex_assist.speculative.adaptive import Adaptive, Choice, best_choice
-from ipex_assist.speculative.budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
+from ipex_assist.speculative.acceptance import EDGES, Acceptance, bin_of
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule, DraftChoice, best_draft
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, FURTHER, STAKE, TRUST, TRUSTED_READING
 from ipex_assist.speculative.options import DraftOptions
-from ipex_assist.speculative.schedule import Constant, Heuristic, RoundResult, RoundState, Schedule
+from ipex_assist.speculative.schedule import ConstantSchedule, HeuristicSchedule, RoundResult, RoundState, Schedule
 
 pytestmark = pytest.mark.one_stack
 
@@ -97,14 +97,14 @@ def test_without_confidence_it_is_the_published_formula(rate: float, draft: floa
     """(1 - a^(k+1)) / (1 - a) tokens in k·draft + verify(k+1) seconds, and no k is better."""
     acceptance = Acceptance()
     for classes in (acceptance.first, acceptance.later):
-        classes.made[-1], classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9, 1e9 * rate
+        classes.proposed[-1], classes.drafted[-1], classes.accepted[-1] = 1e9, 1e9, 1e9 * rate
         classes.prior = 0.0
     true = costs(draft)
 
     def speed(k: int) -> float:
         return (1 - rate ** (k + 1)) / (1 - rate) / (k * draft + true.verifying(k + 1))
 
-    choice = best_choice(acceptance, true, 12)
+    choice = best_draft(acceptance, true, 12)
     assert choice.k == max(range(13), key=speed)
     assert choice.rate == pytest.approx(speed(choice.k))
 
@@ -119,7 +119,7 @@ def test_always_wrong_costs_less_than_three_percent(
     """Reading a prompt, drafting, and trying again later, all in all; a sure assistant that is always wrong."""
     true = costs(draft, row, reading)
     wrong: Draft = lambda _: (False, 0.999)  # noqa: E731
-    run = simulate(Adaptive(true, tokens), wrong, true, prompt=prompt, tokens=tokens)
+    run = simulate(AdaptiveSchedule(true, tokens), wrong, true, prompt=prompt, tokens=tokens)
     assert run.seconds <= 1.03 * tokens * true.verifying(1)
 
 
@@ -128,16 +128,16 @@ def test_always_wrong_again_and_again() -> None:
     true, known = costs(0.3), Acceptance()
     for seed in range(5):
         known = known.for_next_text()
-        run = simulate(Adaptive(true, 128, model_acceptance=known), steady(0.0), true, seed=seed)
+        run = simulate(AdaptiveSchedule(true, 128, model_acceptance=known), steady(0.0), true, seed=seed)
         assert run.seconds <= 1.03 * 128
 
 
 def test_a_pair_that_was_good_and_is_wrong_now() -> None:
     """Trust lets it read the prompt and a few tokens more, and no further."""
     true, known = costs(0.2), Acceptance()
-    simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
+    simulate(AdaptiveSchedule(true, 128, model_acceptance=known), steady(0.9), true)
     known = known.for_next_text()
-    run = simulate(Adaptive(true, 128, model_acceptance=known), steady(0.0), true)
+    run = simulate(AdaptiveSchedule(true, 128, model_acceptance=known), steady(0.0), true)
     assert run.seconds <= 1.08 * 128
 
 
@@ -150,10 +150,12 @@ def test_what_trust_may_lose_is_bounded(prompt: int, tokens: int, reading: float
     Counting on all tokens that may come, it would read any prompt for an answer of one line.
     """
     true, known = costs(0.2, reading=reading), Acceptance()
-    simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
+    simulate(AdaptiveSchedule(true, 128, model_acceptance=known), steady(0.9), true)
     known = known.for_next_text()
     wrong: Draft = lambda _: (False, 0.999)  # noqa: E731
-    run = simulate(Adaptive(true, 1024, model_acceptance=known), wrong, true, prompt=prompt, tokens=tokens, limit=1024)
+    run = simulate(
+        AdaptiveSchedule(true, 1024, model_acceptance=known), wrong, true, prompt=prompt, tokens=tokens, limit=1024
+    )
     lost = run.seconds / true.verifying(1) - tokens
     most = (TRUST + TRUSTED_READING) * EXPECTED_TOKENS + (STAKE + FURTHER) * max(EXPECTED_TOKENS, tokens)
     assert lost <= most + 1
@@ -163,15 +165,15 @@ def test_calibration_that_was_wrong_about_the_draft() -> None:
     """Drafts take three times what was measured at load: the run itself tells."""
     true = costs(0.3)
     measured = costs(0.1)
-    run = simulate(Adaptive(measured, 256), steady(0.0), true, tokens=256)
+    run = simulate(AdaptiveSchedule(measured, 256), steady(0.0), true, tokens=256)
     assert run.seconds <= 1.05 * 256
     # At 0.3 a step this draft pays, at 0.1 it would be drafted from more freely: the true optimum is found.
 
     def mean(make: Callable[[], Schedule]) -> float:
         return sum(simulate(make(), steady(0.6), true, tokens=512, seed=seed).seconds for seed in range(6)) / 6
 
-    best = min(mean(lambda k=k: Constant(k)) for k in range(6))  # type: ignore[misc]
-    assert mean(lambda: Adaptive(measured, 512)) <= 1.05 * best
+    best = min(mean(lambda k=k: ConstantSchedule(k)) for k in range(6))  # type: ignore[misc]
+    assert mean(lambda: AdaptiveSchedule(measured, 512)) <= 1.05 * best
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.6, 0.8, 0.9, 0.97])
@@ -183,15 +185,15 @@ def test_within_five_percent_of_the_best_fixed_length(rate: float, draft: float)
     def mean(make: Callable[[], Schedule]) -> float:
         return sum(simulate(make(), steady(rate), true, tokens=200, seed=seed).seconds for seed in range(10)) / 10
 
-    best = min(mean(lambda k=k: Constant(k)) for k in range(9))  # type: ignore[misc]
-    assert mean(lambda: Adaptive(true, 200)) <= 1.05 * best
+    best = min(mean(lambda k=k: ConstantSchedule(k)) for k in range(9))  # type: ignore[misc]
+    assert mean(lambda: AdaptiveSchedule(true, 200)) <= 1.05 * best
 
 
 def test_confidence_beats_every_fixed_length() -> None:
     """Where the draft knows what it does not know, stopping there is worth more than any number."""
     true = costs(0.3)
-    fixed = min(simulate(Constant(k), honest, true, tokens=1000).seconds for k in range(16))
-    assert simulate(Adaptive(true, 1000), honest, true, tokens=1000).seconds < 0.95 * fixed
+    fixed = min(simulate(ConstantSchedule(k), honest, true, tokens=1000).seconds for k in range(16))
+    assert simulate(AdaptiveSchedule(true, 1000), honest, true, tokens=1000).seconds < 0.95 * fixed
 
 
 def test_a_text_that_becomes_easy_is_noticed() -> None:
@@ -203,7 +205,7 @@ def test_a_text_that_becomes_easy_is_noticed() -> None:
         return state["easy"], 0.9
 
     state = {"easy": False}
-    schedule = Adaptive(true, 900)
+    schedule = AdaptiveSchedule(true, 900)
     simulate(schedule, turning, true, tokens=300)
     state["easy"] = True
     run = simulate(schedule, turning, true, tokens=600)
@@ -215,27 +217,27 @@ def test_a_text_that_becomes_easy_is_noticed() -> None:
 def test_a_long_prompt_is_read_only_when_it_was_earned() -> None:
     """2,000 tokens that cost the draft 40 passes: first the text's end, and the whole once drafts have paid for it."""
     true = costs(0.2, reading=0.1)
-    schedule = Adaptive(true, 600)
+    schedule = AdaptiveSchedule(true, 600)
     plan = schedule.plan(RoundState(2000, 600, 2000))
     assert plan.context is not None
     assert true.reading(plan.context) <= 0.02 * 128
-    run = simulate(Adaptive(true, 600), steady(0.9), true, tokens=600, prompt=2000)
+    run = simulate(AdaptiveSchedule(true, 600), steady(0.9), true, tokens=600, prompt=2000)
     assert run.seconds < 0.75 * 600
 
 
 def test_a_long_prompt_is_read_at_once_by_a_pair_that_did_well() -> None:
     """It does so on the second text of a process."""
     true, known = costs(0.2, reading=0.02), Acceptance()
-    simulate(Adaptive(true, 128, model_acceptance=known), steady(0.9), true)
+    simulate(AdaptiveSchedule(true, 128, model_acceptance=known), steady(0.9), true)
     known = known.for_next_text()
-    schedule = Adaptive(true, 128, model_acceptance=known)
+    schedule = AdaptiveSchedule(true, 128, model_acceptance=known)
     assert schedule.plan(RoundState(500, 128, 500)).context is None
 
 
 def test_copies_and_models_are_told_apart() -> None:
     """A source that reads nothing drafts for nothing; that its copies are wrong says nothing about the model."""
     true = costs(0.3)
-    schedule = Adaptive(true, 200)
+    schedule = AdaptiveSchedule(true, 200)
     drafted = []
     for _ in range(80):
         drafted.append(schedule.plan(RoundState(100, 100, 0)).k)
@@ -250,7 +252,7 @@ def test_copies_and_models_are_told_apart() -> None:
 
 def test_a_number_is_the_most_that_adaptive_drafts() -> None:
     """It drafts no more than the text may still get, either."""
-    schedule = Adaptive(costs(0.01, 0.0), 100, longest=2)
+    schedule = AdaptiveSchedule(costs(0.01, 0.0), 100, longest=2)
     assert schedule.plan(RoundState(10, 90, 1)).k == 2
     assert schedule.plan(RoundState(10, 2, 1)).k <= 1
 
@@ -259,18 +261,18 @@ def test_no_row_counts_beyond_what_was_measured_crash() -> None:
     """Tiny contexts give few measured rows."""
     assert Costs((1.0,)).verifying(3) == 3.0
     assert Costs((1.0, 1.5)).verifying(4) == 2.5
-    assert best_choice(Acceptance(), Costs((1.0,)), 5) == Choice(0, 0.0, 1.0)
+    assert best_draft(Acceptance(), Costs((1.0,)), 5) == DraftChoice(0, 0.0, 1.0)
 
 
 def test_heuristic_is_transformers_rule() -> None:
     """+2 after a full hit, -1 otherwise, never below 1; a round without a draft changes nothing."""
-    schedule = Heuristic(5)
+    schedule = HeuristicSchedule(5)
     seen = []
     for drafted, accepted in [(5, 5), (7, 6), (6, 0), (0, 0), (5, 5)]:
         schedule.observe(RoundResult(drafted, accepted))
         seen.append(schedule.plan(RoundState(1, 100, 1)).k)
     assert seen == [7, 6, 5, 5, 7]
-    low = Heuristic(1)
+    low = HeuristicSchedule(1)
     low.observe(RoundResult(1, 0))
     assert low.k == 1
 
@@ -286,17 +288,17 @@ def test_which_schedule_flags_mean(number: int | None, schedule: str | None, kin
 
 def test_options_that_draft_nothing() -> None:
     """0 tokens is no draft, whatever the schedule; an unknown schedule lists the known ones."""
-    assert not DraftOptions(True, 0, "adaptive").wanted
-    assert not DraftOptions(False).adapts
+    assert not DraftOptions(True, 0, "adaptive").may_draft
+    assert not DraftOptions(False).is_adaptive
     with pytest.raises(UsageError, match="adaptive, constant, heuristic"):
         DraftOptions(True, 3, "linear")
 
 
 def test_classes_cover_every_confidence() -> None:
     """Edges belong to the class they begin, and rounding beyond 1 to the last."""
-    assert class_of(0.0) == 0
-    assert [class_of(edge) for edge in EDGES] == list(range(len(EDGES)))
-    assert class_of(1.0000001) == len(EDGES) - 1
+    assert bin_of(0.0) == 0
+    assert [bin_of(edge) for edge in EDGES] == list(range(len(EDGES)))
+    assert bin_of(1.0000001) == len(EDGES) - 1
 
 
 def test_tokens_behind_a_wrong_one_are_not_counted() -> None:

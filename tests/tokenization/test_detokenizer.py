@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_assist.tokenization.detokenizer import TextStream
+from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer
 
 pytestmark = pytest.mark.one_stack
 
@@ -21,9 +21,9 @@ class ByteTokenizer:
         return bytes(t for t in token_ids if t < 256).decode("utf-8", errors="replace")
 
 
-def feed(text: bytes, stop: Sequence[str] = ()) -> tuple[list[str], TextStream]:
+def feed(text: bytes, stop: Sequence[str] = ()) -> tuple[list[str], IncrementalDetokenizer]:
     """Return all pieces, the last one from `finish`."""
-    stream = TextStream(ByteTokenizer(), stop)
+    stream = IncrementalDetokenizer(ByteTokenizer(), stop)
     pieces = []
     for byte in text:
         pieces.append(stream.push(byte))
@@ -81,7 +81,7 @@ def test_a_real_replacement_mark_is_released() -> None:
 
 def test_special_tokens_have_no_text() -> None:
     """A special token in the middle neither shows nor disturbs."""
-    stream = TextStream(ByteTokenizer())
+    stream = IncrementalDetokenizer(ByteTokenizer())
     assert [stream.push(t) for t in (97, 256, 98)] == ["a", "", "b"]
 
 

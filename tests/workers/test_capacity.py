@@ -15,7 +15,7 @@ import ipex_assist
 from ipex_assist.batch import command
 from ipex_assist.commands.shared.load import memory_need
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.memory import Memory
+from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.workers import capacity, local_machine, worker
@@ -70,7 +70,7 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By --concurrency alone: one at a time, the same model fits."""
-    memory = Memory(2 * GIB, 800 << 20)
+    memory = MemoryInfo(2 * GIB, 800 << 20)
     monkeypatch.setattr(local_machine, "read_memory", lambda: memory)
     started: list[object] = []
     monkeypatch.setattr(local_machine, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
@@ -157,7 +157,7 @@ def test_the_default_is_what_memory_holds(
     settings = WorkerSettings(load, 20, concurrency=asked, lengths=(64,) * 16, neighbours=neighbours)
     text = InstanceNeed.of(load, 20, (64,)).kv_each[0]
     room = available * text // 2 if available < 100 else available
-    monkeypatch.setattr(capacity, "read_memory", lambda: Memory(room, room))
+    monkeypatch.setattr(capacity, "read_memory", lambda: MemoryInfo(room, room))
     assert concurrency_of(model, settings) == wanted
 
 

@@ -109,7 +109,8 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
     def broken(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
         found, drafting = rounds(tokens, limit, *more)
         if limit == 7:
-            twice = (next(found) for _ in range(2))
+            real = found
+            twice = (next(real) for _ in range(2))
             found = OwnRounds(itertools.chain(twice, (1 / 0 for _ in "x")))  # type: ignore[misc]
         return found, drafting
 

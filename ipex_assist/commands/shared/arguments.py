@@ -112,7 +112,7 @@ def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:
     """What the flags ask to be loaded: no assistant where nothing may draft."""
     options = LoadOptions.from_flags(args, **more)
     drafts = DraftOptions.from_flags(args)
-    return replace(options, assistant=options.assistant if drafts.wanted else NONE, calibrate=drafts.adapts)
+    return replace(options, assistant=options.assistant if drafts.may_draft else NONE, calibrate=drafts.is_adaptive)
 
 
 def idle_flags(args: argparse.Namespace, options: GenerationOptions) -> list[str]:

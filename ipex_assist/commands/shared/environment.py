@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ipex_assist.launch import Plan
+from ipex_assist.launch import LaunchPlan
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.version import __version__
 
@@ -51,13 +51,13 @@ class VersionAction(argparse.Action):
         parser.exit()
 
 
-def environment_facts(plan: Plan | None, warnings: Sequence[str]) -> dict[str, Any]:
+def environment_facts(plan: LaunchPlan | None, warnings: Sequence[str]) -> dict[str, Any]:
     """Return where this process runs, on what processor, and with which versions, for statistics and reports."""
     import importlib.metadata  # late, as it takes long
 
     from ipex_assist.env.cpulist import format_cpulist
     from ipex_assist.env.isa import read_isa
-    from ipex_assist.executors.choose import compute_threads
+    from ipex_assist.executors.select_executor import compute_threads
 
     versions: dict[str, str | None] = {}
     for package in PACKAGES:

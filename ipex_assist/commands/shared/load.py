@@ -38,7 +38,7 @@ def load_models(
     native executor imports torch where it packs, or when a text is drawn, which may be never; else it is there when the
     first text comes.
     """
-    from ipex_assist.executors.choose import compute_threads, resolve_executor
+    from ipex_assist.executors.select_executor import compute_threads, resolve_executor
 
     precisions = options.precision, options.assistant_precision if options.assists else None
     options = replace(options, executor=resolve_executor(options.executor, *precisions), progress=sys.stderr.isatty())

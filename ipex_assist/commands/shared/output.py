@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ipex_assist.generation.result import Piece, Result
+    from ipex_assist.generation.result import Result, TokenPiece
 
 
 # Select Graphic Rendition: drafted and accepted text is green, the target's own is bold.
@@ -26,7 +26,7 @@ class TextPrinter:
         self.enabled, self.show_accepted = enabled, show_accepted
         self._open = False
 
-    def write_pieces(self, pieces: Sequence[Piece]) -> None:
+    def write_pieces(self, pieces: Sequence[TokenPiece]) -> None:
         """The text of a round, in its styles where they are on. A line's end is never inside a style."""
         if not self.show_accepted:
             self.write("".join(piece.text for piece in pieces))

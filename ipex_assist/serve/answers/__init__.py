@@ -1,1 +1,1 @@
-"""From the parts of texts to answers: whole, or as events of a stream."""
+"""Builds responses from output chunks: whole, or as events of a stream."""

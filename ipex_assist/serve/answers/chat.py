@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
-from ipex_assist.serve.answers.turn import Turn
+from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
+from ipex_assist.serve.answers.message_builder import MessageBuilder
 from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, chat_form
 from ipex_assist.serve.protocol.chat import ChatRequest
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import CallParser, Event
+from ipex_assist.serve.tools import CallParser, ParsedEvent
 
 
-def _delta(event: Event) -> dict[str, Any]:
-    """OpenAI's form of a part of content, or of a call."""
+def _delta(event: ParsedEvent) -> dict[str, Any]:
+    """OpenAI's delta of content or of a tool call."""
     if isinstance(event, str):
         return {"content": event}
     if event.id is None:
@@ -25,48 +25,48 @@ def _delta(event: Event) -> dict[str, Any]:
 
 
 class ChatWriter(ChunkWriter):
-    """The model's turn, n times."""
+    """Writes chat completions of n choices."""
 
     def __init__(
-        self, service: Service, texts: Texts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
+        self, service: Service, texts: ChoiceTexts, body: ChatRequest, parser: Callable[[], CallParser] | None = None
     ) -> None:
-        """parser: makes what finds calls of tools in one text; None where there are no tools."""
+        """parser: creates the tool call parser of a choice; None without tools."""
         super().__init__(service, texts, "chatcmpl-", "chat.completion.chunk", body.stream_options)
         self._service, self._details = service, bool(body.draft_details)
         self._wants_logprobs = body.wanted_logprobs is not None
-        self._turns = [Turn(None if parser is None else parser()) for _ in texts.all]
+        self._turns = [MessageBuilder(None if parser is None else parser()) for _ in texts.all]
 
     def begin(self) -> Iterator[str]:
-        """Who speaks, for each of the texts."""
+        """The first chunk of each choice, with the role."""
         for text in self.texts.all:
             yield self.chunk(self._choice(text, {"role": "assistant", "content": ""}))
 
-    def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """Chunks of content and of calls, unless all is held back."""
-        deltas = [_delta(event) for event in self._turns[text.index].grow(growth)]
-        if not deltas and (growth.tokens or (self._details and growth.pieces)):
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """Chunks of content and tool calls; none while everything is held back."""
+        deltas = [_delta(event) for event in self._turns[text.index].grow(text_delta)]
+        if not deltas and (text_delta.tokens or (self._details and text_delta.token_deltas)):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
-            yield self.chunk(self._choice(text, delta, growth if not place else None))
+            yield self.chunk(self._choice(text, delta, text_delta if not place else None))
 
-    def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """The last chunk of this text."""
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """The last chunks of a choice."""
         turn = self._turns[text.index]
-        *deltas, last = [_delta(event) for event in [*turn.grow(growth), *turn.finish()]] or [{}]
+        *deltas, last = [_delta(event) for event in [*turn.grow(text_delta), *turn.finish()]] or [{}]
         for delta in deltas:
             yield self.chunk(self._choice(text, delta))
-        yield self.chunk(self._choice(text, last, growth, self._reason(text)), **self.report_of(text))
+        yield self.chunk(self._choice(text, last, text_delta, self._reason(text)), **self.report_of(text))
 
-    def _reason(self, text: GrowingText) -> str:
+    def _reason(self, text: ChoiceText) -> str:
         return "tool_calls" if self._turns[text.index].called and text.finish_reason == "stop" else text.finish_reason
 
     def _choice(
-        self, text: GrowingText, delta: dict[str, Any], growth: Growth | None = None, reason: str | None = None
+        self, text: ChoiceText, delta: dict[str, Any], text_delta: TextDelta | None = None, reason: str | None = None
     ) -> dict[str, Any]:
-        tokens = growth.tokens if growth is not None else []
+        tokens = text_delta.tokens if text_delta is not None else []
         choice: dict[str, Any] = {"index": text.index, "delta": delta, "logprobs": self._logprobs(tokens)}
-        if self._details and growth is not None and growth.pieces:
-            choice["draft"] = growth.draft()
+        if self._details and text_delta is not None and text_delta.token_deltas:
+            choice["draft"] = text_delta.draft()
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice]) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
+from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
 from ipex_assist.serve.answers.writer import ChunkWriter
 from ipex_assist.serve.logprobs import TokenChoice, completion_form, token_choice
 from ipex_assist.serve.protocol.completions import CompletionRequest
@@ -16,52 +16,56 @@ OBJECT = "text_completion"
 
 
 @dataclass(frozen=True)
-class Echoed:
-    """A prompt that is repeated before its text."""
+class EchoedPrompt:
+    """A prompt that is repeated before its completion."""
 
     text: str
     tokens: list[int]
 
 
 class CompletionWriter(ChunkWriter):
-    """Texts, with their tokens' log-probabilities where they are wanted."""
+    """Writes text completions, with log-probabilities if requested."""
 
     def __init__(
-        self, service: Service, texts: Texts, body: CompletionRequest, echoed: Sequence[Echoed] | None = None
+        self,
+        service: Service,
+        texts: ChoiceTexts,
+        body: CompletionRequest,
+        echoed: Sequence[EchoedPrompt] | None = None,
     ) -> None:
-        """echoed: the prompt of each text, where they are to be repeated."""
+        """echoed: the prompt of each choice, if prompts are to be repeated."""
         super().__init__(service, texts, "cmpl-", OBJECT, body.stream_options)
         self._echoed = echoed
         self._service, self._top, self._details = service, body.logprobs, bool(body.draft_details)
         self._offsets = [0] * len(texts.all)
 
     def begin(self) -> Iterator[str]:
-        """The prompts, where they are wanted."""
+        """The echoed prompts."""
         for text, echoed in zip(self.texts.all, self._echoed or (), strict=False):
-            yield self.chunk(self._choice(text, Growth(echoed.text), None))
+            yield self.chunk(self._choice(text, TextDelta(echoed.text), None))
 
-    def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """A chunk, unless all is held back."""
-        if growth.text or growth.tokens or self._details:
-            yield self.chunk(self._choice(text, growth, None))
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """A chunk; none while everything is held back."""
+        if text_delta.text or text_delta.tokens or self._details:
+            yield self.chunk(self._choice(text, text_delta, None))
 
-    def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """The last chunk of this text."""
-        yield self.chunk(self._choice(text, growth, text.finish_reason), **self.report_of(text))
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """The last chunk of a choice."""
+        yield self.chunk(self._choice(text, text_delta, text.finish_reason), **self.report_of(text))
 
-    def _choice(self, text: GrowingText, growth: Growth, reason: str | None) -> dict[str, Any]:
+    def _choice(self, text: ChoiceText, text_delta: TextDelta, reason: str | None) -> dict[str, Any]:
         offset = self._offsets[text.index]
-        logprobs = self._logprobs(growth.tokens, offset) if growth.tokens else None
+        logprobs = self._logprobs(text_delta.tokens, offset) if text_delta.tokens else None
         self._offsets[text.index] += sum(len(token) for token in (logprobs or {}).get("tokens", []))
-        choice: dict[str, Any] = {"index": text.index, "text": growth.text, "logprobs": logprobs}
-        if self._details and growth.pieces:
-            choice["draft"] = growth.draft()
+        choice: dict[str, Any] = {"index": text.index, "text": text_delta.text, "logprobs": logprobs}
+        if self._details and text_delta.token_deltas:
+            choice["draft"] = text_delta.draft()
         return {**choice, "finish_reason": reason}
 
     def _logprobs(self, tokens: list[TokenChoice], offset: int) -> dict[str, Any]:
         return completion_form(tokens, self._service.token_texts, offset, self._top or 0)
 
-    def _with_prompt(self, text: GrowingText, echoed: Echoed) -> dict[str, Any] | None:
+    def _with_prompt(self, text: ChoiceText, echoed: EchoedPrompt) -> dict[str, Any] | None:
         if self._top is None:
             return None
         assert text.result is not None

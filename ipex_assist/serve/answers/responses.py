@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ipex_assist.serve.answers.items import Output, Told
-from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
-from ipex_assist.serve.answers.turn import Turn
+from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
+from ipex_assist.serve.answers.message_builder import MessageBuilder
+from ipex_assist.serve.answers.output_items import ItemEvent, ResponseOutput
 from ipex_assist.serve.answers.writer import Writer, event
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.protocol.common import OPENAI, new_id, now
@@ -17,21 +17,21 @@ from ipex_assist.serve.tools import CallParser
 
 
 class ResponseWriter(Writer):
-    """One text, as a response of messages and calls."""
+    """Writes a response of messages and function calls."""
 
     def __init__(
         self,
         service: Service,
-        texts: Texts,
+        texts: ChoiceTexts,
         body: ResponsesRequest,
         kept: Callable[[dict[str, Any], dict[str, Any]], None],
         parser: Callable[[], CallParser] | None = None,
     ) -> None:
-        """kept: called at the end with the whole answer, and the model's turn as a message. parser: as ChatWriter's."""
+        """kept: called at the end with the response, and the model's output as a message. parser: see ChatWriter."""
         super().__init__(texts)
         self._kept, self._number = kept, 0
-        self._turn = Turn(None if parser is None else parser())
-        self._output = Output(self._turn, None if body.wanted_logprobs is None else service.token_texts)
+        self._turn = MessageBuilder(None if parser is None else parser())
+        self._output = ResponseOutput(self._turn, None if body.wanted_logprobs is None else service.token_texts)
         format_ = body.text.format if body.text is not None else None
         given = body.model_dump(include={"instructions", "previous_response_id", "max_output_tokens", "metadata"})
         self._head: dict[str, Any] = {
@@ -57,7 +57,7 @@ class ResponseWriter(Writer):
         self._number += 1
         return event({"type": name, "sequence_number": number, **fields}, name)
 
-    def _events(self, told: Iterator[Told]) -> Iterator[str]:
+    def _events(self, told: Iterator[ItemEvent]) -> Iterator[str]:
         for name, fields in told:
             yield self._event(name, fields)
 
@@ -66,26 +66,26 @@ class ResponseWriter(Writer):
         return "incomplete" if self.texts[0].finish_reason == "length" else "completed"
 
     def begin(self) -> Iterator[str]:
-        """The response, as yet empty."""
+        """The events of the empty response."""
         empty = {**self._head, "status": "in_progress", "output": [], "usage": None}
         yield self._event("created", {"response": empty})
         yield self._event("in_progress", {"response": empty})
 
-    def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """Text and calls, unless all is held back."""
-        yield from self._events(self._output.grow(growth))
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """Events of text and calls; none while everything is held back."""
+        yield from self._events(self._output.grow(text_delta))
 
-    def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """The rest, and the last item as a whole."""
-        yield from self._events(self._output.grow(growth))
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """Events of the rest, and of the last item's end."""
+        yield from self._events(self._output.grow(text_delta))
         yield from self._events(self._output.end(self._status))
 
     def end(self) -> Iterator[str]:
-        """The whole answer."""
+        """The final event, with the whole response."""
         yield self._event(self._status, {"response": self.whole()})
 
     def whole(self) -> dict[str, Any]:
-        """ModelResponse; it is kept from now on."""
+        """ModelResponse; passed to `kept`."""
         usage = self.texts.usage()
         response = {
             **self._head,
@@ -106,7 +106,7 @@ class ResponseWriter(Writer):
         return response
 
     def failed(self, error: ApiError) -> Iterator[str]:
-        """The response without an answer."""
+        """The event of a failed response."""
         said = {"code": error.code or "server_error", "message": error.message}
         response = {**self._head, "status": "failed", "output": [], "usage": None, "error": said}
         yield self._event("failed", {"response": response})

@@ -1,4 +1,4 @@
-"""What a form of answer must offer so that `streaming` can send it, and the fields that OpenAI's two have in common."""
+"""The base class of response writers, and the chunks that chat and text completions have in common."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from ipex_assist.serve.answers.texts import GrowingText, Growth, Texts
-from ipex_assist.serve.backend import Done
-from ipex_assist.serve.choices import News
+from ipex_assist.serve.answers.choice_texts import ChoiceText, ChoiceTexts, TextDelta
+from ipex_assist.serve.backend import Finished
+from ipex_assist.serve.choice_runner import ChoiceEvent
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.protocol.common import StreamOptions, new_id, now
 from ipex_assist.serve.service import Service
 
 END = "data: [DONE]\n\n"
-# JSON may have them as they are, but many readers of event streams take them for ends of lines.
+# Valid in JSON, but many event stream readers treat them as line ends.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def compact(value: Any) -> str:
-    """JSON in one line."""
+    """Compact JSON on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
 
 
@@ -30,48 +30,50 @@ def event(value: Any, name: str | None = None) -> str:
 
 
 class Writer(ABC):
-    """Makes the answer of one request. `take` is called with all news, whether the answer is streamed or not."""
+    """Builds the response of one request. `take` is called with every event, streamed or not."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: ChoiceTexts) -> None:
         self.texts = texts
 
-    def take(self, news: News) -> Iterator[str]:
-        """Events of a stream; a writer of a whole answer has the texts grow all the same."""
-        text = self.texts[news.index]
-        if isinstance(news.part, Done):
-            yield from self.ended(text, text.end(news.part))
+    def take(self, choice_event: ChoiceEvent) -> Iterator[str]:
+        """Add an event; yields stream events, which a whole response ignores."""
+        text = self.texts[choice_event.index]
+        if isinstance(choice_event.output, Finished):
+            yield from self.ended(text, text.end(choice_event.output))
         else:
-            yield from self.grown(text, text.take(news.part))
+            yield from self.grown(text, text.take(choice_event.output))
 
     def begin(self) -> Iterator[str]:
-        """Events before the first news."""
+        """Stream events before the first output."""
         return iter(())
 
     @abstractmethod
-    def grown(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """Events of a part."""
+    def grown(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """Stream events of a chunk."""
 
     @abstractmethod
-    def ended(self, text: GrowingText, growth: Growth) -> Iterator[str]:
-        """Events of a text's end. growth: what was held back until then."""
+    def ended(self, text: ChoiceText, text_delta: TextDelta) -> Iterator[str]:
+        """Stream events of a choice's end. text_delta: what was held back until then."""
 
     @abstractmethod
     def end(self) -> Iterator[str]:
-        """Events behind the last text's end."""
+        """Stream events after all choices have ended."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The answer, when all texts have ended."""
+        """The whole response, after all choices have ended."""
 
     def failed(self, error: ApiError) -> Iterator[str]:
-        """The last event of a stream that breaks off."""
+        """The last event of a stream that fails."""
         yield event(error.body())
 
 
 class ChunkWriter(Writer):
-    """Chunks of one kind of object: those of chat and of completions differ in their choices only."""
+    """Base of chat and text completions, whose chunks differ only in their choices."""
 
-    def __init__(self, service: Service, texts: Texts, prefix: str, kind: str, options: StreamOptions | None) -> None:
+    def __init__(
+        self, service: Service, texts: ChoiceTexts, prefix: str, kind: str, options: StreamOptions | None
+    ) -> None:
         super().__init__(texts)
         self._usage = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
@@ -90,21 +92,21 @@ class ChunkWriter(Writer):
             value["usage"] = self.texts.usage() if self._usage_always else None
         return event(value)
 
-    def report_of(self, text: GrowingText) -> dict[str, Any]:
-        """What the draft did, for the last chunk of a text; nothing where the usage's chunk will say it of all texts.
+    def report_of(self, text: ChoiceText) -> dict[str, Any]:
+        """Draft statistics for the last chunk of a choice; none if the usage chunk will have them for all choices.
 
-        Readers take every chunk that has it for another text's: it stands once.
+        Readers add up the statistics of all chunks, so they are sent once.
         """
         return {} if self._usage else text.report()
 
     def end(self) -> Iterator[str]:
-        """The usage with what the draft did, if it is wanted, and OpenAI's last line."""
+        """The usage chunk with draft statistics, if requested, and [DONE]."""
         if self._usage:
             yield self.chunk(usage=self.texts.usage(), **self.texts.report())
         yield END
 
     def completed(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """The whole answer."""
+        """The whole response."""
         return {
             **self._head,
             "object": kind,

@@ -1,1 +1,1 @@
-"""The forms of OpenAI's API, of vLLM's /tokenize, and how each becomes a TextRequest."""
+"""Request and response bodies of OpenAI's API and vLLM's /tokenize."""

@@ -7,37 +7,37 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ipex_assist.serve.protocol.common import (
-    Answer,
+    BoundedList,
     Count,
-    Form,
-    Generation,
-    Many,
     MaxTokens,
-    Refused,
-    Report,
+    OptionField,
+    RequestBody,
+    ResponseBody,
     StreamOptions,
+    TimedResponse,
+    Unsupported,
     Usage,
 )
-from ipex_assist.serve.protocol.structured import TextForm
+from ipex_assist.serve.protocol.structured import GenerationFields
 from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, ToolChoice
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class TextPart(Form):
+class ContentPart(RequestBody):
     """A piece of a message. Models here read text alone."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(Form):
+class Message(RequestBody):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Many[TextPart] | None = None
+    content: str | BoundedList[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Many[ToolCall] | None = None
+    tool_calls: BoundedList[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -56,10 +56,10 @@ class Message(Form):
         return message
 
 
-class ChatRequest(TextForm):
+class ChatRequest(GenerationFields):
     """A conversation, to be answered."""
 
-    messages: Annotated[Many[Message], Field(min_length=1)]
+    messages: Annotated[BoundedList[Message], Field(min_length=1)]
     model: str | None = None
     max_completion_tokens: MaxTokens | None = None
     max_tokens: MaxTokens | None = None
@@ -67,15 +67,15 @@ class ChatRequest(TextForm):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Generation("logprobs")] | None = Field(None, description="means logprobs, too")
-    tools: Many[Tool] | None = None
+    top_logprobs: Annotated[int, OptionField("logprobs")] | None = Field(None, description="means logprobs, too")
+    tools: BoundedList[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")
-    functions: Annotated[Any, Refused("functions are OpenAI's old form: use tools")] = None
-    function_call: Annotated[Any, Refused("function_call is OpenAI's old form: use tool_choice")] = None
-    audio: Annotated[Any, Refused("this server writes text alone")] = None
-    modalities: Many[Literal["text"]] | None = None
+    functions: Annotated[Any, Unsupported("functions are OpenAI's old form: use tools")] = None
+    function_call: Annotated[Any, Unsupported("function_call is OpenAI's old form: use tool_choice")] = None
+    audio: Annotated[Any, Unsupported("this server writes text alone")] = None
+    modalities: BoundedList[Literal["text"]] | None = None
 
     def tool_fields(self) -> list[dict[str, Any]]:
         """The tools as they came."""
@@ -93,7 +93,7 @@ class ChatRequest(TextForm):
         return (self.top_logprobs or 0) if wanted else None
 
 
-class AnswerMessage(Answer):
+class AnswerMessage(ResponseBody):
     """The model's turn."""
 
     role: Literal["assistant"] = "assistant"
@@ -102,7 +102,7 @@ class AnswerMessage(Answer):
     tool_calls: list[AnswerToolCall] | None = None
 
 
-class TopLogprob(Answer):
+class TopLogprob(ResponseBody):
     """A likely token, and the natural logarithm of its probability."""
 
     token: str
@@ -110,20 +110,20 @@ class TopLogprob(Answer):
     bytes: list[int] | None
 
 
-class TokenLogprob(TopLogprob):
+class ChatCompletionTokenLogprob(TopLogprob):
     """The token of the text, and the likeliest at its place."""
 
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(ResponseBody):
     """Of each token of the text."""
 
-    content: list[TokenLogprob] | None
+    content: list[ChatCompletionTokenLogprob] | None
     refusal: None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(ResponseBody):
     """One of n answers."""
 
     index: int
@@ -132,7 +132,7 @@ class ChatChoice(Answer):
     finish_reason: FinishReason
 
 
-class ChatCompletion(Report):
+class ChatCompletion(TimedResponse):
     """An answer as a whole."""
 
     id: str

@@ -22,26 +22,26 @@ OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults whe
 
 
 T = TypeVar("T")
-# A list in a body: its first wrong item is told. Millions of them would take minutes, in which nobody else is answered.
-Many = Annotated[list[T], Field(fail_fast=True)]
+# A list that fails at its first invalid item: reporting millions of them would block the server for minutes.
+BoundedList = Annotated[list[T], Field(fail_fast=True)]
 
 
-class Form(BaseModel):
-    """A body: no value is taken for another kind of value, and unknown fields are ignored, as OpenAI does."""
+class RequestBody(BaseModel):
+    """A request body: types are strict, and unknown fields are ignored, as OpenAI does."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class Answer(BaseModel):
-    """A part of an answer."""
+class ResponseBody(BaseModel):
+    """A response body, or a part of one."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Generation:
-    """Annotation of a field that is an option of GenerationOptions: its range, help and errors stand there.
+class OptionField:
+    """Annotates a field that is an option of GenerationOptions, which defines its range, help and errors.
 
-    most: entries that strangers may give, where each costs all texts something.
+    most: maximum number of entries, as each costs time that other requests wait for.
     """
 
     def __init__(self, name: str, most: int | None = None) -> None:
@@ -91,29 +91,29 @@ def json_schema(kind: Kind) -> dict[str, Any]:
     raise AssertionError(f"no JSON schema of {kind}")
 
 
-class SamplingForm(Form):
+class SamplingFields(RequestBody):
     """How tokens are chosen, and where a text ends; names are OpenAI's or, beyond them, transformers' and vLLM's."""
 
-    temperature: Annotated[float, Generation("temperature")] | None = None
-    top_p: Annotated[float, Generation("top_p")] | None = None
-    top_k: Annotated[int, Generation("top_k")] | None = None
-    min_p: Annotated[float, Generation("min_p")] | None = None
-    presence_penalty: Annotated[float, Generation("presence_penalty")] | None = None
-    frequency_penalty: Annotated[float, Generation("frequency_penalty")] | None = None
-    repetition_penalty: Annotated[float, Generation("repetition_penalty")] | None = None
-    logit_bias: Annotated[dict[int, float], Generation("logit_bias", MOST_BIASES)] | None = None
-    seed: Annotated[int, Generation("seed")] | None = None
-    stop: Annotated[tuple[str, ...], Generation("stop", MOST_STOPS)] | None = None
-    ignore_eos: Annotated[bool, Generation("ignore_eos")] | None = None
-    assisted: Annotated[bool, Generation("assisted")] | None = None
-    num_assistant_tokens: Annotated[int, Generation("num_assistant_tokens")] | None = None
-    num_assistant_tokens_schedule: Annotated[str, Generation("num_assistant_tokens_schedule")] | None = None
+    temperature: Annotated[float, OptionField("temperature")] | None = None
+    top_p: Annotated[float, OptionField("top_p")] | None = None
+    top_k: Annotated[int, OptionField("top_k")] | None = None
+    min_p: Annotated[float, OptionField("min_p")] | None = None
+    presence_penalty: Annotated[float, OptionField("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, OptionField("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, OptionField("repetition_penalty")] | None = None
+    logit_bias: Annotated[dict[int, float], OptionField("logit_bias", MOST_BIASES)] | None = None
+    seed: Annotated[int, OptionField("seed")] | None = None
+    stop: Annotated[tuple[str, ...], OptionField("stop", MOST_STOPS)] | None = None
+    ignore_eos: Annotated[bool, OptionField("ignore_eos")] | None = None
+    assisted: Annotated[bool, OptionField("assisted")] | None = None
+    num_assistant_tokens: Annotated[int, OptionField("num_assistant_tokens")] | None = None
+    num_assistant_tokens_schedule: Annotated[str, OptionField("num_assistant_tokens_schedule")] | None = None
 
     def generation_options(
         self, max_new_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None
     ) -> GenerationOptions:
         """The options, with OpenAI's defaults: tokens are drawn at temperature 1, unless the temperature is 0."""
-        names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingForm.model_fields)
+        names = {each.name for each in dataclasses.fields(GenerationOptions)} & set(SamplingFields.model_fields)
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         values: dict[str, Any] = {**OPENAI, **given}
         return GenerationOptions(
@@ -125,8 +125,8 @@ class SamplingForm(Form):
         )
 
 
-def choices(options: GenerationOptions, count: int) -> list[GenerationOptions]:
-    """Options of `count` texts of one request: a given seed is the first one's, and each further one has the next."""
+def options_per_choice(options: GenerationOptions, count: int) -> list[GenerationOptions]:
+    """Options of `count` choices: a given seed is the first choice's, and each further one gets the next seed."""
     limit = options_of(type(options))["seed"].kind
     assert isinstance(limit, Number)
     if options.seed is None or not options.draws:
@@ -135,19 +135,19 @@ def choices(options: GenerationOptions, count: int) -> list[GenerationOptions]:
     return [dataclasses.replace(options, seed=(options.seed + index) % span) for index in range(count)]
 
 
-MaxTokens = Annotated[int, Generation("max_new_tokens")]
+MaxTokens = Annotated[int, OptionField("max_new_tokens")]
 Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, json_schema_extra={TOKEN_ID: True})]
 
 
-class StreamOptions(Form):
+class StreamOptions(RequestBody):
     """What a stream says besides its text."""
 
     include_usage: bool | None = Field(None, description="end with a chunk of no choices that has the usage")
     continuous_usage_stats: bool | None = Field(None, description="every chunk has the usage so far")
 
 
-class Usage(Answer):
+class Usage(ResponseBody):
     """Tokens that were read and written. A prompt counts once, however many texts follow it."""
 
     prompt_tokens: int
@@ -160,7 +160,7 @@ class Usage(Answer):
         return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-class Timings(Answer):
+class Timings(ResponseBody):
     """Counts, milliseconds and speeds, by llama.cpp's names."""
 
     prompt_n: int
@@ -175,7 +175,7 @@ class Timings(Answer):
     draft_n_accepted: int | None = None
 
 
-class SpeculativeDecoding(Answer):
+class SpeculativeDecoding(ResponseBody):
     """What the draft did, by vLLM's names. A step is a pass of the target that verified drafted tokens."""
 
     mean_acceptance_length: float | None
@@ -187,7 +187,7 @@ class SpeculativeDecoding(Answer):
     num_spec_tokens: int
 
 
-class Metrics(Answer):
+class Metrics(ResponseBody):
     """Figures of one answer. speedup: how many times as fast as plain decoding, where that was measured."""
 
     speculative_decoding: SpeculativeDecoding | None
@@ -204,8 +204,8 @@ def now() -> int:
     return int(time.time())
 
 
-class Refused:
-    """Annotation of a field of OpenAI's that is not offered: `reason` is said of every value but those `allowed`."""
+class Unsupported:
+    """Annotates a field of OpenAI's that is not supported: all values but `allowed` are rejected with `reason`."""
 
     def __init__(self, reason: str, *allowed: Any) -> None:
         self._reason, self._allowed = reason, [None, *allowed]
@@ -225,8 +225,8 @@ class Refused:
         return {"enum": self._allowed, "description": f"not offered: {self._reason}"}
 
 
-class Report(Answer):
-    """What answers have beyond OpenAI's fields."""
+class TimedResponse(ResponseBody):
+    """A response body with timings and metrics, beyond OpenAI's fields."""
 
     timings: Timings
     metrics: Metrics

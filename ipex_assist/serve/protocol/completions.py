@@ -7,31 +7,31 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ipex_assist.serve.protocol.common import (
-    Answer,
+    BoundedList,
     Count,
-    Generation,
-    Many,
     MaxTokens,
-    Refused,
-    Report,
+    OptionField,
+    ResponseBody,
     StreamOptions,
+    TimedResponse,
     TokenId,
+    Unsupported,
     Usage,
 )
-from ipex_assist.serve.protocol.structured import TextForm
+from ipex_assist.serve.protocol.structured import GenerationFields
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
-Tokens = Annotated[Many[TokenId], Field(min_length=1)]
+Tokens = Annotated[BoundedList[TokenId], Field(min_length=1)]
 Prompt = (
     Annotated[str, Field(min_length=1)]
     | Tokens
-    | Annotated[Many[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=128)]
-    | Annotated[Many[Tokens], Field(min_length=1, max_length=128)]
+    | Annotated[BoundedList[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=128)]
+    | Annotated[BoundedList[Tokens], Field(min_length=1, max_length=128)]
 )
 
 
-class CompletionRequest(TextForm):
+class CompletionRequest(GenerationFields):
     """A text, or several, to go on with; as a text or as token ids."""
 
     prompt: Prompt
@@ -40,13 +40,13 @@ class CompletionRequest(TextForm):
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: Annotated[int, Generation("logprobs")] | None = None
+    logprobs: Annotated[int, OptionField("logprobs")] | None = None
     draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")
     add_special_tokens: bool | None = Field(None, description="before a text, such as its beginning (default: true)")
-    best_of: Annotated[Any, Refused("best_of is not offered: ask for n texts by n")] = None
+    best_of: Annotated[Any, Unsupported("best_of is not offered: ask for n texts by n")] = None
     echo: bool | None = Field(None, description="the prompt before the text; with logprobs, its tokens', too")
     suffix: Annotated[
-        Any, Refused("models here write on from a prompt; what shall follow the text cannot be given", "")
+        Any, Unsupported("models here write on from a prompt; what shall follow the text cannot be given", "")
     ] = None
 
     @property
@@ -60,7 +60,7 @@ class CompletionRequest(TextForm):
         return prompt  # type: ignore[return-value]
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(ResponseBody):
     """Lists side by side, an entry a token; a prompt's first has no probability. text_offset: where it begins, in
     characters of the text."""
 
@@ -70,7 +70,7 @@ class CompletionLogprobs(Answer):
     text_offset: list[int]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(ResponseBody):
     """One text; those of the first prompt come first."""
 
     index: int
@@ -79,7 +79,7 @@ class CompletionChoice(Answer):
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(Report):
+class Completion(TimedResponse):
     """The texts as a whole."""
 
     id: str

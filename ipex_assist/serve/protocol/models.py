@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ipex_assist.serve.protocol.common import Answer
+from ipex_assist.serve.protocol.common import ResponseBody
 
 
-class ModelCard(Answer):
+class ModelCard(ResponseBody):
     """One model. max_model_len: tokens of prompt and answer together, by vLLM's name."""
 
     id: str
@@ -21,20 +21,20 @@ class ModelCard(Answer):
     max_model_len: int | None
 
 
-class ModelList(Answer):
+class ModelList(ResponseBody):
     """All names under which the model is served."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class Version(Answer):
+class Version(ResponseBody):
     """Of ipex-assist."""
 
     version: str
 
 
-class Health(Answer):
+class Health(ResponseBody):
     """Whether the server lives, is loading, is ready, or is about to end."""
 
     status: Literal["ok", "loading", "ready", "draining"]

@@ -6,8 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from ipex_assist.serve.protocol.chat import TokenLogprob
-from ipex_assist.serve.protocol.common import Answer, Form, Generation, Many, MaxTokens, Refused, Report, SamplingForm
+from ipex_assist.serve.protocol.chat import ChatCompletionTokenLogprob
+from ipex_assist.serve.protocol.common import (
+    BoundedList,
+    MaxTokens,
+    OptionField,
+    RequestBody,
+    ResponseBody,
+    SamplingFields,
+    TimedResponse,
+    Unsupported,
+)
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
 from ipex_assist.serve.protocol.tools import STRICT, Name
 
@@ -24,19 +33,19 @@ def _few(value: Any) -> Any:
 Metadata = Annotated[dict[str, str], Field(max_length=MOST_METADATA), BeforeValidator(_few)]
 
 
-class InputText(Form):
+class InputText(RequestBody):
     """A piece of a message, or of an earlier answer."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class InputMessage(Form):
+class InputMessage(RequestBody):
     """A turn of the conversation, or an answer's output item as it came."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[InputText]
+    content: str | BoundedList[InputText]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -46,7 +55,7 @@ class InputMessage(Form):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-class InputCall(Form):
+class InputCall(RequestBody):
     """A call of an earlier answer, as it came. arguments: a text, JSON if all is well."""
 
     type: Literal["function_call"]
@@ -61,12 +70,12 @@ class InputCall(Form):
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-class InputCallOutput(Form):
+class InputCallOutput(RequestBody):
     """What came of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Many[InputText]
+    output: str | BoundedList[InputText]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -87,7 +96,7 @@ InputItem = Annotated[
 ]
 
 
-class FlatTool(Form):
+class FlatTool(RequestBody):
     """A function that the model may call. parameters: a JSON schema of an object."""
 
     type: Literal["function"]
@@ -101,14 +110,14 @@ class FlatTool(Form):
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
-class FlatToolName(Form):
+class FlatToolName(RequestBody):
     """The tool that must be called."""
 
     type: Literal["function"]
     name: Name
 
 
-class FlatSchema(Form):
+class FlatSchema(RequestBody):
     """JSON by a schema."""
 
     type: Literal["json_schema"]
@@ -118,7 +127,7 @@ class FlatSchema(Form):
     strict: bool | None = None
 
 
-class TextConfig(Form):
+class TextConfig(RequestBody):
     """What the text must follow."""
 
     format: Annotated[TextFormat | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
@@ -132,10 +141,10 @@ class TextConfig(Form):
         return {"response_format": {"type": self.format.type}}
 
 
-class ResponsesRequest(SamplingForm):
-    """A text, or turns of a conversation, to be answered; behind an earlier answer, where its id is given."""
+class ResponsesRequest(SamplingFields):
+    """A text or the messages of a conversation, continuing a stored response if its id is given."""
 
-    input: str | Annotated[Many[InputItem], Field(min_length=1)]
+    input: str | Annotated[BoundedList[InputItem], Field(min_length=1)]
     model: str | None = None
     instructions: str | None = Field(None, description="the system's turn; not kept for the next answer")
     previous_response_id: str | None = None
@@ -143,14 +152,14 @@ class ResponsesRequest(SamplingForm):
     max_output_tokens: MaxTokens | None = None
     stream: bool | None = None
     text: TextConfig | None = None
-    include: Many[Literal["message.output_text.logprobs"]] | None = None
-    top_logprobs: Annotated[int, Generation("logprobs")] | None = None
+    include: BoundedList[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, OptionField("logprobs")] | None = None
     metadata: Metadata | None = None
-    tools: Many[FlatTool] | None = None
+    tools: BoundedList[FlatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatToolName | None = None
     parallel_tool_calls: bool | None = None
-    background: Annotated[Any, Refused("answers are not made in the background: stream them", False)] = None
-    conversation: Annotated[Any, Refused("conversations are not kept: use previous_response_id")] = None
+    background: Annotated[Any, Unsupported("answers are not made in the background: stream them", False)] = None
+    conversation: Annotated[Any, Unsupported("conversations are not kept: use previous_response_id")] = None
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -177,16 +186,16 @@ class ResponsesRequest(SamplingForm):
         return self.tool_choice
 
 
-class OutputText(Answer):
+class OutputText(ResponseBody):
     """The text."""
 
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any]
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatCompletionTokenLogprob]
 
 
-class OutputMessage(Answer):
+class OutputMessage(ResponseBody):
     """The model's turn."""
 
     type: Literal["message"] = "message"
@@ -196,7 +205,7 @@ class OutputMessage(Answer):
     content: list[OutputText]
 
 
-class OutputCall(Answer):
+class OutputCall(ResponseBody):
     """A call of a function. call_id: by which what comes of it is given back."""
 
     type: Literal["function_call"] = "function_call"
@@ -207,19 +216,19 @@ class OutputCall(Answer):
     status: Literal["in_progress", "completed", "incomplete"]
 
 
-class InputDetails(Answer):
+class InputDetails(ResponseBody):
     """Of the tokens read."""
 
     cached_tokens: int = 0
 
 
-class OutputDetails(Answer):
+class OutputDetails(ResponseBody):
     """Of the tokens written."""
 
     reasoning_tokens: int = 0
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(ResponseBody):
     """Tokens that were read and written."""
 
     input_tokens: int
@@ -229,20 +238,20 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class ResponseError(Answer):
+class ResponseError(ResponseBody):
     """Why there is no answer."""
 
     code: str
     message: str
 
 
-class Incomplete(Answer):
+class Incomplete(ResponseBody):
     """Why the answer breaks off."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ModelResponse(Report):
+class ModelResponse(TimedResponse):
     """An answer as a whole, with what it was asked."""
 
     id: str
@@ -268,7 +277,7 @@ class ModelResponse(Report):
     truncation: Literal["disabled"] = "disabled"
 
 
-class Deleted(Answer):
+class Deleted(ResponseBody):
     """That an answer is kept no longer."""
 
     id: str

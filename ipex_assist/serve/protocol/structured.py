@@ -6,22 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ipex_assist.serve.protocol.common import Form, Many, SamplingForm
+from ipex_assist.serve.protocol.common import BoundedList, RequestBody, SamplingFields
 
 
-class TextFormat(Form):
+class TextFormat(RequestBody):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObject(Form):
+class JsonObject(RequestBody):
     """A JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(Form):
+class NamedSchema(RequestBody):
     """A JSON schema with its name."""
 
     name: str | None = None
@@ -30,7 +30,7 @@ class NamedSchema(Form):
     strict: bool | None = None
 
 
-class JsonSchema(Form):
+class JsonSchema(RequestBody):
     """JSON by a schema."""
 
     type: Literal["json_schema"]
@@ -40,27 +40,27 @@ class JsonSchema(Form):
 ResponseFormat = Annotated[TextFormat | JsonObject | JsonSchema, Field(discriminator="type")]
 
 
-class StructuredOutputs(Form):
+class StructuredOutputs(RequestBody):
     """vLLM's newer form of what a text must follow; one of them."""
 
     json_: Any = Field(None, alias="json", description="a JSON schema")
     json_object: bool | None = None
     regex: str | None = None
-    choice: Many[str] | None = None
+    choice: BoundedList[str] | None = None
     grammar: str | None = None
 
 
-class TextForm(SamplingForm):
+class GenerationFields(SamplingFields):
     """Fields of every request for texts. Of those that say what a text must follow, one may be given."""
 
     response_format: ResponseFormat | None = None
     guided_json: Any = Field(None, description="a JSON schema, as an object or a text")
     guided_regex: str | None = None
-    guided_choice: Many[str] | None = None
+    guided_choice: BoundedList[str] | None = None
     guided_grammar: str | None = Field(None, description="in llguidance's dialect of Lark")
     structured_outputs: StructuredOutputs | None = None
 
     def grammar_fields(self) -> dict[str, Any]:
         """These fields as `structured.grammar_of` reads them."""
-        own = set(TextForm.model_fields) - set(SamplingForm.model_fields)
+        own = set(GenerationFields.model_fields) - set(SamplingFields.model_fields)
         return self.model_dump(include=own, exclude_none=True, by_alias=True)

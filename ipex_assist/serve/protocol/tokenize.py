@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from ipex_assist.serve.protocol.chat import Message
-from ipex_assist.serve.protocol.common import Answer, Form, Many, TokenId
+from ipex_assist.serve.protocol.common import BoundedList, RequestBody, ResponseBody, TokenId
 from ipex_assist.serve.protocol.tools import Tool
 
 
-class TokenizeText(Form):
+class TokenizeText(RequestBody):
     """A text."""
 
     prompt: str
@@ -20,16 +20,16 @@ class TokenizeText(Form):
     return_token_strs: bool | None = None
 
 
-class TokenizeMessages(Form):
+class TokenizeMessages(RequestBody):
     """A conversation, to be put into the model's chat template as /v1/chat/completions does."""
 
-    messages: Annotated[Many[Message], Field(min_length=1)]
-    tools: Many[Tool] | None = None
+    messages: Annotated[BoundedList[Message], Field(min_length=1)]
+    tools: BoundedList[Tool] | None = None
     model: str | None = None
     return_token_strs: bool | None = None
 
 
-class TokenizeResponse(Answer):
+class TokenizeResponse(ResponseBody):
     """The token ids."""
 
     tokens: list[int]
@@ -38,14 +38,14 @@ class TokenizeResponse(Answer):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(Form):
+class DetokenizeRequest(RequestBody):
     """Token ids."""
 
-    tokens: Many[TokenId]
+    tokens: BoundedList[TokenId]
     model: str | None = None
 
 
-class DetokenizeResponse(Answer):
+class DetokenizeResponse(ResponseBody):
     """Their text, special tokens among it."""
 
     prompt: str

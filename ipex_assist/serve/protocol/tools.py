@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ipex_assist.serve.protocol.common import Answer, Form
+from ipex_assist.serve.protocol.common import RequestBody, ResponseBody
 
 STRICT = "calls are held to the schema, also where the model is free to call (default: false)"
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
 
-class Function(Form):
+class Function(RequestBody):
     """What a tool can do. parameters: a JSON schema of an object."""
 
     name: Name
@@ -22,34 +22,34 @@ class Function(Form):
     strict: bool | None = Field(None, description=STRICT)
 
 
-class Tool(Form):
+class Tool(RequestBody):
     """A function that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(Form):
+class FunctionName(RequestBody):
     """Of one of the tools."""
 
     name: Name
 
 
-class NamedTool(Form):
+class NamedTool(RequestBody):
     """The tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class FunctionCall(Form):
+class FunctionCall(RequestBody):
     """A call. arguments: a text, JSON if all is well."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Form):
+class ToolCall(RequestBody):
     """A call of an earlier message."""
 
     id: str | None = None
@@ -57,14 +57,14 @@ class ToolCall(Form):
     function: FunctionCall
 
 
-class CalledFunction(Answer):
+class CalledFunction(ResponseBody):
     """A call of an answer."""
 
     name: str
     arguments: str
 
 
-class AnswerToolCall(Answer):
+class AnswerToolCall(ResponseBody):
     """A call of an answer, by its id."""
 
     id: str

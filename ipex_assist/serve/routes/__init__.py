@@ -1,1 +1,1 @@
-"""The routes, each a few lines: what is asked for goes to the service, what comes back to a writer."""
+"""The HTTP routes: from a request body to generation requests and a response writer."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses; GET and DELETE of those that are kept."""
+"""POST /v1/responses; GET and DELETE of stored responses."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ipex_assist.serve.answers.kept import Kept, KeptResponses
+from ipex_assist.serve.answers.choice_texts import ChoiceTexts
+from ipex_assist.serve.answers.response_store import ResponseStore, StoredResponse
 from ipex_assist.serve.answers.responses import ResponseWriter
-from ipex_assist.serve.answers.texts import Texts
 from ipex_assist.serve.answers.writer import compact
-from ipex_assist.serve.backend import TextRequest
+from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
-from ipex_assist.serve.routes.texts import ERRORS, STREAM, check_biases
-from ipex_assist.serve.routes.turns import prepared
+from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
+from ipex_assist.serve.routes.conversations import prepare_conversation
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.streaming import TextAnswer
-from ipex_assist.serve.structured import grammar_of
+from ipex_assist.serve.streaming import GenerationResponse
+from ipex_assist.serve.structured_output import grammar_of
 
 _OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
 
 def router(service: Service) -> APIRouter:
-    """All three, with a memory of their own."""
-    routes, kept = APIRouter(), KeptResponses()
+    """The three routes, with their response store."""
+    routes, kept = APIRouter(), ResponseStore()
 
     @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
     async def create_response(body: ResponsesRequest) -> Response:
-        """Answer a text or a conversation, or go on with one that was answered here."""
+        """Answer a text or a conversation, or continue from a stored response."""
         service.check_model(body.model)
         check_biases(service, body)
         before: list[dict[str, Any]] = []
@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
             before = kept.find(body.previous_response_id, "previous_response_id").messages
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         new = body.messages()
-        turn, tokens = await prepared(
+        turn, tokens = await prepare_conversation(
             service,
             [*system, *before, *new],
             [tool.for_template() for tool in body.tools or ()],
@@ -50,25 +50,25 @@ def router(service: Service) -> APIRouter:
 
         def keep(response: dict[str, Any], answer: dict[str, Any]) -> None:
             if body.store is not False:
-                kept.keep(Kept(response, [*before, *new, answer]))
+                kept.keep(StoredResponse(response, [*before, *new, answer]))
 
-        requests = [TextRequest(tokens, options, turn.grammar)]
-        texts = Texts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
+        requests = [GenerationRequest(tokens, options, turn.grammar)]
+        texts = ChoiceTexts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
         writer = ResponseWriter(service, texts, body, keep, turn.parser)
-        return TextAnswer(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))
     async def retrieve_response(response_id: str) -> Response:
-        """An answer that is kept."""
+        """A stored response."""
         return Response(compact(kept.find(response_id).response), media_type="application/json")
 
     @routes.delete("/v1/responses/{response_id}", responses=responses(401, 404))
     async def delete_response(response_id: str) -> Deleted:
-        """Keep an answer no longer."""
+        """Delete a stored response."""
         kept.forget(response_id)
         return Deleted(id=response_id)
 
-    # Two routes of one path would each name their own method alone.
+    # With two routes on one path, the 405 of each would allow its own method only.
     @routes.api_route("/v1/responses/{response_id}", methods=_OTHERS, include_in_schema=False)
     async def other_method(response_id: str) -> Response:
         raise ApiError(405, "Method Not Allowed", headers={"Allow": "DELETE, GET"})

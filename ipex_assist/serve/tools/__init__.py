@@ -1,9 +1,9 @@
-"""Tools that a model may call: into its chat template, out of its text, and forced by a grammar.
+"""Tool calls: passed to the chat template, parsed from the output, and enforced by a grammar.
 
-A route uses three names: `prepare`, before a text; `CallParser.push` and `finish`, of `Prepared.parser()`, along it.
+Routes use `prepare` before generation, and `push` and `finish` of `PreparedConversation.parser()` during it.
 """
 
-from ipex_assist.serve.tools.parsing import CallDelta, CallParser, Event, collected, joined
-from ipex_assist.serve.tools.prepare import Prepared, prepare
+from ipex_assist.serve.tools.call_parser import CallDelta, CallParser, ParsedEvent, content_and_calls, merged
+from ipex_assist.serve.tools.prepare import PreparedConversation, prepare
 
-__all__ = ["CallDelta", "CallParser", "Event", "Prepared", "collected", "joined", "prepare"]
+__all__ = ["CallDelta", "CallParser", "ParsedEvent", "PreparedConversation", "content_and_calls", "merged", "prepare"]

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.schemas import adapted
-from ipex_assist.serve.tools.forced import (
+from ipex_assist.serve.json_schemas import adapt_schema
+from ipex_assist.serve.tools.call_grammars import (
     HERMES,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
-    CallForm,
-    forced,
-    offered,
-    or_answer,
+    CallSyntax,
+    calls_or_json,
+    forced_calls,
+    optional_calls,
 )
-from ipex_assist.serve.tools.forms import (
+from ipex_assist.serve.tools.call_parser import CallParser, call_id, short_id
+from ipex_assist.serve.tools.call_parsers import (
     HERMES_CLOSE,
     HERMES_OPEN,
     LLAMA_TAG,
@@ -32,7 +33,6 @@ from ipex_assist.serve.tools.forms import (
     LlamaParser,
     MistralParser,
 )
-from ipex_assist.serve.tools.parsing import CallParser, call_id, short_id
 from ipex_assist.speculative.grammar import GrammarSpec
 
 if TYPE_CHECKING:
@@ -47,16 +47,16 @@ _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "
 
 
 @dataclass(frozen=True)
-class Family:
+class CallFamily:
     """How some models write calls, by what their chat templates contain."""
 
-    form: CallForm
+    form: CallSyntax
     parser: type[CallParser]
     new_id: Callable[[], str] = call_id
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedConversation:
     """messages, tools: for `encode_messages`. grammar: what the text is held to, that of the response format included.
 
     parser: makes the parser of one text; None where there is nothing to read calls from: all of it is content then.
@@ -78,7 +78,7 @@ def prepare(
     *,
     parallel: bool = True,
     response: GrammarSpec | None = None,
-) -> Prepared:
+) -> PreparedConversation:
     """What a conversation with tools needs, by OpenAI's fields of the same names; also without any tools.
 
     response: the grammar of the response format, or None. Calls of earlier messages become what templates read: their
@@ -92,7 +92,7 @@ def prepare(
     family = family_of(tokenizer, known or None) if known or any(each.get("tool_calls") for each in messages) else None
     written = [_message(message, family) for message in messages]
     if not known or mode == "none":
-        return Prepared(written, grammar=response)
+        return PreparedConversation(written, grammar=response)
     if family is None:
         raise UsageError(
             "tools: the chat template of this model has no place for tools, or writes calls in a form that is not "
@@ -104,23 +104,23 @@ def prepare(
     grammar, calls = response, None
     if mode == "forced":
         several = parallel and tool_choice == "required"
-        grammar = forced(family.form, _schemas(known, called), markers, several=several)
+        grammar = forced_calls(family.form, _schemas(known, called), markers, several=several)
     elif response is not None:
-        grammar = or_answer(forced(family.form, _schemas(known, names), markers, several=parallel), response)
+        grammar = calls_or_json(forced_calls(family.form, _schemas(known, names), markers, several=parallel), response)
     elif strict:
         schemas = {name: {"type": "object"} for name in names} | _schemas(known, strict)
         others = special_tokens(tokenizer) - markers.keys()
-        grammar = offered(family.form, schemas, markers, others, several=parallel)
-        calls = forced(family.form, schemas, markers, several=parallel)
+        grammar = optional_calls(family.form, schemas, markers, others, several=parallel)
+        calls = forced_calls(family.form, schemas, markers, several=parallel)
 
     def parser() -> CallParser:
         assert family is not None
         return family.parser(names, parallel=parallel, markers=markers, new_id=family.new_id)
 
-    return Prepared(written, known, grammar, parser, calls)
+    return PreparedConversation(written, known, grammar, parser, calls)
 
 
-def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None) -> Family | None:
+def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None) -> CallFamily | None:
     """How the model writes calls, by its chat template; None where that has no tools, or an unknown form of calls."""
     try:
         template = str(tokenizer.get_chat_template(None, tools=tools))
@@ -129,11 +129,11 @@ def family_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | 
     if not re.search(r"\btools\b", template) or any(word in template for word in _OTHER_FORMS):
         return None
     if MISTRAL_CALLS in template:
-        return Family(MISTRAL_NAMED if MISTRAL_ARGS in template else MISTRAL, MistralParser, short_id)
+        return CallFamily(MISTRAL_NAMED if MISTRAL_ARGS in template else MISTRAL, MistralParser, short_id)
     if HERMES_OPEN in template:
-        return Family(HERMES, HermesParser)
+        return CallFamily(HERMES, HermesParser)
     if LLAMA_TAG in template or ('"parameters"' in template and "ipython" in template):
-        return Family(LLAMA, LlamaParser)
+        return CallFamily(LLAMA, LlamaParser)
     return None
 
 
@@ -184,7 +184,7 @@ def _schemas(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[s
         if function["name"] not in names:
             continue
         try:
-            schema = {"type": "object", **adapted(function["parameters"])}
+            schema = {"type": "object", **adapt_schema(function["parameters"])}
         except UsageError as error:
             raise UsageError(f"the parameters of the tool {function['name']} cannot be forced: {error}") from None
         if "properties" in schema and not _OPEN & schema.keys():
@@ -193,7 +193,7 @@ def _schemas(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[s
     return schemas
 
 
-def _message(message: Mapping[str, Any], family: Family | None) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], family: CallFamily | None) -> dict[str, Any]:
     """A message as templates read it."""
     made = dict(message)
     if made.get("tool_call_id") is not None:
@@ -203,7 +203,7 @@ def _message(message: Mapping[str, Any], family: Family | None) -> dict[str, Any
     return made
 
 
-def _call(call: Mapping[str, Any], family: Family | None) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], family: CallFamily | None) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -218,7 +218,7 @@ def _call(call: Mapping[str, Any], family: Family | None) -> dict[str, Any]:
     return made
 
 
-def _id(name: str, family: Family | None) -> str:
+def _id(name: str, family: CallFamily | None) -> str:
     """An id as the family's template takes it; the same one for the same name."""
     if family is None or family.new_id is not short_id or re.fullmatch("[a-zA-Z0-9]{9}", name):
         return name

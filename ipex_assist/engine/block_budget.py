@@ -1,0 +1,103 @@
+"""KV memory of running requests: block allocation, admission and the prefix cache. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import cast
+
+from ipex_assist.engine.prefix_cache import CachedPrefix, Prefixes
+from ipex_assist.engine.request import Request
+from ipex_assist.executors.interface import ANY_ROWS, HasBlocks, Model, Rows
+
+
+class BlockBudget:
+    """Allocates sequences within the block pool. Without a pool, sequences own their memory and nothing is counted."""
+
+    def __init__(self, target: Model, prefixes: Prefixes | None) -> None:
+        self._target, self._blocks = target, target.blocks
+        if target.exact_rows < ANY_ROWS:  # chunks of a prompt would not give the same bits as the whole prompt
+            prefixes = None
+        # Rotary embeddings that depend on the prompt's length (dynamic, longrope) make cached keys specific to it.
+        by_length = any(rope.by_length for rope in target.spec.ropes)
+        self._prefixes = None if by_length else prefixes
+
+    def admits(self, request: Request) -> bool:
+        """Whether there are blocks for all tokens a request has to read, and one block more."""
+        if self._blocks is None:
+            return True
+        size = self._blocks.size
+        return self.free_up(len(request.tokens) // size + 1 - self._cached_prefix(request).length // size)
+
+    def begin(self, request: Request) -> int:
+        """Create the sequence of a request; returns how many tokens it has from the prefix cache.
+
+        Raises IpexAssistError if there is not enough memory.
+        """
+        if self._blocks is None:
+            request.sequence = self._target.new_sequence(request.end)
+        else:
+            blocks, length = self._cached_prefix(request)
+            request.sequence = self._target.new_sequence(request.end, request.prompt_length, blocks)
+            request.sequence.truncate(length)
+        return request.sequence.length
+
+    def _cached_prefix(self, request: Request) -> CachedPrefix:
+        if self._prefixes is None or request.needs_prompt_logits:
+            return CachedPrefix([], 0)
+        return self._prefixes.find(request.tokens[:-1])
+
+    def keep(self, request: Request, *, full_blocks_only: bool = False) -> None:
+        """Add what a request has read to the prefix cache. full_blocks_only: not the last, partly filled block."""
+        if self._prefixes is None or self._blocks is None or request.sequence is None:
+            return
+        size, length = self._blocks.size, request.sequence.length
+        length -= length % size if full_blocks_only else 0
+        held = cast(HasBlocks, request.sequence).blocks
+        self._prefixes.keep(request.tokens[:length], held[: -(-length // size)])
+
+    def needs(self, rows: Rows) -> int:
+        """How many blocks these rows need, including the copy of a shared last block."""
+        blocks = self._blocks
+        if blocks is None:
+            return 0
+        sequence, size = rows.sequence, blocks.size
+        held = cast(HasBlocks, sequence).blocks
+        place, filled = divmod(sequence.length, size)
+        more = -(-(sequence.length + len(rows.tokens)) // size) - len(held)
+        return max(0, more) + bool(filled and blocks.references(held[place]) > 1)
+
+    def free_for(self, rows: Sequence[Rows]) -> bool:
+        """Free the blocks that all of these rows need. Returns False if there are not enough.
+
+        As a last resort a prefix is dropped from the cache, so that its one sequence can write without a copy.
+        """
+        if self._blocks is None or self.free_up(sum(map(self.needs, rows))):
+            return True
+        for each in rows:
+            place, filled = divmod(each.sequence.length, self._blocks.size)
+            if filled and self._prefixes is not None:
+                self._prefixes.discard(cast(HasBlocks, each.sequence).blocks[place])
+        return self.free_up(sum(map(self.needs, rows)))
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request holds blocks."""
+        return self._blocks is not None and isinstance(request.sequence, HasBlocks) and bool(request.sequence.blocks)
+
+    def free_up(self, blocks: int) -> bool:
+        """Have `blocks` blocks free, evicting unused prefixes. Returns False if that is not enough."""
+        if self._blocks is None:
+            return True
+        while self._blocks.free < blocks:
+            if self._prefixes is None or not self._prefixes.evict():
+                return False
+        return True
+
+    @property
+    def prefix_blocks(self) -> int:
+        """Blocks in the prefix cache."""
+        return len(self._prefixes) if isinstance(self._prefixes, Sized) else 0
+
+    def clear_prefixes(self) -> None:
+        """Evict all prefixes that no request uses."""
+        while self._prefixes is not None and self._prefixes.evict():
+            pass

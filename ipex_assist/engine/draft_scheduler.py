@@ -1,0 +1,117 @@
+"""Drafting for the requests of a pass: each by its own schedule, or all by one joint schedule. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from ipex_assist.engine.scheduled_request import ScheduledRequest
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
+from ipex_assist.speculative.batched_proposals import ProposalRequest, propose_together
+from ipex_assist.speculative.joint_schedule import ALL_UNREAD, JointDraft, JointSchedule
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult
+
+Fail: TypeAlias = "Callable[[ScheduledRequest, IpexAssistError], None]"
+
+
+class DraftScheduler:
+    """Drafts for all requests of a pass together, and feeds the outcome back to their schedules.
+
+    joint: the schedule of requests that share passes; None while no request is adaptive.
+    """
+
+    def __init__(self, shares_passes: bool, clock: Callable[[], float]) -> None:
+        """shares_passes: whether a pass of the model may hold several requests, or one at a time."""
+        self._shares_passes, self._clock = shares_passes, clock
+        self.joint: JointSchedule | None = None
+        self._shared = False  # whether `joint` decides in the current pass
+        self._requests = 1  # decoding in the current pass
+
+    def draft(self, batch: Sequence[ScheduledRequest], prefill_rows: int, prefilling: int, fail: Fail) -> float:
+        """Draft for `batch`, the decoding requests of a pass with `prefill_rows` prompt rows; returns the seconds.
+
+        prefilling: number of requests whose prompts are being read. fail: ends a request whose draft source failed. It
+        is not stored: a reference cycle would keep a dropped engine, and its prefix cache, alive.
+        """
+        drafters = [scheduled for scheduled in batch if scheduled.request.draft is not None and scheduled.remaining > 1]
+        self._shared = self._shares_passes and self.joint is not None and len(batch) + prefill_rows > 1
+        self._requests = max(1, len(batch))
+        if not drafters:
+            return 0.0
+        started = self._clock()
+        asked = []
+        for scheduled, plan in zip(drafters, self._plans(drafters, len(batch), prefill_rows, prefilling), strict=True):
+            request = scheduled.request
+            scheduled.forced_count = min(request.forced_count, LONGEST_DRAFT)
+            k = min(max(plan.k, scheduled.forced_count), scheduled.remaining - 1)
+            if k > 0 and request.draft is not None:
+                # A forced token is worth a row of the target, but not a pass of the draft to catch up for it.
+                plan = plan if plan.k else replace(plan, context=ALL_UNREAD)
+                asked.append((scheduled, ProposalRequest(request.draft, request.tokens, k, plan)))
+        for (scheduled, _), proposal in zip(asked, propose_together([each for _, each in asked]), strict=True):
+            if isinstance(proposal, IpexAssistError):
+                fail(scheduled, proposal)
+            else:
+                scheduled.set_proposal(proposal)
+        self._trim([scheduled for scheduled, _ in asked])
+        return self._clock() - started
+
+    def _plans(
+        self, drafters: Sequence[ScheduledRequest], requests: int, prefill_rows: int, prefilling: int
+    ) -> list[DraftPlan]:
+        if not self._shared or self.joint is None:
+            return [scheduled.request.schedule.plan(scheduled.request.state()) for scheduled in drafters]
+        for scheduled in drafters:
+            if isinstance(scheduled.request.schedule, AdaptiveSchedule):
+                scheduled.joint_draft = JointDraft(scheduled.request.schedule, scheduled.request.state())
+        self.joint.plan(
+            [scheduled.joint_draft for scheduled in drafters if scheduled.joint_draft is not None],
+            requests,
+            prefill_rows,
+            prefilling,
+        )
+        return [
+            scheduled.request.schedule.plan(scheduled.request.state())
+            if scheduled.joint_draft is None
+            else scheduled.joint_draft.plan
+            for scheduled in drafters
+        ]
+
+    def _trim(self, batch: Sequence[ScheduledRequest]) -> None:
+        if not self._shared or self.joint is None:
+            return
+        for scheduled in batch:
+            if scheduled.joint_draft is not None:
+                scheduled.joint_draft.proposal = scheduled.proposal
+        self.joint.trim()
+        for scheduled in batch:
+            if scheduled.joint_draft is not None and not scheduled.request.finished:
+                kept = max(len(scheduled.joint_draft.proposal.tokens), scheduled.forced_count)
+                scheduled.set_proposal(replace(scheduled.proposal, tokens=scheduled.proposal.tokens[:kept]))
+
+    def observe(
+        self, scheduled: ScheduledRequest, accepted: int, draft_s: float, target_s: float, experts: float | None = None
+    ) -> None:
+        """Record one request's round. experts: distinct experts the pass read, mean over the layers."""
+        if scheduled.joint_draft is not None:
+            scheduled.joint_draft.proposal, scheduled.joint_draft.accepted = scheduled.proposal, accepted
+        elif scheduled.request.draft is not None and scheduled.remaining > 1:
+            drafted, confidence = len(scheduled.proposal.tokens), scheduled.proposal.confidence
+            alone = experts if self._requests == 1 else None
+            each = RoundResult(
+                drafted, accepted, confidence, draft_s / self._requests, target_s / self._requests, alone
+            )
+            scheduled.request.schedule.observe(each)
+
+    def observe_pass(self, rows: int, read: int, seconds: float, draft_s: float, experts: float | None = None) -> None:
+        """Record the whole pass: its rows, `read` of them of prompts, seconds of pass and drafts, experts a layer."""
+        if self._shared and self.joint is not None:
+            self.joint.observe(rows, read, seconds, draft_s, experts)
+
+    def plain_s(self, scheduled: ScheduledRequest, tokens: int) -> float | None:
+        """Return the seconds of plain decoding for each of a round's `tokens` tokens; None if not measured."""
+        if scheduled.joint_draft is None or self.joint is None:
+            return scheduled.request.schedule.plain_s
+        return self.joint.plain_s(tokens)

@@ -1,0 +1,304 @@
+"""The scheduler: which requests a pass holds, what is drafted for them, and what they get from it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from ipex_assist.engine.block_budget import BlockBudget
+from ipex_assist.engine.chunk_sizes import ChunkSizes
+from ipex_assist.engine.draft_scheduler import DraftScheduler
+from ipex_assist.engine.limits import EngineLimits
+from ipex_assist.engine.prefix_cache import Prefixes
+from ipex_assist.engine.request import Request
+from ipex_assist.engine.scheduled_request import ScheduledRequest
+from ipex_assist.engine.stats import EngineStats
+from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.executors.interface import (
+    ANY_ROWS,
+    ChoosesInOneCall,
+    LogitsError,
+    Model,
+    Rows,
+    TokenLogprob,
+    experts_a_layer,
+)
+from ipex_assist.speculative.logprobs import of_rows
+from ipex_assist.speculative.round import Round
+from ipex_assist.speculative.verify import choices, verify
+
+if TYPE_CHECKING:
+    import torch
+
+Clock = Callable[[], float]
+PassOutput: TypeAlias = "list[TokenLogprob] | torch.Tensor"  # a choice a row, or logits (rows, vocab)
+PROMPT_LOGIT_ROWS = 64  # of a prompt in one pass if all of them need logits: bounds the memory of (rows, vocab)
+UNSHARED_REQUESTS = 8  # running at a time on a model whose passes hold one request each
+
+
+class Scheduler:
+    """Waiting and running requests. Not thread-safe: used by one thread at a time."""
+
+    def __init__(
+        self, target: Model, limits: EngineLimits, prefixes: Prefixes | None, stats: EngineStats, clock: Clock
+    ) -> None:
+        self.target, self.limits, self.stats, self.clock = target, limits, stats, clock
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.drafts = DraftScheduler(target.blocks is not None, clock)
+        self.block_budget = BlockBudget(target, prefixes)
+        self._chunks = ChunkSizes(limits)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it runs as soon as there is memory for it."""
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Cancel a request, whether it waits, runs or has finished."""
+        if request.finished:
+            return
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request in self.running:
+            self._leave(request)
+        self.stats.cancelled += 1
+        request.on_finish(request)
+        request.finish()
+
+    def end_all(self) -> None:
+        """Cancel everything."""
+        for request in [*self.running, *self.waiting]:
+            self.cancel(request)
+
+    def step(self) -> bool:
+        """Run one pass of the target. Returns False if there is nothing to do.
+
+        A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
+        the one at fault fails.
+        """
+        self._admit()
+        self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
+        self.stats.most_running = max(self.stats.most_running, len(self.running))
+        if not self.running:
+            return False
+        try:
+            self._run(list(self.running))
+        except Exception as error:
+            self._recover_all()
+            if len(self.running) == 1:
+                self._fail(self.running[0], error)
+            else:
+                self._run_alone()
+        except BaseException:  # an interrupt: the requests resume with the next step
+            self._recover_all()
+            raise
+        return True
+
+    def _recover_all(self) -> None:
+        for request in self.running:
+            request.recover()
+
+    def _run_alone(self) -> None:
+        for request in list(self.running):
+            if request not in self.running:  # it was preempted for another
+                continue
+            try:
+                self._run([request])
+            except Exception as error:
+                request.roll_back()
+                self._fail(request, error)
+
+    def _admit(self) -> None:
+        # Without shared passes batching gains nothing, and each request takes memory for its full length.
+        most = self.limits.requests if self.target.blocks is not None else min(self.limits.requests, UNSHARED_REQUESTS)
+        while self.waiting and len(self.running) < most:
+            request = self.waiting[0]
+            if self.running and not self.block_budget.admits(request):
+                return
+            self.waiting.popleft()
+            try:
+                self.stats.prefix_tokens += self.block_budget.begin(request)
+                request.draft = request.make_draft_source()
+            except IpexAssistError as error:
+                self._fail(request, error)
+            else:
+                self.running.append(request)
+
+    def _run(self, requests: list[Request]) -> None:
+        decoding = [request for request in requests if request.has_output and request.pending == 1]
+        prefilling = [request for request in requests if request not in decoding]
+        chunk = self._chunk_rows(len(decoding)) if prefilling else 0
+        batch = [ScheduledRequest(request, 1, request.remaining) for request in decoding]
+        for request in sorted(prefilling, key=lambda each: each.number):
+            if chunk <= 0:
+                break
+            most = PROMPT_LOGIT_ROWS if request.needs_prompt_logits and self._chunks_prompts else chunk
+            batch.append(ScheduledRequest(request, min(chunk, most, request.pending), request.remaining))
+            chunk -= batch[-1].pending
+        rows = sum(scheduled.pending for scheduled in batch[len(decoding) :])
+        decoding_batch = batch[: len(decoding)]
+        draft_s = self.drafts.draft(
+            decoding_batch, rows, len(prefilling), lambda scheduled, error: self._fail(scheduled.request, error)
+        )
+        batch = self._fit_in_memory(batch)
+        if batch:
+            self._run_pass(batch, draft_s)
+
+    @property
+    def _chunks_prompts(self) -> bool:
+        """Whether a prompt may be read in chunks; otherwise it must be read in one pass."""
+        return self.target.exact_rows >= ANY_ROWS
+
+    def _chunk_rows(self, decoding: int) -> int:
+        return self._chunks.rows(decoding) if self._chunks_prompts else 1 << 30
+
+    def _fit_in_memory(self, batch: list[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Return the requests for which there are blocks: drafts are dropped first, then the youngest is preempted.
+
+        The youngest may be a request outside this pass that holds blocks of its prompt's first chunks.
+        """
+        batch = [scheduled for scheduled in batch if not scheduled.request.finished]
+        if self._has_blocks_for(batch):
+            return batch
+        for scheduled in batch:
+            scheduled.drop_proposal()
+        while not self._has_blocks_for(batch):
+            passing = [scheduled.request for scheduled in batch]
+            holding = [request for request in self.running if request in passing or self.block_budget.holds(request)]
+            if len(holding) < 2:
+                break
+            youngest = max(holding, key=lambda request: request.number)
+            batch = [scheduled for scheduled in batch if scheduled.request is not youngest]
+            self._preempt(youngest)
+        return batch
+
+    def _has_blocks_for(self, batch: list[ScheduledRequest]) -> bool:
+        return self.block_budget.free_for([scheduled.rows() for scheduled in batch])
+
+    def _preempt(self, request: Request) -> None:
+        """Release a request's memory and queue it again; it is recomputed later."""
+        request.roll_back()
+        self._leave(request)
+        self.stats.preempted += 1
+        at = next((i for i, other in enumerate(self.waiting) if other.number > request.number), len(self.waiting))
+        self.waiting.insert(at, request)
+
+    def _leave(self, request: Request) -> None:
+        self.running.remove(request)
+        self.block_budget.keep(request)
+        request.release()
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if request in self.running:
+            self.running.remove(request)
+        self.stats.failed += 1
+        request.on_finish(request)
+        request.finish(error)
+
+    def _run_pass(self, batch: list[ScheduledRequest], draft_s: float) -> None:
+        rows, reads_all_pending = (
+            [scheduled.rows() for scheduled in batch],
+            [scheduled.reads_all_pending for scheduled in batch],
+        )
+        started = self.clock()
+        answers = self._forward(batch, rows)
+        seconds = self.clock() - started
+        experts = experts_a_layer(self.target)
+        count = sum(len(each.tokens) for each in rows)
+        self.stats.count_pass(count, seconds)
+        self.stats.draft_s += draft_s
+        read, decoding = (
+            sum(scheduled.pending for scheduled in batch if scheduled.is_prefill),
+            sum(not scheduled.is_prefill for scheduled in batch),
+        )
+        self._chunks.observe(read, decoding, seconds)
+        place = 0
+        for scheduled, each, goes_on in zip(batch, rows, reads_all_pending, strict=True):
+            scheduled.request.prompt_s += 0.0 if scheduled.request.has_output else seconds
+            self.stats.prompt_tokens += scheduled.pending if scheduled.is_prefill else 0
+            wanted, place = answers[place : place + each.last], place + each.last
+            listed = not scheduled.request.needs_prompt_logits or self._add_prompt_logprobs(
+                scheduled.request, len(each.tokens), wanted
+            )
+            if listed and goes_on:
+                self._accept_tokens(scheduled, wanted[-1 - len(scheduled.proposal.tokens) :], seconds, draft_s, experts)
+        self.drafts.observe_pass(count, read, seconds, draft_s, experts)
+
+    def _forward(self, batch: list[ScheduledRequest], rows: list[Rows]) -> PassOutput:
+        """Run the pass. Returns the arg-max of each row if no request needs more, else the rows' logits."""
+        wanting = [scheduled.request for scheduled, each in zip(batch, rows, strict=True) if each.last]
+        if isinstance(self.target, ChoosesInOneCall) and all(request.needs_only_argmax for request in wanting):
+            return self.target.choose(rows)
+        return self.target.forward(rows)
+
+    def _add_prompt_logprobs(self, request: Request, count: int, logits: PassOutput) -> bool:
+        """Add the log-probabilities of the prompt tokens that follow the last `count` rows. False if one is NaN.
+
+        Rows that a preempted request reads again are not added twice.
+        """
+        assert request.sequence is not None
+        assert not isinstance(logits, list)
+        first = request.sequence.length - count  # the position of the first row
+        known = len(request.prompt_choices) - first
+        following = request.tokens[first + 1 : min(request.prompt_length, first + count + 1)]
+        found = of_rows(logits[known:], following[known:], request.prompt_logprobs) or []
+        wrong = next((place for place, each in enumerate(found) if math.isnan(each.log_probability)), None)
+        if wrong is not None:
+            self._fail(request, LogitsError("the target", first + known + wrong + 1))
+            return False
+        request.prompt_choices += found
+        return True
+
+    def _accept_tokens(
+        self, scheduled: ScheduledRequest, answers: PassOutput, seconds: float, draft_s: float, experts: float | None
+    ) -> None:
+        """Choose and verify a request's tokens, and queue the round for its owner."""
+        request, proposal, started = scheduled.request, scheduled.proposal, self.clock()
+        try:
+            if isinstance(answers, list):
+                chosen: Iterator[int] = (choice.token for choice in answers)
+            else:
+                chosen = choices(answers, request.sampling, request.tokens, proposal.tokens, request.grammar)
+            new, accepted = verify(chosen, proposal.tokens, len(request.tokens))
+            listed = None if isinstance(answers, list) else of_rows(answers, new, request.logprobs)
+        except IpexAssistError as error:
+            self._fail(request, error)
+            return
+        choose_s = self.clock() - started
+        self.stats.choose_s += choose_s
+        if request.proposal is not None and request.draft is not None:
+            request.draft.accept(accepted)
+        request.proposal = None
+        prompt = not request.has_output
+        request.tokens += new
+        assert request.sequence is not None
+        request.sequence.truncate(len(request.tokens) - 1)
+        self._count(scheduled, new, accepted)
+        if prompt:
+            first_s = request.prompt_s + choose_s
+            read = request.prompt_choices if request.prompt_logprobs is not None else None
+            first = Round(new, target_s=first_s, prompt=True, choose_s=choose_s, logprobs=listed, prompt_logprobs=read)
+            request.put(first)
+            self.block_budget.keep(request, full_blocks_only=True)
+        else:
+            target_s, drafted = seconds + choose_s, len(proposal.tokens)
+            self.drafts.observe(scheduled, accepted, draft_s, target_s, experts)
+            took = draft_s if drafted else 0.0, target_s, False, self.drafts.plain_s(scheduled, len(new)), choose_s
+            request.put(Round(new, drafted, accepted, *took, listed))
+        if request.remaining <= 0 or not request.eos.isdisjoint(new):
+            self._leave(request)
+            self.stats.finished += 1
+            request.on_finish(request)
+            request.finish()
+
+    def _count(self, scheduled: ScheduledRequest, new: list[int], accepted: int) -> None:
+        self.stats.new_tokens += len(new)
+        self.stats.drafted += len(scheduled.proposal.tokens)
+        self.stats.accepted += accepted

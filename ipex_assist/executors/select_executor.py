@@ -1,0 +1,78 @@
+"""Selects the executor: the one named on the command line, or the first that works on this machine."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.executors.registry import EXECUTORS
+
+if TYPE_CHECKING:
+    from ipex_assist.checkpoints.base import Checkpoint
+
+log = logging.getLogger("ipex_assist")
+
+
+def resolve_executor(executor: str, *precisions: str | None) -> str:
+    """The name of the executor to use; "auto" becomes the first that works here. A precision of None is not checked.
+
+    Raises UsageError where the executor is not available or lacks one of the precisions.
+    """
+    chosen = _first_available() if executor == "auto" else executor
+    if executor != "auto" and (reason := EXECUTORS[executor].unavailable()):
+        raise UsageError(f"--executor {executor}: {reason}; or use --executor {library_executor()}")
+    known = EXECUTORS[chosen].precisions
+    for precision in precisions:
+        if precision is not None and precision not in known:
+            raise UsageError(
+                f"the {chosen} executor has no {precision} (only {', '.join(known)}): use native"
+                " or, with intel-extension-for-pytorch installed (pip install 'ipex-assist[ipex]'), --executor ipex; "
+                "or choose another --precision"
+            )
+    return chosen
+
+
+def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
+    """The precision at which an already quantized checkpoint is loaded; None for one that is not quantized.
+
+    On an executor that cannot keep the 4 bits it is bf16, with a warning.
+    """
+    from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint
+    from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+
+    quantized = isinstance(checkpoint, (QuantizedCheckpoint, Mxfp4Checkpoint))
+    if not quantized or checkpoint.why_not_ours() or checkpoint.stored_precision is None:
+        return None
+    if executor == "native":
+        return checkpoint.stored_precision
+    log.warning(
+        "%s is quantized to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
+        "(--executor native keeps them)",
+        checkpoint.source,
+        executor,
+    )
+    return "bf16"
+
+
+def compute_threads() -> int:
+    """How many threads models run on: the native core's where it is in use, else torch's."""
+    from ipex_assist.deferred_imports import torch_module
+    from ipex_assist.native.library import pool_threads
+
+    return pool_threads() or int(torch_module().get_num_threads())
+
+
+def library_executor() -> str:
+    """The best executor here that runs on a library (IPEX, else torch). Models that transformers runs use it, too."""
+    return next(name for name, executor in EXECUTORS.items() if name != "native" and executor.available())
+
+
+def _first_available() -> str:
+    for name, executor in EXECUTORS.items():
+        reason = executor.unavailable()
+        if reason is None:
+            return name
+        if name == "native":  # nobody chose to do without it, and it is faster: say why it is missing
+            log.warning("using --executor %s: %s", library_executor(), reason)
+    raise AssertionError("torch is always there")

@@ -1,0 +1,63 @@
+"""API keys: requests without a valid one get 401. Comparison takes constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ipex_assist.serve.errors import ApiError
+
+# Paths that need no key: the page itself (which asks for the key), and monitoring.
+OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/favicon.ico"})
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is answered without a key."""
+    return path in OPEN
+
+
+class ApiKeys:
+    """The valid keys, stored as digests, so that timing reveals neither a matching prefix nor a key's length."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def know(self, key: bytes) -> bool:
+        """Whether the key is valid; always compares with all of them."""
+        digest = hashlib.sha256(key).digest()
+        right = [hmac.compare_digest(digest, known) for known in self._digests]
+        return any(right)
+
+
+class Authentication:
+    """ASGI middleware that requires `Authorization: Bearer KEY`."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 401."""
+        if scope["type"] == "http" and self._keys and not self._may(scope):
+            error = ApiError(
+                401,
+                "this server wants one of its API keys: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _may(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        if is_open(path) or scope["method"] == "OPTIONS":  # a browser's CORS preflight carries no key
+            return True
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, key = header.partition(b" ")
+        return kind.lower() == b"bearer" and self._keys.know(key.strip())

@@ -1,0 +1,150 @@
+"""A slot for an engine process, and the requests that are active in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ipex_assist.serve.backend import GenerationRequest, ModelFacts, OutputChunk, TokenDelta
+from ipex_assist.serve.count_sums import sum_counts
+from ipex_assist.serve.output_queue import OutputQueue
+from ipex_assist.serve.routing import KnownPrefixes, block_keys
+from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.restarts import RestartState
+
+
+@dataclass(eq=False)
+class ActiveRequest:
+    """A request that waits or runs. number: id of the current attempt. slot: where it runs; None while it waits.
+
+    delivered: output tokens given to the reader. seen: how many of them the current attempt has reached; a retry
+    produces the same ones, since every request has a seed. tried: slots in which it failed.
+    """
+
+    request: GenerationRequest
+    options: GenerationOptions
+    keys: list[int]
+    output: OutputQueue = field(default_factory=OutputQueue)
+    number: int = 0
+    slot: int | None = None
+    delivered: list[int] = field(default_factory=list)
+    seen: int = 0
+    tried: list[int] = field(default_factory=list)
+    sent_at: float = 0.0
+    cancelled_at: float | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, request: GenerationRequest, drafts: DraftOptions) -> ActiveRequest:
+        """drafts: the server's defaults for options that the request does not set."""
+        own = request.options.changed()
+        changes = {name: value for name, value in drafts.changed().items() if name not in own}
+        return cls(request, replace(request.options, **changes).seeded(), block_keys(request.tokens))
+
+    def deliver(self, chunk: OutputChunk) -> bool:
+        """Give the reader the new tokens of a chunk; returns False if an earlier attempt had other tokens."""
+        if self.output.over:
+            return True
+        tokens = [delta.token for delta in chunk.token_deltas]
+        known = self.delivered[self.seen : self.seen + len(tokens)]
+        if known != tokens[: len(known)]:
+            return False
+        self.seen += len(tokens)
+        self.delivered += tokens[len(known) :]
+        if not known:
+            self.output.put(chunk)
+        elif len(known) < len(tokens):
+            logprobs = None if chunk.logprobs is None else chunk.logprobs[len(known) :]
+            self.output.put(replace(chunk, token_deltas=chunk.token_deltas[len(known) :], logprobs=logprobs))
+        return True
+
+    def fields(self) -> dict[str, Any]:
+        """The request in the format of an engine process."""
+        grammar = self.request.grammar
+        return {
+            "id": self.number,
+            "prompt": self.request.tokens,
+            "chat": False,
+            "messages": None,
+            "options": self.options.changed(),
+            "stream": True,
+            "grammar": None if grammar is None else {"kind": grammar.kind, "value": grammar.value},
+        }
+
+
+def chunk_of(chunk: Mapping[str, Any]) -> OutputChunk:
+    """Convert a `Streamed` event's chunk."""
+    pieces = [TokenDelta(text, token, drafted) for text, token, drafted in chunk["pieces"]]
+    return OutputChunk(pieces, chunk["logprobs"], chunk["drafted"], chunk["accepted"])
+
+
+@dataclass
+class EngineSlot(RestartState):
+    """A slot for an engine process.
+
+    running: its requests by number, including cancelled ones until the engine confirms it. past: summed counters of
+    earlier processes in the slot. heard_at: time.monotonic of the last event.
+    """
+
+    concurrency: int = 1
+    running: dict[int, ActiveRequest] = field(default_factory=dict)
+    known: KnownPrefixes = field(default_factory=KnownPrefixes)
+    counts: dict[str, Any] = field(default_factory=dict)
+    past: dict[str, Any] = field(default_factory=dict)
+    blocks: dict[str, int] | None = None
+    heard_at: float = 0.0
+    starts: int = 0
+    ending: bool = False  # killed, but not ended yet
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can take another request."""
+        return self.ready and not self.ending and len(self.running) < self.concurrency
+
+    @property
+    def load(self) -> float:
+        """Running requests ÷ concurrency."""
+        return len(self.running) / self.concurrency
+
+    def take(self, active: ActiveRequest, number: int) -> None:
+        """Start a request under this number."""
+        active.number, active.seen, active.sent_at = number, 0, time.monotonic()
+        self.running[number] = active
+        self.known.keep(active.keys)
+
+    def measure(self, stats: Mapping[str, Any]) -> None:
+        """Update from a `Measured` event."""
+        self.counts, self.blocks = dict(stats.get("engine", {})), stats.get("blocks")
+        if self.blocks is not None:
+            self.known.most = self.blocks["total"]
+
+    def take_over_requests(self) -> list[ActiveRequest]:
+        """Reset the slot after its process has ended; returns the unfinished requests."""
+        self.past = sum_counts([self.past, self.counts])
+        self.counts, self.blocks, self.ending = {}, None, False
+        self.known.forget()
+        lost = [active for active in self.running.values() if not active.output.over]
+        self.running.clear()
+        return lost
+
+    def unresponsive_since(self) -> float | None:
+        """Since when it has not confirmed a cancellation, by time.monotonic; None if none is pending."""
+        cancelled = [active.cancelled_at for active in self.running.values() if active.cancelled_at is not None]
+        return max(min(cancelled), self.heard_at) if cancelled else None
+
+
+def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:
+    """Convert the facts of a `Ready` event. name: of the model in requests."""
+    return ModelFacts(
+        name=name,
+        target=facts["target"],
+        assistant=facts.get("assistant"),
+        precision=facts["precision"],
+        executor=facts["executor"],
+        context_length=facts.get("context_length"),
+        vocab_size=facts.get("vocab_size") or 0,
+        created=int(time.time()),
+    )

@@ -1,0 +1,92 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ipex_assist.serve.answers.chat import ChatWriter
+from ipex_assist.serve.answers.choice_texts import ChoiceTexts
+from ipex_assist.serve.answers.completions import CompletionWriter, EchoedPrompt
+from ipex_assist.serve.backend import GenerationRequest
+from ipex_assist.serve.errors import ApiError, responses
+from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
+from ipex_assist.serve.protocol.common import SamplingFields, options_per_choice
+from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
+from ipex_assist.serve.protocol.tools import NamedTool
+from ipex_assist.serve.routes.conversations import prepare_conversation
+from ipex_assist.serve.service import Service
+from ipex_assist.serve.streaming import GenerationResponse
+from ipex_assist.serve.structured_output import grammar_of
+
+ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
+# The schema of each event of a stream.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or [DONE]"}},
+    "required": ["data"],
+}
+STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
+
+
+def check_biases(service: Service, body: SamplingFields) -> None:
+    """Raise 400 for a logit_bias of a token id that does not exist."""
+    size = service.facts.vocab_size
+    if (unknown := next((token for token in body.logit_bias or {} if token >= size), None)) is not None:
+        raise ApiError(400, f"logit_bias: there is no token {unknown}; ids go to {size - 1}", param="logit_bias")
+
+
+def router(service: Service) -> APIRouter:
+    """Both routes."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses={**STREAM, **ERRORS})
+    async def chat_completions(body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        service.check_model(body.model)
+        check_biases(service, body)
+        turn, tokens = await prepare_conversation(
+            service,
+            [message.for_template() for message in body.messages],
+            body.tool_fields(),
+            body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+            parallel=body.parallel_tool_calls,
+            response=grammar_of(body.grammar_fields()),
+        )
+        room = service.most_new_tokens(len(tokens), body.wanted_tokens)
+        options = body.generation_options(room, body.wanted_logprobs)
+        requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
+        named = None if options.logprobs is None else service.token_texts
+        writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, turn.parser)
+        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+
+    @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
+    async def completions(body: CompletionRequest) -> Response:
+        """Complete a text, or several."""
+        service.check_model(body.model)
+        check_biases(service, body)
+        if body.echo and body.stream and body.logprobs is not None:
+            raise ApiError(400, "echo: log-probabilities of a prompt are not streamed: leave out stream", param="echo")
+        special, count = body.add_special_tokens is not False, body.n or 1
+        prompts: list[list[int]] = []
+        echoed: list[EchoedPrompt] = []
+        for prompt in body.prompts:
+            tokens = await service.encode(prompt, special) if isinstance(prompt, str) else prompt
+            prompts.append(service.check_prompt(tokens))
+            if body.echo:
+                text = prompt if isinstance(prompt, str) else await service.decode(prompts[-1])
+                echoed += [EchoedPrompt(text, prompts[-1])] * count
+        grammar = await service.checked(grammar_of(body.grammar_fields()))
+        requests: list[GenerationRequest] = []
+        for tokens in prompts:
+            room = service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS)
+            options = body.generation_options(room, body.logprobs, body.logprobs if body.echo else None)
+            requests += [GenerationRequest(tokens, each, grammar) for each in options_per_choice(options, count)]
+        named = None if body.logprobs is None else service.token_texts
+        texts = ChoiceTexts(requests, sum(map(len, prompts)), named, shows_end=True)
+        writer = CompletionWriter(service, texts, body, echoed if body.echo else None)
+        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+
+    return routes

@@ -1,0 +1,99 @@
+"""Structured output: from the fields of a request to a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.json_schemas import adapt_schema
+from ipex_assist.speculative.grammar import GrammarSpec
+
+# vLLM's fields, and their names in its newer `structured_outputs`.
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+
+def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
+    """Return the grammar that a request's fields ask for; None without one.
+
+    fields: the JSON body or its part with `response_format` (OpenAI's), `guided_json`, `guided_regex`, `guided_choice`,
+    `guided_grammar` (llguidance's dialect of Lark), or `structured_outputs` with json, regex, choice, grammar or
+    json_object (vLLM's); others are ignored. Raises UsageError (status 400) with the field and the reason. Takes
+    microseconds: the cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
+    """
+    found = {name: spec for name, spec in _asked(fields) if spec is not None}
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(found)} are both given: a text can be held to one of them")
+    return next(iter(found.values()), None)
+
+
+def json_schema(schema: Any, field: str) -> GrammarSpec:
+    """A grammar for JSON by a schema: an object, true, or a JSON string. UsageError names the field."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{field}: this is no JSON ({error})") from None
+    try:
+        return GrammarSpec("json_schema", _written(adapt_schema(schema)))
+    except (UsageError, ValueError, RecursionError) as error:
+        raise UsageError(f"{field}: {error}") from None
+
+
+def _asked(fields: Mapping[str, Any]) -> list[tuple[str, GrammarSpec | None]]:
+    asked = [("response_format", _response_format(fields.get("response_format")))]
+    asked += [(name, _guided(name, kind, fields.get(name))) for name, kind in _GUIDED.items()]
+    structured = fields.get("structured_outputs")
+    if structured is not None:
+        if not isinstance(structured, Mapping):
+            raise UsageError("structured_outputs must be an object")
+        for kind in _GUIDED.values():
+            name = f"structured_outputs.{kind}"
+            asked.append((name, _guided(name, kind, structured.get(kind))))
+        if structured.get("json_object"):
+            asked.append(("structured_outputs.json_object", GrammarSpec("json_object")))
+    return asked
+
+
+def _response_format(value: Any) -> GrammarSpec | None:
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GrammarSpec("json_object")
+    if kind == "json_schema":
+        named = value.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else None
+        # Without a schema OpenAI accepts any object.
+        return (
+            GrammarSpec("json_object") if schema is None else json_schema(schema, "response_format.json_schema.schema")
+        )
+    raise UsageError(f"response_format.type is {str(kind)[:100]!r}; there are text, json_object and json_schema")
+
+
+def _guided(name: str, kind: str, value: Any) -> GrammarSpec | None:
+    if value is None:
+        return None
+    if kind == "json":
+        return json_schema(value, name)
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+            raise UsageError(f"{name} must be a list of one text or more")
+        return GrammarSpec("choice", _written(value))
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{name} must be a text, and not an empty one")
+    _written(value)
+    return GrammarSpec("regex" if kind == "regex" else "lark", value)
+
+
+def _written(value: Any) -> str:
+    """Serialise as JSON. Raises UsageError for lone surrogates, ValueError for NaN."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("a grammar holds half a surrogate pair, which is no character") from None
+    return text

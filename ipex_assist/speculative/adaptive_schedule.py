@@ -1,0 +1,216 @@
+"""The adaptive schedule: draft lengths chosen by measured costs and observed acceptance rates. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ipex_assist.speculative.acceptance import EDGES, Acceptance
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_budget import EXPECTED_TOKENS, DraftBudget
+from ipex_assist.speculative.live_costs import CostFindings, LiveCosts
+from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResult, RoundState
+
+TRUSTED_TOKENS = 16  # verified before a pair is trusted
+# Last tokens of the context that a draft reads if reading all of it is too expensive.
+CONTEXTS = (64, 32, 16, 8)
+WORTH = 1.01  # a draft must promise this factor over plain decoding
+# A round may risk at most this share of the credit, or one drafted token: two short drafts tell more about an
+# assistant than a long one.
+SHARE = 0.5
+KEPT_TOKENS = 8  # for which a choice is reused while nothing is drafted
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """The best draft length and confidence threshold, and the expected tokens per second."""
+
+    k: int
+    min_confidence: float
+    rate: float
+
+
+def best_draft(acceptance: Acceptance, costs: Costs, longest: int) -> DraftChoice:
+    """Return the draft length and threshold with the most expected tokens per second; k = 0 is plain decoding.
+
+    Without a threshold, and with each token accepted with probability h, this maximises (1 - h^(k+1)) / (1 - h) tokens
+    in k·draft + verify(k+1) seconds: Leviathan et al. 2023, section 3.5, with a measured verification cost for each
+    number of rows.
+    """
+    plain = costs.verifying(1)
+    verify = np.array([costs.verifying(rows) for rows in range(1, longest + 2)])
+    drafted, tokens = acceptance.expected_tokens(longest)
+    seconds = plain + np.cumsum(drafted * (costs.draft + np.diff(verify)), axis=1)
+    rates = (1 + tokens) / seconds
+    edge, number = divmod(int(rates.argmax()), longest)
+    rate = float(rates[edge, number])
+    return DraftChoice(number + 1, EDGES[edge], rate) if rate * plain > 1 else DraftChoice(0, 0.0, 1 / plain)
+
+
+@dataclass
+class AdaptiveSchedule:
+    """Drafts the number of tokens that maximises expected tokens per second; none where plain decoding is faster.
+
+    The budget bounds the risk: nothing is drafted whose loss, if all of it is rejected, the credit does not cover.
+    While nothing is drafted, one token is tried from time to time, to notice when the text becomes easier.
+
+    model_acceptance, lookup_acceptance: statistics of sources whose model must read the context, and of prompt lookup.
+    shared: the live costs of an engine whose passes several requests share; a request alone tracks its own.
+    """
+
+    costs: Costs
+    limit: int  # output tokens at most
+    longest: int = LONGEST_DRAFT
+    model_acceptance: Acceptance = field(default_factory=Acceptance)
+    lookup_acceptance: Acceptance = field(default_factory=Acceptance)
+    shared: LiveCosts | None = None
+    budget: DraftBudget = field(init=False)
+    drafts: int = 0  # rounds with a draft
+    skipped: int = 0  # tokens at the start of the context that the source has not read
+    # Kinds of sources (True: a model that reads) that could have drafted, and those that were allowed to.
+    _available: set[bool] = field(default_factory=set)
+    _allowed: set[bool] = field(default_factory=set)
+    _chosen: DraftChoice = DraftChoice(0, 0.0, 0.0)
+    _chosen_for: tuple[object, ...] = ()
+    _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
+    _plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
+
+    def __post_init__(self) -> None:
+        self._live = LiveCosts(self.costs) if self.shared is None else self.shared
+        self.budget = DraftBudget(self.limit, self._looks_promising())
+
+    def _looks_promising(self) -> bool:
+        """Whether acceptance in earlier requests promises a gain above 10 % at the current costs."""
+        if self.model_acceptance.seen < TRUSTED_TOKENS:
+            return False
+        return best_draft(self.model_acceptance, self._live.costs, self.longest).rate * self.plain_s > 1.1
+
+    @property
+    def credit(self) -> float:
+        """Seconds that drafts may still lose."""
+        return self.budget.credit(self.plain_s, self._is_worthwhile())
+
+    def plan(self, now: RoundState) -> DraftPlan:
+        """Return the best plan that the budget can afford."""
+        self._now = now
+        if not self.budget.tokens:
+            self.budget.trusted = self._looks_promising()
+        longest = min(self.longest, now.remaining - 1)
+        choice = self._choice(longest) if longest > 0 else DraftChoice(0, 0.0, 0.0)
+        if choice.k and choice.rate * self.plain_s > WORTH:
+            self._plan = self._affordable(choice)
+        else:
+            self._plan = self._trial() if longest > 0 else DraftPlan(0)
+        if longest > 0:
+            self._available.add(now.unread > 0)
+        if self._plan.k:
+            self._allowed.add(now.unread > 0)
+        return self._plan
+
+    def observe(self, outcome: RoundResult) -> None:
+        """Book the round, and update costs and acceptance rates."""
+        now, drafted, context = self._now, outcome.drafted, self._plan.context
+        unread = now.unread if context is None else min(now.unread, context)
+        self._live.observe(outcome, now.length if context is None and self.skipped else unread)
+        tokens, plain = outcome.accepted + 1, self.plain_s
+        self.budget.book_round(tokens, plain)
+        # A source without a proposal has not read anything.
+        if not drafted:
+            return
+        self.budget.book_draft(tokens, plain, plain + self._loss(drafted, context), outcome.draft_s + outcome.target_s)
+        if context is None and self.budget.grants_reading:
+            self.budget.grant_reading(self._reading(None))
+        self.drafts += 1
+        if context is None:
+            self.skipped = 0
+        elif now.unread > context:
+            self.skipped = now.length - context
+        self._known.observe(outcome.confidence, drafted, outcome.accepted)
+
+    @property
+    def untried(self) -> bool:
+        """Whether a source could have drafted and was never allowed to."""
+        return self._available > self._allowed
+
+    def findings(self) -> CostFindings:
+        """Return what this request's rounds say about the costs it started with."""
+        return self._live.findings(self.untried)
+
+    @property
+    def _known(self) -> Acceptance:
+        return self.model_acceptance if self._now.unread else self.lookup_acceptance
+
+    @property
+    def _costs(self) -> Costs:
+        return self._live.costs if self._now.unread else self._live.lookup_costs
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a pass with one row: the calibrated value, corrected by the observed rounds."""
+        return self._live.costs.verifying(1)
+
+    def _is_worthwhile(self) -> bool:
+        """Whether first tokens, by observed counts alone, are accepted often enough to make drafting worthwhile."""
+        known, costs = self._known, self._costs
+        cost = costs.draft + costs.verifying(2) - costs.verifying(1)
+        return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
+
+    def _choice(self, longest: int) -> DraftChoice:
+        """Return the best choice, recomputed after every draft and every few tokens, since costs drift."""
+        key = (self._known is self.lookup_acceptance, self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
+        if key != self._chosen_for:
+            self._chosen, self._chosen_for = best_draft(self._known, self._costs, longest), key
+        return self._chosen
+
+    def _affordable(self, choice: DraftChoice) -> DraftPlan:
+        """Plan the choice with as much context, and as many tokens, as the credit covers."""
+        context, credit = self._context(choice), self.credit
+        reading = self._reading(context)
+        if context is None and self.budget.grants_reading:
+            credit += reading
+        k, most = choice.k, reading + SHARE * (credit - reading)
+        while k and self._loss(k, context) > (credit if k == 1 else most):
+            k -= 1
+        return DraftPlan(k, choice.min_confidence, context)
+
+    def _trial(self) -> DraftPlan:
+        """Plan nothing, or from time to time one token, to notice when the text becomes easier."""
+        context = None if self._has_read_nearly_all else CONTEXTS[-1]
+        cost = self._loss(1, context)
+        affordable = self.budget.trial_is_due(cost) and cost <= self.credit
+        return DraftPlan(1, 0.0, context) if affordable else DraftPlan(0)
+
+    def _loss(self, k: int, context: int | None) -> float:
+        """Return the extra seconds of a round with `k` drafted tokens over a plain one."""
+        costs = self._costs
+        return self._reading(context) + k * costs.draft + costs.verifying(k + 1) - costs.verifying(1)
+
+    def _reading(self, context: int | None) -> float:
+        """Return the seconds to read the unread ones of the last `context` tokens; None: of all tokens."""
+        now = self._now
+        if context is None:
+            return self._costs.reading(now.length if self.skipped else now.unread)
+        return self._costs.reading(min(now.unread, context))
+
+    @property
+    def _has_read_nearly_all(self) -> bool:
+        return self._now.unread <= CONTEXTS[-1] and not self.skipped
+
+    def _context(self, choice: DraftChoice) -> int | None:
+        """Return how many tokens to read; None for all, if the remaining tokens repay it and the budget allows it."""
+        if self._has_read_nearly_all:
+            return None
+        plain, cost = self.plain_s, self._reading(None)
+        won = min(self._now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
+        if self.skipped:
+            # It already drafts from a part; how much the whole context would improve it is unknown.
+            whole = cost < 0.5 * self.budget.balance and cost < 0.25 * won
+        else:
+            whole = cost < won and (self.budget.trusts_reading(cost, plain) or cost < self.credit / 2)
+        return None if whole else self._end_of_text()
+
+    def _end_of_text(self) -> int:
+        """Return how many of the last tokens half of the credit covers."""
+        half = self.credit / 2
+        return next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])

@@ -1,0 +1,76 @@
+"""A request's drafting budget: seconds its drafts gained over plain decoding, and may still lose. No torch here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Share of plain decoding time that rejected drafts may cost: up front for the expected tokens, and further for each
+# token that comes. The rest of the promised 3 % is for errors of the cost model.
+STAKE, FURTHER = 0.016, 0.005
+# A request may end early: the up-front stake counts on at most this many tokens.
+EXPECTED_TOKENS = 128
+# Additional share for a pair that did well in an earlier request, or in this one so far.
+TRUST = 0.04
+TRUSTED_READING = 0.1  # and for reading a prompt, before any draft has gained that
+OUTLIER = 1.5  # measured ÷ expected seconds of a round are clipped at this ratio
+
+
+@dataclass
+class DraftBudget:
+    """Bounds what drafting may cost where it never helps.
+
+    A round's tokens are credited with the seconds that plain decoding takes for them. Nothing is drafted whose loss, if
+    all of it is rejected, exceeds the credit: the balance, a stake that every request has, and more for a trusted pair.
+    `plain` is always the current seconds of a plain pass.
+    """
+
+    limit: int  # output tokens at most
+    trusted: bool = False  # the pair did well in an earlier request
+    balance: float = 0.0  # seconds gained over plain decoding
+    tokens: int = 0  # output tokens so far
+    undrafted_s: float = math.inf  # seconds of plain decoding since the last draft; infinite before the first
+    granted: bool = False  # the first reading of the whole context was already granted
+
+    @property
+    def expected_tokens(self) -> int:
+        """Output tokens that the stake is computed for."""
+        return min(self.limit, EXPECTED_TOKENS)
+
+    def credit(self, plain: float, worthwhile: bool) -> float:
+        """Return the seconds that may still be lost. worthwhile: this request's drafts are accepted often enough."""
+        trust = TRUST * self.expected_tokens if self.trusted or worthwhile else 0.0
+        stake = STAKE * max(self.expected_tokens, self.tokens) + FURTHER * self.tokens
+        return self.balance + (trust + stake) * plain
+
+    def book_round(self, tokens: int, plain: float) -> None:
+        """Count a round of `tokens` tokens, with or without a draft."""
+        self.tokens += tokens
+        self.undrafted_s += plain
+
+    def book_draft(self, tokens: int, plain: float, expected: float, seconds: float) -> None:
+        """Book a round with a draft, which brought `tokens` tokens and was expected to take `expected` seconds.
+
+        It is charged the measured `seconds` if they are more, since costs may be wrong, but clipped: far more time was
+        taken by other processes.
+        """
+        self.balance += tokens * plain - min(max(seconds, expected), expected * OUTLIER)
+        self.undrafted_s = 0.0
+
+    @property
+    def grants_reading(self) -> bool:
+        """Whether reading the whole context is free of charge: the first time, for a trusted pair."""
+        return self.trusted and not self.granted
+
+    def grant_reading(self, seconds: float) -> None:
+        """Refund the seconds of reading the whole context."""
+        self.balance += seconds
+        self.granted = True
+
+    def trusts_reading(self, seconds: float, plain: float) -> bool:
+        """Whether a trusted pair may read for `seconds`, though its drafts have not gained that yet."""
+        return self.trusted and seconds < TRUSTED_READING * self.expected_tokens * plain
+
+    def trial_is_due(self, cost: float) -> bool:
+        """Whether the stake of the time since the last draft has grown to the cost of another."""
+        return self.undrafted_s * STAKE >= cost
