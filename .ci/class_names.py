@@ -1,6 +1,6 @@
 """A class name has one owner: fails where two modules define the same one, in Python, in C++ or in both.
 
-A ctypes structure mirrors one of the C ABI and has its name; these are listed. STILL_DOUBLE lists names that have two
+MIRRORS lists classes of Python that mirror a structure of the core. STILL_DOUBLE lists names that have two
 owners yet: it may only become shorter.
 """
 
@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MIRRORS = {"Batch", "GreedyDraft", "Segment", "TopTokens"}  # of C structures, in native/
+MIRRORS = {"AttentionSpec", "Batch", "GreedyDraft", "LayerSpec", "MlpSpec", "Segment", "TopTokens"}
 STILL_DOUBLE: set[str] = {"Kernels", "Layer", "Model", "PassThreads", "Pool", "Rows", "Statistics", "_Instance"}
 CLASS_IN_C = re.compile(
     r"^(?:class|struct)\s+(?:alignas\([^)]*\)\s*)?(\w+)\s*(?:final\s*)?(?::[^:{;][^{;]*)?\{", re.MULTILINE
@@ -42,12 +42,8 @@ def owners() -> dict[str, list[str]]:
 
 
 def mirrors(files: list[str]) -> bool:
-    """Whether these are a structure of the core and its mirror in Python."""
-    return (
-        len(files) == 2
-        and all(file.startswith("ipex_assist/native/") for file in files)
-        and sum(file.endswith(".py") for file in files) == 1
-    )
+    """Whether these are one structure of the core and one class that mirrors it in Python."""
+    return len(files) == 2 and sum(file.endswith(".py") for file in files) == 1
 
 
 def main() -> int:
