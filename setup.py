@@ -101,6 +101,7 @@ setup(
         ],
         "dev": [
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "scipy>=1.11",
             "matplotlib>=3.8",

@@ -40,6 +40,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import DraftInput, Rows, TokenLogprob
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.native import build, library
 
@@ -310,7 +311,7 @@ def load(checkpoint: Path, precision: str, table_of: NativeModel | None = None) 
     plain, _, disk = precision.partition(" ")
     linears, _, kv = plain.partition("+")
     linears, _, group = linears.partition("-")
-    model = load_model(
+    request = LoadRequest(
         open_checkpoint(str(checkpoint)),
         linears,
         "native",
@@ -319,6 +320,7 @@ def load(checkpoint: Path, precision: str, table_of: NativeModel | None = None) 
         group=int(group or 64),
         kv_precision=kv or None,
     )
+    model = load_model(request)
     assert isinstance(model, NativeModel)
     return model
 

@@ -125,9 +125,9 @@ def read_per_pass(packed: PackedModel, spec: DecoderSpec, context: int, kv_preci
     """Return the bytes of linears and of the cache that a pass reads; the embedding table's rows count as nothing."""
     table = spec.vocab_size * (spec.embedding_size or spec.hidden_size) * 2
     shared = spec.tied_head and packed.precision == "bf16"
-    positions = 0 if spec.rope else (spec.max_position_embeddings + spec.position_offset) * spec.hidden_size * 4
+    learned = spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0
     cache = context * spec.kv_bytes_per_token(*kv_sizes(kv_precision))
-    return packed.nbytes - (0 if shared else table) - positions + cache
+    return packed.nbytes - (0 if shared else table) - learned * spec.hidden_size * 4 + cache
 
 
 def filled(model: NativeModel, context: int) -> NativeSequence:

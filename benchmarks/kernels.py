@@ -23,7 +23,8 @@ import measure
 import torch
 
 from ipex_assist.executors.native_loading import planned_pool
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.layers import uniform_decoder
+from ipex_assist.models.spec import Rope
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.native.model import PackedModel
 from ipex_assist.quantization.precision import INT4_GROUP
@@ -47,34 +48,27 @@ def random_weight(columns: int, width: int) -> torch.Tensor:
 
 def native(width: int, columns: int, precision: str, copies: int | None = None) -> tuple[Run, int, int]:
     """A call that runs all copies once, how many there are (WORKING_SET's where None), and bytes of one."""
-    spec = DecoderSpec(
+    copies = copies or -(-WORKING_SET // packed_bytes(width, columns, precision))
+    spec = uniform_decoder(
         model_type="llama",
         vocab_size=16,
         hidden_size=width,
         intermediate_size=columns,
-        num_hidden_layers=1,
+        num_hidden_layers=copies,
         num_attention_heads=1,
         num_key_value_heads=1,
         head_dim=16,
         max_position_embeddings=16,
-        rope=Rope(),
+        ropes=(Rope(),),
         gated=False,
     )
-    up = packed_bytes(width, columns, precision)
-    copies = copies or -(-WORKING_SET // up)
     name, group = split(precision)
-    model = PackedModel(_with_layers(spec, copies), name, planned_pool(), group)
+    model = PackedModel(spec, name, planned_pool(), group)
     model.allocate()
     weight = random_weight(columns, width)
     for copy in range(copies):
         model.pack(f"layers.{copy}.up_proj.weight", weight)
-    return lambda x: model.linears("up", x), copies, up
-
-
-def _with_layers(spec: DecoderSpec, layers: int) -> DecoderSpec:
-    from dataclasses import replace
-
-    return replace(spec, num_hidden_layers=layers)
+    return lambda x: model.linears("up", x), copies, packed_bytes(width, columns, precision)
 
 
 def split(precision: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.traffic import traffic_of
-from ipex_assist.models.spec import DecoderSpec, Experts
+from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.native.library import instruction_set, read_bandwidth
 from ipex_assist.quantization.precision import LINEAR_BYTES
 
@@ -47,7 +47,8 @@ def load(source: str, layers: int | None, precision: str) -> Any:
 
 def expert_bytes(spec: DecoderSpec, precision: str) -> float:
     """Of the three linears of one expert."""
-    return 3 * spec.hidden_size * spec.intermediate_size * LINEAR_BYTES[precision]
+    experts = spec.expert_layers[0]
+    return 3 * spec.hidden_size * experts.intermediate_size * LINEAR_BYTES[precision]
 
 
 def read_bytes(model: Any, precision: str, experts: int, tokens: int) -> float:
@@ -59,8 +60,7 @@ def read_bytes(model: Any, precision: str, experts: int, tokens: int) -> float:
 
 def chosen(spec: DecoderSpec, rows: int) -> float:
     """Distinct experts of all layers that `rows` rows choose, if each chooses uniformly."""
-    experts: Experts = spec.experts  # type: ignore[assignment]
-    return spec.num_hidden_layers * experts.count * (1 - (1 - experts.per_token / experts.count) ** rows)
+    return sum(each.count * (1 - (1 - each.per_token / each.count) ** rows) for each in spec.expert_layers)
 
 
 def cases_of(model: Any, args: argparse.Namespace, chance: random.Random) -> dict[str, tuple[list[Any], int]]:
@@ -148,7 +148,7 @@ def _figures(
     tokens = requests * rows
     size = read_bytes(model, args.precision, experts["median"], requests * args.context)
     share = size / 1e9 / speed / took["median"]
-    layers = model.spec.num_hidden_layers
+    layers = len(model.spec.expert_layers)
     row = {
         "tokens/s": f"{tokens / took['median']:.1f}",
         "ms": f"{1e3 * took['median']:.2f}",

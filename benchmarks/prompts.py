@@ -38,7 +38,7 @@ def linear_weights(name: str, spec: DecoderSpec) -> int:
 
 def attention_products(spec: DecoderSpec, tokens: int) -> int:
     """Return the products of scores and of values, of what each token of a prompt sees."""
-    return spec.num_hidden_layers * spec.num_attention_heads * spec.head_dim * tokens * (tokens + 1)
+    return sum(layer.attention.query_size for layer in spec.layers) * tokens * (tokens + 1)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -38,7 +38,7 @@ def start(program: Sequence[str], *arguments: object, **environ: str) -> subproc
     )
 
 
-def run(program: Sequence[str], *arguments: object, seconds: float = 60, **environ: str) -> tuple[int, str]:
+def run(program: Sequence[str], *arguments: object, seconds: float = 120, **environ: str) -> tuple[int, str]:
     """A batch to its end: exit code and standard error. Nothing of it may be left running."""
     process = start(program, *arguments, **environ)
     try:
@@ -70,7 +70,7 @@ def lines_in(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until `condition` holds; raise an error after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -140,6 +140,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-moe": _like_llama("qwen3_moe", **_MOE, num_experts=8, head_dim=32, norm_topk_prob=True),
     "qwen3-moe-window": _like_llama("qwen3_moe", **_MOE, num_experts=8, attention_bias=True, use_sliding_window=True)
     | {"sliding_window": 8},
+    "qwen3-moe-dense-first": _like_llama("qwen3_moe", **_MOE, num_experts=8, head_dim=32, mlp_only_layers=[0]),
+    "qwen2-moe-every-second": _like_llama("qwen2_moe", **_MOE, num_experts=6, shared_expert_intermediate_size=80)
+    | {"num_hidden_layers": 3, "decoder_sparse_step": 2},
     "olmoe": _like_llama("olmoe", num_experts=9),
     "olmoe-biases": _like_llama(
         "olmoe", num_experts=17, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True

@@ -57,7 +57,12 @@ def _qwen2(header: GgufHeader, config: Config) -> Config:
 
 
 def _qwen(header: GgufHeader, normalised: bool) -> Config:
-    gate = header.tensors["blk.0.ffn_gate_exps.0.weight"]
+    gate = header.tensors.get("blk.0.ffn_gate_exps.0.weight")
+    if gate is None:
+        raise IpexAssistError(
+            f"{header.path}: layer 0 has no experts, and mixtures of which some layers have none are not computed from "
+            "GGUF files. Pass the model's Hugging Face id or folder instead."
+        )
     return {
         "moe_intermediate_size": header.get("{arch}.expert_feed_forward_length") or gate.shape[0],
         "norm_topk_prob": normalised,

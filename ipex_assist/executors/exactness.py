@@ -51,19 +51,21 @@ def _plan(trial: _Trial) -> RowPlan | None:
 
 
 class _Trial:
-    """The first layer and the head over ROWS fixed rows, at each of STARTS."""
+    """A layer of each shape and the head over ROWS fixed rows, at each of STARTS."""
 
     def __init__(
         self, spec: DecoderSpec, weights: Weights, kernels: Kernels, key_block: int, kv_precision: str | None
     ) -> None:
         self.plan = RowPlan(kernels.row_sizes, key_block)
         self.model = TorchModel(spec, weights, kernels, self.plan, kv_precision)
-        self.layer, self.dtype = weights.layers[0], kernels.dtype
+        self.layers, self.dtype = _shapes(spec), kernels.dtype
         random = torch.Generator().manual_seed(0)
         rows = self.plan.key_length(STARTS[-1] + ROWS + self.plan.sizes[-1])
-        self.cache = self.model.new_cache(rows, layers=1)
-        shape = (rows, spec.num_key_value_heads, spec.head_dim)
-        self.cache.write(0, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
+        self.cache = self.model.new_cache(rows, layers=self.layers[-1] + 1)
+        for index in self.layers:
+            attention = spec.layers[index].attention
+            shape = (rows, attention.kv_heads, attention.head_dim)
+            self.cache.write(index, 0, torch.randn(shape, generator=random), torch.randn(shape, generator=random))
         if self.model.rotary is not None:
             self.model.rotary.reach(rows)
         tokens = torch.randint(spec.vocab_size, (ROWS,), generator=random)
@@ -103,7 +105,16 @@ class _Trial:
         return torch.cat(outputs)[:ROWS]
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
-        position = start + offset
-        window = self.model.spec.window(0)
-        at = self.model.stretch(position, len(rows), window, True)
-        return self.model.layer(rows, self.layer, 0, self.cache, at)
+        for index in self.layers:
+            at = self.model.stretch(start + offset, len(rows), self.model.spec.layers[index].attention, True)
+            rows = self.model.layer(rows, index, self.cache, at)
+        return rows
+
+
+def _shapes(spec: DecoderSpec) -> list[int]:
+    """The first layer of each shape of matrices."""
+    first: dict[object, int] = {}
+    for index, layer in enumerate(spec.layers):
+        attention = layer.attention
+        first.setdefault((attention.heads, attention.kv_heads, attention.head_dim, layer.mlp), index)
+    return list(first.values())

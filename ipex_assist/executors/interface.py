@@ -234,6 +234,6 @@ class FewerThreads(Protocol):
 
 
 def experts_a_layer(model: Model) -> float | None:
-    """Distinct experts that the last pass read, averaged over layers; None where there are none, or none counted."""
+    """Distinct experts that the last pass read, averaged over layers with experts; None without experts or a count."""
     read = model.experts_read
-    return read / model.spec.num_hidden_layers if read else None
+    return read / len(model.spec.expert_layers) if read else None

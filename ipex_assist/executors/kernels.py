@@ -72,7 +72,7 @@ class TorchKernels:
 def norm_heads(
     kernels: Kernels, kind: HeadNorm | None, heads: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Normalise queries or keys (rows, heads, head_dim); for `kind` see DecoderSpec.qk_norm."""
+    """Normalise queries or keys (rows, heads, head_dim); for `kind` see AttentionSpec.qk_norm."""
     heads = heads.contiguous()
     if kind == "head":
         return kernels.rms_norm(heads, weight, eps)

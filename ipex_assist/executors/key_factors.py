@@ -26,21 +26,21 @@ def key_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels) -> list[t
 
 
 def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index: int) -> torch.Tensor:
-    layer = weights.layers[index]
+    layer, attention = weights.layers[index], spec.layers[index].attention
     weight, bias = _norm_before(spec, weights, index)
     rows = signs(_ROWS, spec.hidden_size)
     rows = rows if weight is None else rows * weight.float()
     rows = rows if bias is None else rows + bias.float()
-    first, size = spec.query_size, spec.key_value_size
+    first, size = attention.query_size, attention.key_value_size
     keys = layer.qkv(rows.to(kernels.dtype))[:, first : first + size]
-    keys = keys.reshape(_ROWS, spec.num_key_value_heads, spec.head_dim)
+    keys = keys.reshape(_ROWS, attention.kv_heads, attention.head_dim)
     if layer.k_norm is not None:
-        keys = norm_heads(kernels, spec.qk_norm, keys, layer.k_norm, spec.norm_eps)
+        keys = norm_heads(kernels, attention.qk_norm, keys, layer.k_norm, spec.norm_eps)
     squares = keys.double().square().mean(0)
-    if spec.rope is not None:
-        size = spec.rotary_size
-        pairs = squares[:, :size]
-        squares = torch.cat(((pairs + pairs.roll(size // 2, -1)) / 2, squares[:, size:]), -1)
+    if spec.ropes:
+        rotated = attention.rotary_size
+        pairs = squares[:, :rotated]
+        squares = torch.cat(((pairs + pairs.roll(rotated // 2, -1)) / 2, squares[:, rotated:]), -1)
     exponents = (squares.log2() / 4).round().clamp(-30, 30)
     known = torch.isfinite(squares) & (squares > 0)
     return torch.where(known, exponents, 0).exp2().float()[:, None]
@@ -48,9 +48,10 @@ def _layer_factors(spec: DecoderSpec, weights: Weights, kernels: Kernels, index:
 
 def _norm_before(spec: DecoderSpec, weights: Weights, index: int) -> Norm:
     """The norm whose output a layer's keys are projected from; (None, None) where that is the embedding's output."""
-    if spec.norm_place in ("before", "around"):
+    if spec.layers[index].norm_place in ("pre", "sandwich"):
         return weights.layers[index].attention_norm
-    return weights.layers[index - 1].mlp_norm if index and spec.norm_place == "sum" else (None, None)
+    after = spec.layers[index - 1].norm_place == "post_residual" if index else False
+    return weights.layers[index - 1].mlp_norm if after else (None, None)
 
 
 def signs(rows: int, width: int) -> torch.Tensor:

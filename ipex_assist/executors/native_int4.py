@@ -21,7 +21,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.model_bytes import stored_outer_precision
 from ipex_assist.models import Source
 from ipex_assist.models.spec import DecoderSpec
-from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve, weight_shape
+from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve, weight_shape
 from ipex_assist.native.library import Pool
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.structures import place_of
@@ -91,7 +91,7 @@ def _pack(
     model: PackedModel, ours: str, source: Source, weight: torch.Tensor | Int4Weight, order: torch.Tensor | None
 ) -> bool:
     """Pack one weight. False where a layer's matrix had to be rounded to 4 bits, from floats or from other groups."""
-    dim = model.spec.head_dim
+    dim = head_dim_of(model.spec, ours)
     if isinstance(weight, torch.Tensor):
         part = part_of(weight, source, dim)
         check_shape(model.spec, ours, tuple(part.shape))

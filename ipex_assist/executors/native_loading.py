@@ -20,7 +20,7 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.packed_cache import keeps_packed, load_packed, packed_path, save_packed
 from ipex_assist.launch.plan import MASK_AT_START
 from ipex_assist.models import Source
-from ipex_assist.models.weights import NotFiniteError, check_shape, part_of, resolve
+from ipex_assist.models.weights import NotFiniteError, check_shape, head_dim_of, part_of, resolve
 from ipex_assist.native.library import Pool, instruction_set, shared_pool
 from ipex_assist.native.model import PackedModel
 
@@ -81,7 +81,7 @@ def pack_weights(
     model.allocate()
     for name, tensor in tensors:
         for ours in wanted.get(name, ()):
-            weight = part_of(tensor, sources[ours], model.spec.head_dim)
+            weight = part_of(tensor, sources[ours], head_dim_of(model.spec, ours))
             check_shape(model.spec, ours, tuple(weight.shape))
             try:
                 model.pack(ours, weight)

@@ -19,7 +19,7 @@ BLOCK = 1024  # positions whose angles are computed at once
 class RotaryTable:
     """cos and sin of the positions that sequences reach, each computed once; threads may use it together.
 
-    A position has the values of each of the spec's rules (`spec.ropes`), one behind the other. Source of the rules:
+    A position has the values of each of the spec's tables (`spec.rotary_tables`), side by side. Source of the rules:
     transformers.modeling_rope_utils (linear: kaiokendev; dynamic NTK: bloc97 and emozilla; yarn: Peng et al. 2023,
     arXiv:2309.00071; llama3: Llama 3.1's reference code; longrope: Ding et al. 2024, arXiv:2402.13753).
     Angles are fp32, as they are there; powers, cosines and sines are computed in fp64 and rounded, so that no library's
@@ -27,10 +27,11 @@ class RotaryTable:
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
-        assert spec.ropes
-        self.rules = [_Rule(rope, spec.rotary_size, spec.max_position_embeddings) for rope in spec.ropes]
+        assert spec.rotary_tables
+        context = spec.max_position_embeddings
+        self.rules = [_Rule(spec.ropes[rope], size, context) for rope, size in spec.rotary_tables]
         self._growing = threading.Lock()
-        # (positions, 1, rules · rotary_size) each, contiguous. Replaced as a pair and never changed: a pass keeps what
+        # (positions, 1, rotary_width) each, contiguous. Replaced as a pair and never changed: a pass keeps what
         # it took.
         self.tables = self._block(0)
 
@@ -51,15 +52,15 @@ class RotaryTable:
         return self._tables([rule.angles(positions) for rule in self.rules])
 
     def stretches(self, prompt_length: int) -> bool:
-        """Whether rows of a prompt of this length turn otherwise than those of decode steps."""
+        """Whether rows of a prompt of this length are rotated otherwise than those of decode steps."""
         return any(rule.stretches(prompt_length) for rule in self.rules)
 
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[Floats, Floats]:
-        """(cos, sin) of positions start…start+count-1, each (count, 1, rules · rotary_size), for torch_rope.py.
+        """(cos, sin) of positions start…start+count-1, each (count, 1, rotary_width), for torch_rope.py.
 
         `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule and longrope
-        every row of a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows
-        behind it do not.
+        every row of a prompt longer than the trained length is rotated by the frequencies of the whole prompt, and
+        rows after it are not.
         """
         cos, sin = self.tables
         if prompt_length is None or start >= prompt_length or not self.stretches(prompt_length):
@@ -67,8 +68,8 @@ class RotaryTable:
         end = min(start + count, prompt_length)
         positions = np.arange(start, end, dtype=np.float32)
         prompt_cos, prompt_sin = self._tables([rule.prompt_angles(positions, prompt_length) for rule in self.rules])
-        behind = slice(end, start + count)
-        return np.concatenate((prompt_cos, cos[behind])), np.concatenate((prompt_sin, sin[behind]))
+        after = slice(end, start + count)
+        return np.concatenate((prompt_cos, cos[after])), np.concatenate((prompt_sin, sin[after]))
 
     def _tables(self, angles: list[Floats]) -> tuple[Floats, Floats]:
         cosines, sines = [], []
@@ -98,7 +99,7 @@ class _Rule:
         angles = positions[:, None] * self._inv_freq[None, :]
         beyond = positions[max(0, int(self.trained_length - positions[0])) :]
         if self.rope.by_length and len(beyond):
-            # A decode step at position p sees a sequence of p + 1 tokens, and turns by that length.
+            # A decode step at position p sees a sequence of p + 1 tokens, and is rotated by that length.
             angles[-len(beyond) :] = beyond[:, None] * self._stretched(beyond + 1)
         return angles
 

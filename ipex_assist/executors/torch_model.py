@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -20,7 +21,7 @@ from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.row_plan import RowPlan
 from ipex_assist.executors.torch_rope import TorchRotary, rotate
 from ipex_assist.executors.weights import Layer, Norm, Weights
-from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, DecoderSpec
+from ipex_assist.models.spec import CLAMP, SIGMOID_GAIN, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormPlace
 
 PROMPT_CHUNK = 512  # rows of a prompt that pass at once: bounds the activations, and is many enough for full speed
 
@@ -43,7 +44,7 @@ class Stretch:
 
 
 class TorchSequence:
-    """A Sequence (see executors/interface.py) in tensors, with room for the padding rows behind its tokens."""
+    """A Sequence (see executors/interface.py) in tensors, with room for the padding rows after its tokens."""
 
     def __init__(self, model: TorchModel, capacity: int, prompt_length: int | None = None) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
@@ -84,9 +85,7 @@ class TorchModel(Model):
         self.spec, self.weights, self.kernels, self.plan = spec, weights, kernels, plan
         self.kv_precision = kv_precision or ("fp32" if kernels.dtype == torch.float32 else "bf16")
         self.key_factors = key_factors(spec, weights, kernels) if self.kv_precision == "int8" else []
-        self.activation = _ACTIVATIONS.get(spec.activation, functional.silu)  # clamped_swiglu: see activate_gated
-        self.rotary = TorchRotary(spec, kernels.dtype) if spec.ropes else None
-        self.slopes = torch.tensor(spec.alibi)
+        self.rotary = TorchRotary(spec, kernels.dtype) if spec.rotary_tables else None
 
     @property
     def exact_rows(self) -> int:
@@ -106,11 +105,11 @@ class TorchModel(Model):
             raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
 
     def new_cache(self, rows: int, layers: int | None = None) -> KVCache:
-        """Keys and values of so many rows, of the first `layers` layers, all where None."""
+        """Keys and values of `rows` rows, of the first `layers` layers, all where None."""
         return KVCache(self.spec, rows, self.kernels.dtype, self.kv_precision, self.key_factors, layers)
 
     def rows_of(self, capacity: int) -> int:
-        """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding behind them."""
+        """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding after them."""
         return self.plan.key_length(capacity + self.plan.sizes[-1])
 
     @torch.inference_mode()
@@ -154,20 +153,23 @@ class TorchModel(Model):
         start = sequence.length
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self.embed(torch.tensor(tokens), start)
-        stretches: dict[int | None, Stretch] = {}
-        for index, layer in enumerate(self.weights.layers):
-            window = self.spec.window(index)
-            if window not in stretches:
-                stretches[window] = self.stretch(start, len(tokens), window, padded > 0, prompt_length)
-            x = self.layer(x, layer, index, sequence.cache, stretches[window])
+        stretches: dict[AttentionSpec, Stretch] = {}
+        for index, layer in enumerate(self.spec.layers):
+            attention = layer.attention
+            if attention not in stretches:
+                stretches[attention] = self.stretch(start, len(tokens), attention, padded > 0, prompt_length)
+            x = self.layer(x, index, sequence.cache, stretches[attention])
         return x
 
     def stretch(
-        self, start: int, rows: int, window: int | None, step: bool, prompt_length: int | None = None
+        self, start: int, rows: int, attention: AttentionSpec, step: bool, prompt_length: int | None = None
     ) -> Stretch:
-        """Return what layers with this window need to know about `rows` rows from position `start` on."""
-        angles = self.rotary.rows(start, rows, prompt_length) if self.rotary is not None else None
-        return Stretch(start, angles, self._mask(start, rows, window, step), step)
+        """Return what layers with such attention need to know about `rows` rows from position `start` on."""
+        angles, columns = None, self.spec.rotary_columns(attention)
+        if self.rotary is not None and columns is not None:
+            cos, sin = self.rotary.rows(start, rows, prompt_length)
+            angles = cos[..., columns], sin[..., columns]
+        return Stretch(start, angles, self._mask(start, rows, attention, step), step)
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
@@ -184,79 +186,58 @@ class TorchModel(Model):
             x = x + functional.embedding(positions.clamp_(max=table.shape[0] - 1), table)
         return self._norm(x, weights.embedding_norm) if self.spec.embedding_norm else x
 
-    def _mask(self, start: int, rows: int, window: int | None, step: bool) -> torch.Tensor | None:
-        spec = self.spec
-        plain = not spec.alibi and spec.attention_cap is None and not spec.attention_sinks
+    def _mask(self, start: int, rows: int, attention: AttentionSpec, step: bool) -> torch.Tensor | None:
+        slopes, window = attention.alibi_slopes, attention.window
+        plain = not slopes and attention.cap is None and not attention.sinks
         if plain and not step and start == 0 and (window is None or rows <= window):
             return None  # causal from the first position on: the operator masks by itself
         length = self.plan.key_length(start + rows) if step else start + rows
         mask = causal_mask(start, rows, length, window, self.kernels.dtype)
-        if spec.alibi:
-            return alibi_mask(mask, self.slopes, start, spec.num_key_value_heads, stacked=step)
+        if slopes:
+            return alibi_mask(mask, torch.tensor(slopes), start, attention.kv_heads, stacked=step)
         if step:
-            group = spec.num_attention_heads // spec.num_key_value_heads
-            mask = mask.repeat_interleave(group, 0)[None, None]
+            mask = mask.repeat_interleave(attention.group, 0)[None, None]
         return mask
 
-    def layer(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
+    def layer(self, x: torch.Tensor, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
         """Run one layer over rows x (rows, hidden) at a stretch of positions; it writes their keys and values."""
-        rows = self._norm_at("before", x, layer.attention_norm)
-        attended = self._delta(self._attention(rows, layer, index, cache, at), layer.attention_out_norm)
-        if self.spec.parallel:
-            rows = rows if self.spec.shared_norm else self._norm_at("before", x, layer.mlp_norm)
-            return x + attended + self._delta(self._mlp(rows, layer), layer.mlp_out_norm)
-        x = self._norm_at("sum", x + attended, layer.attention_norm)
-        made = self._mlp(self._norm_at("before", x, layer.mlp_norm), layer)
-        return self._norm_at("sum", x + self._delta(made, layer.mlp_out_norm), layer.mlp_norm)
+        spec, layer = self.spec.layers[index], self.weights.layers[index]
+        rows = self._norm_at("pre", spec, x, layer.attention_norm)
+        attended = self._delta(spec, self._attention(rows, index, cache, at), layer.attention_out_norm)
+        if spec.parallel:
+            rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
+            return x + attended + self._delta(spec, _mlp(spec, layer, rows), layer.mlp_out_norm)
+        x = self._norm_at("post_residual", spec, x + attended, layer.attention_norm)
+        made = _mlp(spec, layer, self._norm_at("pre", spec, x, layer.mlp_norm))
+        return self._norm_at("post_residual", spec, x + self._delta(spec, made, layer.mlp_out_norm), layer.mlp_norm)
 
-    def _norm_at(self, place: str, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def _norm_at(self, place: NormPlace, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """The norm that a layer has at this place, if it has one there."""
-        here = self.spec.norm_place == place or (self.spec.norm_place == "around" and place != "sum")
+        here = layer.norm_place == place or (layer.norm_place == "sandwich" and place != "post_residual")
         return self._norm(x, norm) if here else x
 
-    def _delta(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def _delta(self, layer: LayerSpec, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """What is added to the residual stream for the output x of attention or MLP."""
-        x = self._norm_at("behind", x, norm)
-        return x if self.spec.residual_multiplier == 1 else x * self.spec.residual_multiplier
+        x = self._norm_at("post", layer, x, norm)
+        return x if layer.residual_multiplier == 1 else x * layer.residual_multiplier
 
-    def _attention(self, x: torch.Tensor, layer: Layer, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
-        spec = self.spec
-        heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
+    def _attention(self, x: torch.Tensor, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
+        spec, layer, eps = self.spec.layers[index].attention, self.weights.layers[index], self.spec.norm_eps
+        heads, kv_heads = spec.heads, spec.kv_heads
         query_key, value = layer.qkv(x).view(x.shape[0], -1, spec.head_dim).split((heads + kv_heads, kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = query_key.split((heads, kv_heads), 1)
-            query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, spec.norm_eps)
-            key = norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, spec.norm_eps)
+            query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, eps)
+            key = norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, eps)
             query_key = torch.cat((query, key), 1)
-        if at.rotary is not None and (table := spec.rotation(index)) is not None:
-            size = spec.rotary_size
-            query_key = rotate(query_key, *(each[..., table * size : (table + 1) * size] for each in at.rotary))
+        if at.rotary is not None:
+            query_key = rotate(query_key, *at.rotary)
         query, key = query_key.split((heads, kv_heads), 1)
         cache.write(index, at.start, key, value)
         length = at.start + x.shape[0] if at.mask is None else at.mask.shape[-1]
         attend = attend_rows if at.step else attend_prompt
         keys, values = cache.read(index, length)
-        return layer.o_proj(attend(query, keys, values, at.mask, spec.scale, spec.attention_cap, layer.sinks))
-
-    def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
-        if isinstance(layer.mlp, ExpertLayer):
-            assert self.spec.experts is not None
-            return run_experts(self.spec.experts, layer.mlp, x, self._up_down)
-        return self._up_down(x, *layer.mlp)
-
-    def _up_down(self, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
-        h = up(x)
-        if self.spec.gated:
-            gate, h = h.chunk(2, -1)
-            return down(self.activate_gated(gate, h))
-        return down(self.activation(h))
-
-    def activate_gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """What a gated MLP makes of its gate and up."""
-        if self.spec.activation == "clamped_swiglu":
-            gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-            return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
-        return self.activation(gate) * up
+        return layer.o_proj(attend(query, keys, values, at.mask, spec.score_scale, spec.cap, layer.sinks))
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts
@@ -274,3 +255,28 @@ class TorchModel(Model):
             x = weights.project_out(x)
         logits, cap = weights.lm_head(x), self.spec.logit_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _mlp(spec: LayerSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    """Rows x (rows, hidden) through a layer's MLP, or its experts."""
+    run = partial(_up_down, spec.each_mlp)
+    if isinstance(layer.mlp, ExpertLayer):
+        assert spec.experts is not None
+        return run_experts(spec.experts, layer.mlp, x, run)
+    return run(x, *layer.mlp)
+
+
+def _up_down(spec: MlpSpec, x: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
+    h = up(x)
+    if spec.gated:
+        gate, h = h.chunk(2, -1)
+        return down(activate_gated(spec, gate, h))
+    return down(_ACTIVATIONS[spec.activation](h))
+
+
+def activate_gated(spec: MlpSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """What a gated MLP makes of its gate and up."""
+    if spec.activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+        return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (up + 1)
+    return _ACTIVATIONS[spec.activation](gate) * up

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.models.spec import MlpSpec
 from ipex_assist.quantization.precision import LINEAR_BYTES, kv_sizes
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
-    from ipex_assist.models.spec import DecoderSpec
+    from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 BANDWIDTH_BYTES = 1 << 30  # more than the caches of any socket hold
 
@@ -49,26 +50,24 @@ def table_bytes(spec: DecoderSpec, precision: str) -> int:
 def linear_bytes(spec: DecoderSpec, precision: str) -> int:
     """Return the packed bytes of all matrices of a model but its embedding tables."""
     hidden, embedding = spec.hidden_size, spec.embedding_size or spec.hidden_size
-    layer = hidden * (2 * spec.query_size + 2 * spec.key_value_size)
-    layer += _mlp_elements(spec)
+    layers = sum(hidden * _layer_columns(layer) for layer in spec.layers)
     outside = spec.vocab_size * embedding + (2 * hidden * embedding if spec.projected_embedding else 0)
-    return round((spec.num_hidden_layers * layer + outside) * LINEAR_BYTES[precision])
+    return round((layers + outside) * LINEAR_BYTES[precision])
 
 
 def idle_bytes(spec: DecoderSpec, precision: str) -> int:
     """Packed bytes of the experts that a row does not pass through."""
-    if spec.experts is None:
-        return 0
-    idle = spec.num_hidden_layers * (spec.experts.count - spec.experts.per_token)
-    return round(idle * 3 * spec.hidden_size * spec.intermediate_size * LINEAR_BYTES[precision])
+    idle = sum((each.count - each.per_token) * each.intermediate_size for each in spec.expert_layers)
+    return round(idle * 3 * spec.hidden_size * LINEAR_BYTES[precision])
 
 
-def _mlp_elements(spec: DecoderSpec) -> int:
-    """Of a layer's MLP, or of its router and all experts."""
-    if spec.experts is None:
-        return spec.hidden_size * spec.intermediate_size * (3 if spec.gated else 2)
-    sizes = spec.experts.count * spec.intermediate_size + spec.experts.shared_size
-    return spec.hidden_size * (3 * sizes + spec.experts.count)
+def _layer_columns(layer: LayerSpec) -> int:
+    """Elements of a layer's matrices for each of hidden_size: of attention, and an MLP or a router and all experts."""
+    attention = 2 * layer.attention.query_size + 2 * layer.attention.key_value_size
+    if isinstance(layer.mlp, MlpSpec):
+        return attention + layer.mlp.intermediate_size * (3 if layer.mlp.gated else 2)
+    sizes = layer.mlp.count * layer.mlp.intermediate_size + layer.mlp.shared_size
+    return attention + 3 * sizes + layer.mlp.count
 
 
 def machine_gb_per_s(model: Any) -> float | None:

@@ -10,8 +10,8 @@ import torch
 from ipex_assist.executors.experts import ExpertLayer, Mlp
 from ipex_assist.executors.kernels import Kernels, Linear, TorchKernels
 from ipex_assist.models import Source
-from ipex_assist.models.spec import DecoderSpec, Experts
-from ipex_assist.models.weights import check_numbers, check_shape, part_of, resolve
+from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
+from ipex_assist.models.weights import check_numbers, check_shape, head_dim_of, part_of, resolve
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]  # weight and bias, each (hidden,)
 
@@ -70,7 +70,7 @@ def load_weights(
         if name in wanted and isinstance(tensor, torch.Tensor):  # a Mxfp4Stack was checked when it was read
             check_numbers(name, tensor)
         for ours in wanted.get(name, ()):
-            packer.add(ours, part_of(tensor, sources[ours], spec.head_dim))
+            packer.add(ours, part_of(tensor, sources[ours], head_dim_of(spec, ours)))
         del tensor  # or it would live on while the next one is read
     return packer.weights()
 
@@ -122,7 +122,7 @@ class _Packer:
         return Weights(
             embed_tokens=self.tensors["embed_tokens.weight"],
             lm_head=self.linears["lm_head"],
-            layers=[self._layer(f"layers.{index}.") for index in range(self.spec.num_hidden_layers)],
+            layers=[self._layer(f"layers.{index}.", layer) for index, layer in enumerate(self.spec.layers)],
             final_norm=self._norm("final_norm"),
             embedding_norm=self._norm("embed_norm"),
             embed_positions=self.tensors.get("embed_positions.weight"),
@@ -130,11 +130,11 @@ class _Packer:
             project_out=self.linears.get("project_out"),
         )
 
-    def _layer(self, prefix: str) -> Layer:
+    def _layer(self, prefix: str, spec: LayerSpec) -> Layer:
         return Layer(
             qkv=self.linears[prefix + "qkv"],
             o_proj=self.linears[prefix + "o"],
-            mlp=self._mlp(prefix) if self.spec.experts is None else self._experts(prefix, self.spec.experts),
+            mlp=self._mlp(prefix) if spec.experts is None else self._experts(prefix, spec.experts),
             attention_norm=self._norm(prefix + "attention_norm"),
             attention_out_norm=self._norm(prefix + "attention_out_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),

@@ -48,7 +48,7 @@ def spec(config: Config) -> DecoderSpec:
         embedding_norm=True,
         activation="gelu_tanh",
         gated=False,
-        rope=None,
+        ropes=(),
         alibi=alibi_slopes(heads),
         qkv_bias=True,
         output_bias=True,

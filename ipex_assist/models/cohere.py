@@ -1,4 +1,4 @@
-"""Cohere's Command R, R+ and Aya 23: attention and MLP side by side behind one layer norm, neighbours turn."""
+"""Cohere's Command R, R+ and Aya 23: attention and MLP side by side after one layer norm; rotates pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ipex_assist.models.common import llama_like, rope
 from ipex_assist.models.config import Config
-from ipex_assist.models.names import HEAD_NORMS, named
+from ipex_assist.models.names import HEAD_NORMS, named, rotated_by_pairs
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
 
@@ -21,7 +21,7 @@ def spec(config: Config) -> DecoderSpec:
         "cohere",
         config,
         **shared(config),
-        rope=rope(config, 500000.0),
+        ropes=(rope(config, 500000.0),),
         qk_norm="each_head" if config.flag("use_qk_norm", False) else None,
     )
 
@@ -43,8 +43,7 @@ def shared(config: Config) -> dict[str, Any]:
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Query, key and their norms in the order that turns by halves; logits' multiplier goes into the final norm."""
-    pairs = {"pairs": spec.rotary_size}
-    fields: dict[str, dict[str, Any]] = {name: {"flat": True, **pairs} for name in HEAD_NORMS}
-    fields |= {"q_proj": pairs, "k_proj": pairs, "final_norm": {"factor": spec.logit_multiplier}}
+    """Query, key and their norms in the order that is rotated by halves; the logits' factor goes to the final norm."""
+    fields = rotated_by_pairs(spec) | {"final_norm": {"factor": spec.logit_multiplier}}
+    fields |= {name: {"flat": True, **fields["q_proj"]} for name in HEAD_NORMS}
     return named(spec, norms={"attention_norm": "input_layernorm", **HEAD_NORMS}, fields=fields)

@@ -24,6 +24,6 @@ def spec(config: Config) -> DecoderSpec:
         "cohere2",
         config,
         **shared(config),
-        rotations=tuple(0 if kind == SLIDING else None for kind in kinds),
+        layer_ropes=tuple(0 if kind == SLIDING else None for kind in kinds),
         sliding_windows=windows(config, kinds, 4096),
     )

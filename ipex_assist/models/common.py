@@ -6,7 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from ipex_assist.models.config import Config, ConfigError, NotComputed
-from ipex_assist.models.spec import ACTIVATIONS, RANGES, ROPE_RANGES, Activation, DecoderSpec, Experts, Rope, RopeKind
+from ipex_assist.models.layers import uniform_decoder
+from ipex_assist.models.spec import (
+    ACTIVATIONS,
+    ATTENTION_RANGES,
+    RANGES,
+    ROPE_RANGES,
+    Activation,
+    DecoderSpec,
+    Experts,
+    Rope,
+    RopeKind,
+)
 
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -75,7 +86,7 @@ def _longrope(config: Config, part: Config, scaling: dict[str, Any]) -> None:
 
 
 def rotary_part(config: Config, head_dim: int, default: float) -> int:
-    """How many values of each head rotary positions turn. ConfigError where that is none, or more than a head."""
+    """How many values of each head are rotated. ConfigError where that is none, or more than a head."""
     part = Config(config.part("rope_parameters") or config.part("rope_scaling"))
     share = part.number("partial_rotary_factor", config.number("partial_rotary_factor", default))
     if not 0 < share <= 1 or int(head_dim * share) < 2:
@@ -142,9 +153,34 @@ def even_head_dim(config: Config) -> int:
 
 def experts(config: Config, **fields: Any) -> Experts:
     """The experts of a config, which calls their number num_experts or num_local_experts, depending on who wrote it."""
+    if "activation" not in fields:
+        fields["activation"] = activation(config.text("hidden_act", "silu"))
+    return Experts(
+        count=expert_count(config),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        **fields,
+    )
+
+
+def sparse_layers(config: Config, **fields: Any) -> dict[str, Any]:
+    """The experts of Qwen's mixtures and which layers have them: every `decoder_sparse_step`-th but `mlp_only_layers`.
+
+    The others have an MLP of `intermediate_size`. fields: of the Experts. Returns fields of `llama_like`. ConfigError.
+    """
+    step, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
+    if step < 1:
+        raise ConfigError("decoder_sparse_step", step, "at least 1")
+    sparse = [layer not in dense and (layer + 1) % step == 0 for layer in range(layer_count(config))]
+    if expert_count(config) == 0 or not any(sparse):
+        return {}
+    return {"experts": experts(config, **fields), "sparse": sparse}
+
+
+def expert_count(config: Config) -> int:
+    """How many experts a layer has."""
     names = [name for name in ("num_experts", "num_local_experts") if config.values.get(name) is not None]
-    count = Config(config.values).integer(names[0]) if names else config.integer("num_experts")
-    return Experts(count=count, per_token=config.integer("num_experts_per_tok"), **fields)
+    return Config(config.values).integer(names[0]) if names else config.integer("num_experts")
 
 
 def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
@@ -152,7 +188,7 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
 
     Source: Press et al. 2021, arXiv:2108.12409, and its reference code.
     """
-    heads = min(heads, int(RANGES["num_attention_heads"][1]) + 1)  # more are refused
+    heads = min(heads, int(ATTENTION_RANGES["num_attention_heads"][1][1]) + 1)  # more are refused
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-most * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-most * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
@@ -176,10 +212,11 @@ def llama_like(model_type: str, config: Config, **differences: Any) -> DecoderSp
         "norm_eps": config.number("norm_eps", 1e-6),
         "tied_head": config.flag("tie_word_embeddings", False),
     }
-    if "intermediate_size" not in differences:
-        fields["intermediate_size"] = config.integer("intermediate_size")
-    if "activation" not in differences:
-        fields["activation"] = activation(config.text("hidden_act", "silu"))
-    if "rope" not in differences:
-        fields["rope"] = rope(config)
-    return DecoderSpec(**{**fields, **differences})
+    if "experts" not in differences or not all(differences.get("sparse", ())):
+        if "intermediate_size" not in differences:
+            fields["intermediate_size"] = config.integer("intermediate_size")
+        if "activation" not in differences:
+            fields["activation"] = activation(config.text("hidden_act", "silu"))
+    if "ropes" not in differences:
+        fields["ropes"] = (rope(config),)
+    return uniform_decoder(**{**fields, **differences})

@@ -98,6 +98,11 @@ class Config:
         found: list[Any] = self._given(name, self._read(name, None, (list,), "a list of numbers"))
         return tuple(Config({name: value}).number(name) for value in found)
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers; empty where there is none."""
+        found: list[Any] = self._read(name, None, (list,), "a list of whole numbers") or []
+        return tuple(Config({name: value}).integer(name) for value in found)
+
     def optional_flags(self, name: str) -> list[bool] | None:
         """A list of 0 and 1, or None where there is none."""
         found = self._read(name, None, (list,), "a list of 0 and 1")

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and MLP and of each head; beside windowed layers, others have no positions."""
+"""EXAONE 4: norms after attention and MLP and of each head; beside windowed layers, others have no positions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def spec(config: Config) -> DecoderSpec:
         "exaone4",
         config,
         norm_eps=config.number("norm_eps", 1e-5),
-        norm_place="behind",
+        norm_place="post",
         qk_norm="head",
-        rotations=() if window is None else tuple(0 if kind == SLIDING else None for kind in kinds),
+        layer_ropes=() if window is None else tuple(0 if kind == SLIDING else None for kind in kinds),
         sliding_windows=windows(config, kinds, 4096),
     )
 

@@ -55,12 +55,11 @@ def spec(config: Config) -> DecoderSpec:
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
     """One tensor holds the queries of each key/value head, its key, and its value."""
+    layer = spec.layers[0]
     norms = {"attention_norm": "input_layernorm"}
-    if not spec.shared_norm:
-        norms = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"} if spec.parallel else norms
+    if not layer.shared_norm:
+        norms = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"} if layer.parallel else norms
         norms.setdefault("mlp_norm", "post_attention_layernorm")
-    multi_query = spec.num_key_value_heads == 1
-    group = spec.num_attention_heads // spec.num_key_value_heads
     return named(
         spec,
         prefix="transformer.",
@@ -68,5 +67,5 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         linears=_LINEARS,
         norms=norms,
         outside=_OUTSIDE,
-        fields=stacked_qkv(spec) if multi_query else interleaved_qkv(group),
+        fields=stacked_qkv(spec) if layer.attention.kv_heads == 1 else interleaved_qkv(layer.attention.group),
     )

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and behind, soft caps of scores and logits, a window in every second layer."""
+"""Gemma 2: norms before and after, soft caps of scores and logits, a window in every second layer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shared(config: Config) -> dict[str, Any]:
     bias = config.flag("attention_bias", False)
     return {
         "head_dim": config.integer("head_dim", 256),
-        "norm_place": "around",
+        "norm_place": "sandwich",
         "activation": activation(config.text("hidden_activation", "gelu_pytorch_tanh")),
         "qkv_bias": bias,
         "output_bias": bias,

@@ -26,9 +26,8 @@ def spec(config: Config) -> DecoderSpec:
         config,
         **shared(config),
         qk_norm="head",
-        rope=rope(config, 1e6, kind=FULL),
-        second_rope=_local_rope(config),
-        rotations=tuple(1 if kind == SLIDING else 0 for kind in kinds),
+        ropes=(rope(config, 1e6, kind=FULL), _local_rope(config)),
+        layer_ropes=tuple(1 if kind == SLIDING else 0 for kind in kinds),
         sliding_windows=windows(config, kinds, 4096),
         logit_cap=number_or_none(config, "final_logit_softcapping", None),
     )

@@ -1,4 +1,4 @@
-"""GLM-4 0414 (9B, 32B, Z1): GLM-4 with norms behind attention and MLP, too."""
+"""GLM-4 0414 (9B, 32B, Z1): GLM-4 with norms after attention and MLP, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NORMS = {
 
 def spec(config: Config) -> DecoderSpec:
     """`attention_bias` puts a bias on query, key and value."""
-    return llama_like("glm4", config, **glm.shared(config), norm_place="around")
+    return llama_like("glm4", config, **glm.shared(config), norm_place="sandwich")
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipex_assist.models import gpt2
 from ipex_assist.models.common import activation, even_head_dim
 from ipex_assist.models.config import Config
+from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.names import interleaved_qkv, named, stacked_qkv
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -17,7 +18,7 @@ NAMES = gpt2.NAMES
 def spec(config: Config) -> DecoderSpec:
     """Sizes go by GPT-2's names (n_embd, n_layer, n_head, n_inner, n_positions)."""
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    return DecoderSpec(
+    return uniform_decoder(
         model_type="gpt_bigcode",
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -31,6 +32,7 @@ def spec(config: Config) -> DecoderSpec:
         norm_eps=config.number("norm_eps", 1e-5),
         activation=activation(config.text("activation", "gelu_pytorch_tanh")),
         gated=False,
+        learned_positions=True,
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
@@ -48,5 +50,5 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         linears=gpt2.LINEARS,
         norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
         outside=gpt2.OUTSIDE,
-        fields=stacked_qkv(spec) if spec.num_key_value_heads == 1 else interleaved_qkv(),
+        fields=stacked_qkv(spec) if spec.layers[0].attention.kv_heads == 1 else interleaved_qkv(),
     )

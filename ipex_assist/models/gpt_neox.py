@@ -1,4 +1,4 @@
-"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly, RedPajama; attention and MLP side by side, a quarter of each head turns."""
+"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly, RedPajama; attention and MLP side by side, a quarter of a head is rotated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec(config: Config) -> DecoderSpec:
         parallel=config.flag("use_parallel_residual", True),
         activation=activation(config.text("hidden_act", "gelu")),
         gated=False,
-        rope=rope(config, partial=True),
+        ropes=(rope(config, partial=True),),
         rotary_dim=rotary_part(config, even_head_dim(config), 0.25),
         qkv_bias=bias,
         output_bias=bias,

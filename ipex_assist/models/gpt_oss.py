@@ -12,10 +12,14 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GptOssForCausalLM"
 EXAMPLES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b")
-NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "num_local_experts"}
+NAMES = {
+    "norm_eps": "rms_norm_eps",
+    "num_experts": "num_local_experts",
+    "moe_intermediate_size": "intermediate_size",
+}
 _BOTH, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 _NAMES = ExpertNames(("mlp.router",), {"gate_proj": _BOTH, "up_proj": _BOTH, "down_proj": _DOWN})
-# Experts' matrices are stored (in, out), with gate and up by turns. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
+# Experts' matrices are stored (in, out), gate and up alternating. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
 _FIELDS: Fields = {
     "gate_proj": {"transposed": True, "every": (0, 2)},
     "up_proj": {"transposed": True, "every": (1, 2)},
@@ -36,14 +40,12 @@ def spec(config: Config) -> DecoderSpec:
         config,
         head_dim=config.integer("head_dim", 64),
         norm_eps=config.number("norm_eps", 1e-5),
-        activation="clamped_swiglu",
         qkv_bias=bias,
         output_bias=bias,
-        mlp_bias=True,
         attention_sinks=True,
-        rope=rope(config, 150000.0),
+        ropes=(rope(config, 150000.0),),
         sliding_windows=windows(config, kinds, 128),
-        experts=experts(config, normalised=True, router_bias=True),
+        experts=experts(config, activation="clamped_swiglu", bias=True, normalised=True, router_bias=True),
     )
 
 

@@ -1,11 +1,11 @@
-"""GPT-J 6B: attention and MLP side by side behind one norm, neighbours of the first rotary_dim values turn."""
+"""GPT-J 6B: attention and MLP side by side after one norm; rotates pairs of the first rotary_dim values."""
 
 from __future__ import annotations
 
 from ipex_assist.models import gpt2
 from ipex_assist.models.common import activation, even_head_dim, llama_like, refuse
 from ipex_assist.models.config import Config
-from ipex_assist.models.names import named
+from ipex_assist.models.names import named, rotated_by_pairs
 from ipex_assist.models.spec import DecoderSpec, Rope
 from ipex_assist.models.weights import Source
 
@@ -38,7 +38,7 @@ def spec(config: Config) -> DecoderSpec:
         shared_norm=True,
         activation=activation(config.text("activation", "gelu_new")),
         gated=False,
-        rope=Rope(),
+        ropes=(Rope(),),
         rotary_dim=config.integer("rotary_dim"),
         mlp_bias=True,
         head_bias=True,
@@ -46,8 +46,7 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Query and key in the order that turns by halves."""
-    pairs = {"pairs": spec.rotary_size}
+    """Query and key in the order that is rotated by halves."""
     return named(
         spec,
         prefix="transformer.",
@@ -55,5 +54,5 @@ def weights(spec: DecoderSpec) -> dict[str, Source]:
         linears=_LINEARS,
         norms={"attention_norm": "ln_1"},
         outside=_OUTSIDE,
-        fields={"q_proj": pairs, "k_proj": pairs},
+        fields=rotated_by_pairs(spec),
     )

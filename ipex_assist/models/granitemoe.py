@@ -11,7 +11,7 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "GraniteMoeForCausalLM"
 EXAMPLES = ("ibm-granite/granite-3.1-3b-a800m-instruct", "ibm-granite/granite-3.1-1b-a400m-instruct")
-NAMES = {**granite.NAMES, "num_experts": "num_local_experts"}
+NAMES = {**granite.NAMES, "num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 _PLACE = "block_sparse_moe"
 _INPUT, _OUTPUT = f"{_PLACE}.input_linear", f"{_PLACE}.output_linear"
 _NAMES = ExpertNames(

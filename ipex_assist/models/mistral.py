@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ipex_assist.models.common import llama_like
+from ipex_assist.models.common import layer_count, llama_like
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import llama_weights as weights
 from ipex_assist.models.spec import DecoderSpec
@@ -18,6 +16,6 @@ NAMES = {"norm_eps": "rms_norm_eps"}
 
 def spec(config: Config) -> DecoderSpec:
     """A config without the key has the window of the first release, 4096; null means none."""
-    spec = llama_like("mistral", config)
     window = config.optional_integer("sliding_window") if "sliding_window" in config.values else 4096
-    return spec if window is None else replace(spec, sliding_windows=(window,) * spec.num_hidden_layers)
+    windows = () if window is None else (window,) * layer_count(config)
+    return llama_like("mistral", config, sliding_windows=windows)

@@ -10,7 +10,11 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "MixtralForCausalLM"
 EXAMPLES = ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1")
-NAMES = {"norm_eps": "rms_norm_eps", "num_experts": "num_local_experts"}
+NAMES = {
+    "norm_eps": "rms_norm_eps",
+    "num_experts": "num_local_experts",
+    "moe_intermediate_size": "intermediate_size",
+}
 _PLACE = "block_sparse_moe"
 _LINEARS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _NAMES = ExpertNames(

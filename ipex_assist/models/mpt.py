@@ -44,7 +44,7 @@ def spec(config: Config) -> DecoderSpec:
         norm_bias=False,
         activation="gelu",
         gated=False,
-        rope=None,
+        ropes=(),
         alibi=alibi_slopes(heads),
         attention_scale=attention.optional_number("softmax_scale"),
         tied_head=config.flag("tie_word_embeddings", True),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.models.weights import Source
 
 # Our linears, norms and what is outside of layers, by Llama's names.
@@ -40,26 +40,25 @@ class ExpertNames:
     shared_gate: str = "mlp.shared_expert_gate"
     together: str = "mlp.experts"
 
-    def leaves(self, spec: DecoderSpec, place: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    def leaves(self, experts: Experts, place: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Our name of each within a layer, the checkpoint's, and what fields its Source has besides.
 
         place: what the names of the layer's tensors begin with.
         """
-        assert spec.experts is not None
-        size = spec.intermediate_size
+        size = experts.intermediate_size
         rows = {"gate_proj": (0, size), "up_proj": (size, 2 * size), "down_proj": None}
         yield "router", self.router[0], {"alternatives": tuple(f"{place}{name}.weight" for name in self.router[1:])}
-        for expert in range(spec.experts.count):
+        for expert in range(experts.count):
             for leaf, name in self.linears.items():
                 tensor = place + self.together + (".down_proj" if leaf == "down_proj" else ".gate_up_proj")
                 more = {"otherwise": Source(tensor, expert, rows=rows[leaf])}
                 apart = Source(f"{place}{self.together}.{expert}.{leaf}.weight")  # as GGUF files are read
                 one = {"expert": expert, "alternatives": (tensor,), "otherwise": apart}
                 yield f"experts.{expert}.{leaf}", name.format(expert), more if "{}" in name else one
-        if spec.experts.shared_size:
+        if experts.shared_size:
             for leaf, name in self.shared.items():
                 yield f"shared.{leaf}", name, {}
-            if spec.experts.shared_gate:
+            if experts.shared_gate:
                 yield "shared_gate", self.shared_gate, {}
 
 
@@ -84,18 +83,11 @@ def named(
     """
     fields = fields or {}
     norm_parts = [".weight"] * spec.norm_affine + [".bias"] * spec.norms_biased
-    biased = {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), spec.qkv_bias),
-        "o_proj": spec.output_bias,
-        **dict.fromkeys(MLP, spec.mlp_bias),
-        "lm_head": spec.head_bias,
-        "router": spec.experts is not None and spec.experts.router_bias,
-    }
     sources: dict[str, Source] = {}
 
-    def add(ours: str, theirs: str, leaf: str, **more: Any) -> None:
+    def add(ours: str, theirs: str, leaf: str, biased: bool, **more: Any) -> None:
         norm = leaf.endswith("norm") and leaf not in HEAD_NORMS
-        for part in norm_parts if norm else [".weight", ".bias"] if biased.get(leaf) else [".weight"]:
+        for part in norm_parts if norm else [".weight", ".bias"] if biased else [".weight"]:
             name = theirs + part
             others = (name.removeprefix(prefix),) if prefix else ()
             found = {"alternatives": others, **fields.get(leaf, {}), **more}
@@ -103,17 +95,37 @@ def named(
 
     for leaf, name in outside.items():
         if not (leaf == "lm_head" and spec.tied_head) and not (leaf == "final_norm" and not spec.final_norm):
-            add(leaf, name, leaf)
-    absent = {*(() if spec.gated else ("gate_proj",)), *(("mlp_norm",) if spec.shared_norm else ())}
-    absent |= set(HEAD_NORMS) if spec.qk_norm is None else set()
-    absent |= set() if spec.experts is None else set(MLP)
-    for layer in range(spec.num_hidden_layers):
+            add(leaf, name, leaf, leaf == "lm_head" and spec.head_bias)
+    for number, layer in enumerate(spec.layers):
+        absent, biased = _absent(layer), _biased(layer)
+        ours, theirs = f"layers.{number}.", f"{layers}{number}."
         for leaf, name in {**norms, **linears}.items():
             if leaf not in absent:
-                add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf)
-        for leaf, name, more in experts.leaves(spec, f"{layers}{layer}.") if experts is not None else ():
-            add(f"layers.{layer}.{leaf}", f"{layers}{layer}.{name}", leaf.rpartition(".")[2], **more)
+                add(ours + leaf, theirs + name, leaf, leaf in biased)
+        if layer.experts is not None:
+            assert experts is not None, "experts without names"
+            for leaf, name, more in experts.leaves(layer.experts, theirs):
+                kind = leaf.rpartition(".")[2]
+                add(ours + leaf, theirs + name, kind, kind in biased, **more)
     return sources
+
+
+def _absent(layer: LayerSpec) -> set[str]:
+    """Our names of what such a layer does not have."""
+    absent = {"mlp_norm"} if layer.shared_norm else set()
+    absent |= set() if layer.attention.qk_norm else set(HEAD_NORMS)
+    if isinstance(layer.mlp, Experts):
+        return absent | set(MLP)
+    return absent if layer.mlp.gated else absent | {"gate_proj"}
+
+
+def _biased(layer: LayerSpec) -> set[str]:
+    """Our names of a layer's linears that have a bias."""
+    attention, experts = layer.attention, layer.experts
+    biased = {"q_proj", "k_proj", "v_proj"} if attention.qkv_bias else set()
+    biased |= {"o_proj"} if attention.output_bias else set()
+    biased |= set(MLP) if layer.each_mlp.bias else set()
+    return biased | ({"router"} if experts is not None and experts.router_bias else set())
 
 
 def llama_weights(spec: DecoderSpec) -> dict[str, Source]:
@@ -131,13 +143,21 @@ def stacked(sizes: Mapping[str, int]) -> dict[str, dict[str, Any]]:
 
 
 def stacked_qkv(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
-    """Query, key and value in one tensor, in this order."""
-    return stacked({"q_proj": spec.query_size, "k_proj": spec.key_value_size, "v_proj": spec.key_value_size})
+    """Query, key and value in one tensor, in this order, of layers that are alike."""
+    attention = spec.layers[0].attention
+    key_value = attention.key_value_size
+    return stacked({"q_proj": attention.query_size, "k_proj": key_value, "v_proj": key_value})
 
 
 def stacked_gate_up(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
-    """Gate and up in one tensor, in this order."""
-    return stacked({"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size})
+    """Gate and up in one tensor, in this order, of layers that are alike."""
+    size = spec.layers[0].each_mlp.intermediate_size
+    return stacked({"gate_proj": size, "up_proj": size})
+
+
+def rotated_by_pairs(spec: DecoderSpec) -> dict[str, dict[str, Any]]:
+    """Query and key whose neighbouring values are rotated against each other, of layers that are alike."""
+    return {leaf: {"pairs": spec.layers[0].attention.rotary_size} for leaf in ("q_proj", "k_proj")}
 
 
 def interleaved_qkv(group: int = 1) -> dict[str, dict[str, Any]]:

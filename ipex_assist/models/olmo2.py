@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with its norms behind attention and MLP, and one norm over all heads of query, and of key."""
+"""OLMo 2: Llama with its norms after attention and MLP, and one norm over all heads of query, and of key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spec(config: Config) -> DecoderSpec:
         "olmo2",
         config,
         norm_eps=config.number("norm_eps", 1e-5),
-        norm_place="behind",
+        norm_place="post",
         qk_norm="all_heads",
         qkv_bias=bias,
         output_bias=bias,

@@ -10,7 +10,7 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "OlmoeForCausalLM"
 EXAMPLES = ("allenai/OLMoE-1B-7B-0924-Instruct", "allenai/OLMoE-1B-7B-0125-Instruct")
-NAMES = {"norm_eps": "rms_norm_eps"}
+NAMES = {"norm_eps": "rms_norm_eps", "moe_intermediate_size": "intermediate_size"}
 
 
 def spec(config: Config) -> DecoderSpec:

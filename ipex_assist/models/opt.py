@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipex_assist.models.common import activation, even_head_dim
 from ipex_assist.models.config import Config
+from ipex_assist.models.layers import uniform_decoder
 from ipex_assist.models.names import LLAMA_LINEARS, named
 from ipex_assist.models.spec import DecoderSpec
 from ipex_assist.models.weights import Source
@@ -18,7 +19,7 @@ def spec(config: Config) -> DecoderSpec:
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     norm_first = config.flag("do_layer_norm_before", True)
     bias = config.flag("enable_bias", True)
-    return DecoderSpec(
+    return uniform_decoder(
         model_type="opt",
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -30,11 +31,12 @@ def spec(config: Config) -> DecoderSpec:
         max_position_embeddings=config.integer("max_position_embeddings", 2048),
         norm="layer",
         norm_eps=1e-5,
-        norm_place="before" if norm_first else "sum",
+        norm_place="pre" if norm_first else "post_residual",
         norm_affine=config.flag("layer_norm_elementwise_affine", True),
         final_norm=norm_first and not config.flag("_remove_final_layer_norm", False),
         activation=activation(config.text("activation", "relu")),
         gated=False,
+        learned_positions=True,
         position_offset=2,
         qkv_bias=bias,
         output_bias=bias,

@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side behind one norm, biases everywhere, the head's, too."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side after one norm, biases everywhere, the head's, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spec(config: Config) -> DecoderSpec:
         shared_norm=True,
         activation=activation(config.text("hidden_act", "gelu_new")),
         gated=False,
-        rope=rope(config, partial=True),
+        ropes=(rope(config, partial=True),),
         rotary_dim=rotary_part(config, head_dim, 0.5),
         qkv_bias=True,
         output_bias=True,

@@ -17,14 +17,14 @@ _FUSED = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "self_attn.qkv_proj") | d
 
 
 def spec(config: Config) -> DecoderSpec:
-    """A sliding window, where there is one, is every layer's; Phi-4-mini turns three quarters of each head."""
+    """A sliding window, where there is one, is every layer's; Phi-4-mini rotates three quarters of each head."""
     window = config.optional_integer("sliding_window")
     head_dim = config.optional_integer("head_dim") or even_head_dim(config)
     return llama_like(
         "phi3",
         config,
         norm_eps=config.number("norm_eps", 1e-5),
-        rope=rope(config, partial=True),
+        ropes=(rope(config, partial=True),),
         rotary_dim=rotary_part(config, head_dim, 1.0),
         sliding_windows=() if window is None else (window,) * layer_count(config),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import experts, llama_like, refuse
+from ipex_assist.models.common import llama_like, refuse, sparse_layers
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import ExpertNames, named
 from ipex_assist.models.spec import DecoderSpec
@@ -10,17 +10,17 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Qwen2MoeForCausalLM"
 EXAMPLES = ("Qwen/Qwen2-57B-A14B-Instruct", "Qwen/Qwen1.5-MoE-A2.7B-Chat")
-NAMES = {"norm_eps": "rms_norm_eps", "intermediate_size": "moe_intermediate_size"}
+NAMES = {"norm_eps": "rms_norm_eps"}
 
 
 def spec(config: Config) -> DecoderSpec:
-    """Layers without experts are refused, and so are windows, whose layers differ between releases of transformers."""
-    refuse(config, decoder_sparse_step=1, mlp_only_layers=[], use_sliding_window=False)
+    """Windows are refused: which layers have them differs between releases of transformers."""
+    refuse(config, use_sliding_window=False)
     return llama_like(
         "qwen2_moe",
         config,
         qkv_bias=config.flag("qkv_bias", True),
-        experts=experts(
+        **sparse_layers(
             config,
             normalised=config.flag("norm_topk_prob", False),
             shared_size=config.integer("shared_expert_intermediate_size"),

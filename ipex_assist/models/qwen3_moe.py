@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipex_assist.models.common import experts, layer_count, llama_like, refuse
+from ipex_assist.models.common import layer_count, llama_like, sparse_layers
 from ipex_assist.models.config import Config
 from ipex_assist.models.names import HEAD_NORMS, LLAMA_NORMS, ExpertNames, named
 from ipex_assist.models.spec import DecoderSpec
@@ -10,12 +10,11 @@ from ipex_assist.models.weights import Source
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 EXAMPLES = ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-235B-A22B")
-NAMES = {"norm_eps": "rms_norm_eps", "intermediate_size": "moe_intermediate_size"}
+NAMES = {"norm_eps": "rms_norm_eps"}
 
 
 def spec(config: Config) -> DecoderSpec:
-    """A window, where the config uses one, is every layer's. Layers without experts are refused."""
-    refuse(config, decoder_sparse_step=1, mlp_only_layers=[])
+    """A window, where the config uses one, is every layer's."""
     bias = config.flag("attention_bias", False)
     windows: tuple[int, ...] = ()
     if config.flag("use_sliding_window", False) and (window := config.optional_integer("sliding_window")) is not None:
@@ -27,7 +26,7 @@ def spec(config: Config) -> DecoderSpec:
         output_bias=bias,
         qk_norm="head",
         sliding_windows=windows,
-        experts=experts(config, normalised=config.flag("norm_topk_prob", False)),
+        **sparse_layers(config, normalised=config.flag("norm_topk_prob", False)),
     )
 
 

@@ -1,22 +1,24 @@
 """DecoderSpec: everything an executor must know about a decoder-only transformer, as plain data.
 
-A layer is a short list of steps: into attention; query, key and value; attention; output; into the MLP; up; down.
-What families do differently is a field each, and a step that a model does not have costs it nothing:
+It says what the whole model has (vocabulary, embedding, positions, final norm, head) and what each of its layers has: a
+LayerSpec, which is an AttentionSpec and an MLP (`MlpSpec` or `Experts`), their norms and a multiplier. Layers may
+differ in anything but the width of the residual stream and the kind of their norms: in heads, head_dim, window, rope,
+and in whether they have experts. Families whose layers are alike say it once (layers.py). What a layer may have:
 
-- **Norms** (RMS, or layer norm with or without a bias) stand before attention and MLP (Llama), behind the sum
-  (OPT-350m), behind attention and MLP before they are added (OLMo 2), or before and behind (Gemma 2); with parallel
-  residuals both read the same rows, through a norm each or one for both. There may be a norm of the embedding and a
-  final one. A norm that weights by 1 + w is folded when weights are packed (`Source.plus`), and so is a factor of the
-  logits (`logit_multiplier`, into the final norm).
+- **Norms** (RMS, or layer norm with or without a bias) stand before attention and MLP ("pre", Llama), after the
+  residual addition ("post_residual", OPT-350m), after attention and MLP before they are added ("post", OLMo 2), or
+  before and after ("sandwich", Gemma 2); with parallel residuals both read the same rows, through a norm each or one
+  for both. The model may have a norm of the embedding and a final one. A norm that weights by 1 + w is folded when
+  weights are packed (`Source.plus`), and so is a factor of the logits (`logit_multiplier`, into the final norm).
 - **Queries and keys** may be normalised: each head by one weight (Qwen3), each by its own (Command R+), or all heads
   together (OLMo 2).
-- **Positions**: rotary (of the whole head or its first `rotary_dim` values; one table or two, chosen layer by layer, or
-  none in some layers), a learned table, or ALiBi's slopes. Rotation of neighbouring pairs (GPT-J, GLM-4, Cohere) is
-  that of halves with the rows of query and key in another order (`Source.pairs`).
-- **Attention** sees everything or a window, layer by layer; its scores may have a soft cap, and so may logits. Each
-  query head may have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss).
+- **Positions**: rotary (of the whole head or its first `rotary_dim` values, by one of the model's `ropes`, or none in
+  some layers), ALiBi's slopes, or a learned table that is added to the embedding. Rotation of neighbouring pairs
+  (GPT-J, GLM-4, Cohere) is that of halves with the rows of query and key in another order (`Source.pairs`).
+- **Attention** sees everything or a window; its scores may have a soft cap, and so may logits. Each query head may
+  have a sink: a learned logit that takes part in the sum of its softmax, and has no value (gpt-oss).
 - **The MLP** is plain or gated, with one of ACTIVATIONS, or gpt-oss's clamped_swiglu of gate and up together; or a row
-  passes through some of many such, its `Experts`.
+  passes through some of many such, the layer's `Experts`.
 - **Multipliers** of the embedding, of what is added to the residual stream, of attention's scores and of logits.
 - **Biases** of query, key and value; output; MLP; head.
 """
@@ -25,17 +27,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ipex_assist.models.config import ConfigError
 
 Norm = Literal["rms", "layer"]
-NormPlace = Literal["before", "sum", "behind", "around"]
+NormPlace = Literal["pre", "post_residual", "post", "sandwich"]
 HeadNorm = Literal["head", "each_head", "all_heads"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "clamped_swiglu"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
-# Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions behind them.
+# Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions that they name.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -52,34 +55,38 @@ ACTIVATIONS: dict[str, Activation] = {
 # Of clamped_swiglu: gate · sigmoid(SIGMOID_GAIN · gate) · (up + 1), with gate up to CLAMP and up within ±CLAMP.
 CLAMP, SIGMOID_GAIN = 7.0, 1.702
 
-# The least and the largest that each number may be. The upper ends are far beyond any model: a damaged config shall not
-# ask for all memory.
+# The least and the largest that each number may be, by Hugging Face's names. The upper ends are far beyond any model: a
+# damaged config shall not ask for all memory.
 RANGES: dict[str, tuple[float, float]] = {
     "vocab_size": (1, 1 << 24),
     "hidden_size": (1, 1 << 20),
-    "intermediate_size": (1, 1 << 22),
     "num_hidden_layers": (1, 1000),
-    "num_attention_heads": (1, 4096),
-    "num_key_value_heads": (1, 4096),
-    "head_dim": (1, 4096),
     "max_position_embeddings": (1, 1 << 30),
     "norm_eps": (1e-30, 0.1),
     "position_offset": (0, 1 << 10),
-    "attention_scale": (1e-6, 1e6),
     "embedding_size": (1, 1 << 20),
-    "rotary_dim": (2, 4096),
     "embedding_multiplier": (1e-6, 1e6),
-    "residual_multiplier": (1e-6, 1e6),
     "logit_multiplier": (1e-6, 1e6),
-    "attention_cap": (1e-3, 1e6),
     "logit_cap": (1e-3, 1e6),
 }
-# Of Experts, by the config's names.
+# The same of a layer's parts, whose own names are shorter.
+ATTENTION_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
+    "num_attention_heads": ("heads", (1, 4096)),
+    "num_key_value_heads": ("kv_heads", (1, 4096)),
+    "head_dim": ("head_dim", (1, 4096)),
+    "attention_scale": ("scale", (1e-6, 1e6)),
+    "rotary_dim": ("rotary_dim", (2, 4096)),
+    "attention_cap": ("cap", (1e-3, 1e6)),
+    "sliding_window": ("window", (1, 1 << 30)),
+}
+MLP_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"intermediate_size": ("intermediate_size", (1, 1 << 22))}
 EXPERT_RANGES: dict[str, tuple[str, tuple[float, float]]] = {
     "num_experts": ("count", (1, 1 << 10)),
     "num_experts_per_tok": ("per_token", (1, 1 << 8)),
+    "moe_intermediate_size": ("intermediate_size", (1, 1 << 22)),
     "shared_expert_intermediate_size": ("shared_size", (0, 1 << 22)),
 }
+LAYER_RANGES: dict[str, tuple[str, tuple[float, float]]] = {"residual_multiplier": ("residual_multiplier", (1e-6, 1e6))}
 # The same for rotary positions, and what each rule cannot do without.
 ROPE_RANGES: dict[str, tuple[float, float]] = {
     "rope_theta": (1.001, 1e15),
@@ -116,30 +123,104 @@ class Rope:
     scaling: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_range("rope_theta", self.theta, ROPE_RANGES["rope_theta"])
+        check_range("rope_theta", self.theta, ROPE_RANGES["rope_theta"])
         for name in ROPE_NEEDS[self.kind]:
             if self.scaling.get(name) is None:
                 raise ConfigError(name, None, f"a number: {self.kind} rope scaling needs it")
         for name, value in self.scaling.items():
             if name in ROPE_RANGES and value is not None:
-                _check_range(name, value, ROPE_RANGES[name])
+                check_range(name, value, ROPE_RANGES[name])
         if self.kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
             low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
             raise ConfigError("high_freq_factor", high, f"larger than low_freq_factor, {low:g}")
         if self.kind == "longrope":
             for name in ("short_factor", "long_factor"):
                 for value in self.scaling[name]:
-                    _check_range(name, value, ROPE_RANGES["factor"])
+                    check_range(name, value, ROPE_RANGES["factor"])
 
     @property
     def by_length(self) -> bool:
-        """Whether a row turns by the length of its prompt, too."""
+        """Whether the angles of a row depend on the length of its prompt, too."""
         return self.kind in ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
+class AttentionSpec:
+    """Softmax attention with grouped keys and values. Raises ConfigError for a value out of ATTENTION_RANGES, and for
+    values that cannot go together.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None  # how many of the latest positions a row may see; None is all of them
+    rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
+    rotary_dim: int | None = None  # how many values of each head are rotated; head_dim where None
+    alibi_slopes: tuple[float, ...] = ()  # one a head; empty: none
+    qk_norm: HeadNorm | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False  # a logit a query head beside the scores of its softmax
+    scale: float | None = None  # of query · key; head_dim ** -0.5 where None
+    cap: float | None = None  # scores x become cap · tanh(x / cap)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, ATTENTION_RANGES)
+        if self.heads % self.kv_heads:
+            raise ConfigError("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} heads")
+        if self.rotary_size > self.head_dim:
+            raise ConfigError("rotary_dim", self.rotary_size, f"{self.head_dim} at most, the width of a head")
+        if self.alibi_slopes and len(self.alibi_slopes) != self.heads:
+            raise ConfigError("alibi", f"{len(self.alibi_slopes)} slopes", f"{self.heads}, one a head")
+
+    @property
+    def rotary_size(self) -> int:
+        """How many values of a head a rope rotates, if the layer has one."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def score_scale(self) -> float:
+        """The factor that query · key is multiplied with."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def query_size(self) -> int:
+        """Columns of the query projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Columns of the key projection, and of the value projection."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """A gated MLP, down(activation(gate(x)) · up(x)), or a plain one, down(activation(up(x))).
+
+    Raises ConfigError for a value out of MLP_RANGES, and for an activation that it cannot have.
+    """
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, MLP_RANGES)
+        _check_kind("activation", self.activation, Activation)
+        if self.activation == "clamped_swiglu" and not self.gated:
+            raise ConfigError("activation", self.activation, "another one in an MLP without a gate")
+
+
+@dataclass(frozen=True)
 class Experts:
-    """The MLPs of each layer, gated and of the spec's `intermediate_size`; a router chooses some of them for a row.
+    """Many gated MLPs, each of `intermediate_size`, in the place of one; a router chooses some of them for a row.
 
     The router's logits of a row, (count,), are computed in fp32. The `per_token` experts of the largest are the row's
     (the lowest of equals), weighted by their softmax over all experts, or over the chosen ones where `normalised`: then
@@ -149,187 +230,188 @@ class Experts:
 
     count: int
     per_token: int
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
     normalised: bool = True
     router_bias: bool = False
     shared_size: int = 0  # intermediate_size of the shared expert, 0 where there is none
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        for name, (ours, ends) in EXPERT_RANGES.items():
-            _check_range(name, getattr(self, ours), ends)
+        _check_ranges(self, EXPERT_RANGES)
+        _check_kind("activation", self.activation, Activation)
         if self.per_token > self.count:
             raise ConfigError("num_experts_per_tok", self.per_token, f"{self.count} at most, the number of experts")
+
+    @property
+    def each(self) -> MlpSpec:
+        """One of them."""
+        return MlpSpec(self.intermediate_size, self.activation, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer. Raises ConfigError for a value out of LAYER_RANGES, and for parts that cannot go together."""
+
+    attention: AttentionSpec
+    mlp: MlpSpec | Experts
+    norm_place: NormPlace = "pre"
+    parallel: bool = False  # attention and MLP read the same rows, and are added to them together
+    shared_norm: bool = False  # of these, by one norm
+    residual_multiplier: float = 1.0  # of what attention and MLP add
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, LAYER_RANGES)
+        _check_kind("norm_place", self.norm_place, NormPlace)
+        if self.experts is not None and self.parallel:
+            raise ConfigError("num_experts", self.experts.count, "none in a layer whose MLP is parallel to attention")
+
+    @property
+    def experts(self) -> Experts | None:
+        """Its experts, if it has any in the place of an MLP."""
+        return self.mlp if isinstance(self.mlp, Experts) else None
+
+    @property
+    def each_mlp(self) -> MlpSpec:
+        """Its MLP, or what each of its experts is."""
+        return self.mlp.each if isinstance(self.mlp, Experts) else self.mlp
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
     """One decoder-only transformer. Sizes are counts of elements; names are Hugging Face's.
 
-    What its layers do is said at the head of this file.
     Raises ConfigError for a value out of RANGES, and for values that cannot go together.
     """
 
     model_type: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+    layers: tuple[LayerSpec, ...]
     max_position_embeddings: int
     norm: Norm = "rms"
     norm_eps: float = 1e-6
-    norm_place: NormPlace = "before"
     norm_affine: bool = True
     norm_bias: bool = True  # of layer norms
     final_norm: bool = True
     embedding_norm: bool = False
-    parallel: bool = False  # attention and MLP read the same rows, and are added to them together
-    shared_norm: bool = False  # of these, by one norm
-    activation: Activation = "silu"
-    gated: bool = True
-    experts: Experts | None = None  # in every layer, in the place of its MLP
-    # One of the three: rotary positions, ALiBi's slopes of the heads, or a learned table read at position + offset.
-    rope: Rope | None = None
-    alibi: tuple[float, ...] = ()
+    # Rules of rotary positions, of which layers have one each or none. The first says how long a sequence may be.
+    ropes: tuple[Rope, ...] = ()
+    learned_positions: bool = False  # a table that is part of the weights, read at position + offset
     position_offset: int = 0
-    rotary_dim: int | None = None  # of each head, so many values turn; head_dim where None
-    second_rope: Rope | None = None
-    rotations: tuple[int | None, ...] = ()  # one a layer: 0 rope, 1 second_rope, None neither; empty: all rope
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
     head_bias: bool = False
-    qk_norm: HeadNorm | None = None
-    attention_scale: float | None = None  # head_dim ** -0.5 where None
-    attention_cap: float | None = None  # scores x become cap · tanh(x / cap)
-    attention_sinks: bool = False  # a logit a query head beside the scores of its softmax
     logit_cap: float | None = None
     embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0  # of what attention and MLP add
     logit_multiplier: float = 1.0  # folded into the final norm: by models/, where that is mapped
     tied_head: bool = False
     embedding_size: int | None = None  # where the token embedding is narrower or wider than hidden_size (OPT-350m)
-    sliding_windows: tuple[int | None, ...] = ()  # one a layer; empty where every layer sees everything
 
     def __post_init__(self) -> None:
         for name, ends in RANGES.items():
             if (value := getattr(self, name)) is not None:
-                _check_range(name, value, ends)
-        for name, kinds in (("norm", Norm), ("activation", Activation), ("norm_place", NormPlace)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ConfigError(name, getattr(self, name), f"one of {', '.join(get_args(kinds))}")
-        if self.activation == "clamped_swiglu" and not self.gated:
-            raise ConfigError("activation", self.activation, "another one in an MLP without a gate")
-        heads = self.num_attention_heads
-        if heads % self.num_key_value_heads:
-            raise ConfigError("num_key_value_heads", self.num_key_value_heads, f"a divisor of the {heads} heads")
-        if self.experts is not None and (self.parallel or not self.gated):
-            raise ConfigError("num_experts", self.experts.count, "none in a model whose MLPs are plain or parallel")
-        self._check_positions()
-        for each in (self.sliding_windows, self.rotations):
-            if len(each) not in (0, self.num_hidden_layers):
-                raise ConfigError(
-                    "layer_types", f"a list of {len(each)}", f"one for each of {self.num_hidden_layers} layers"
-                )
-        for window in self.sliding_windows:
-            if window is not None:
-                _check_range("sliding_window", window, (1, 1 << 30))
+                check_range(name, value, ends)
+        _check_kind("norm", self.norm, Norm)
+        for attention in dict.fromkeys(layer.attention for layer in self.layers):
+            self._check_rotary(attention)
 
-    def _check_positions(self) -> None:
-        turned, name = (self.head_dim, "head_dim") if self.rotary_dim is None else (self.rotary_dim, "rotary_dim")
-        if turned > self.head_dim:
-            raise ConfigError(name, turned, f"{self.head_dim} at most, the width of a head")
-        if self.alibi and len(self.alibi) != self.num_attention_heads:
-            raise ConfigError("alibi", f"{len(self.alibi)} slopes", f"{self.num_attention_heads}, one a head")
+    def _check_rotary(self, attention: AttentionSpec) -> None:
+        size, name = attention.rotary_size, "head_dim" if attention.rotary_dim is None else "rotary_dim"
+        if attention.rope is not None and not 0 <= attention.rope < len(self.ropes):
+            raise ConfigError("rope", attention.rope, f"one of the {len(self.ropes)} of the model")
         for rope in self.ropes:
-            if turned % 2:
-                raise ConfigError(name, turned, "even, because rotary positions turn its halves")
-            if rope.kind == "dynamic" and turned < 4:
-                raise ConfigError(name, turned, "at least 4 with dynamic rope scaling")
+            if size % 2:
+                raise ConfigError(name, size, "even, because its halves are rotated against each other")
+            if rope.kind == "dynamic" and size < 4:
+                raise ConfigError(name, size, "at least 4 with dynamic rope scaling")
             for factors in ("short_factor", "long_factor") if rope.kind == "longrope" else ():
                 count = len(rope.scaling[factors])
-                if count != turned // 2:
-                    raise ConfigError(factors, f"a list of {count}", f"of {turned // 2} numbers, half of what turns")
+                if count != size // 2:
+                    raise ConfigError(factors, f"a list of {count}", f"of {size // 2} numbers, half of what is rotated")
 
     @property
-    def ropes(self) -> tuple[Rope, ...]:
-        """The rules by which rows turn: none, one, or two."""
-        return tuple(rope for rope in (self.rope, self.second_rope) if rope is not None)
+    def num_hidden_layers(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    @cached_property
+    def rotary_tables(self) -> tuple[tuple[int, int], ...]:
+        """The tables of cos and sin that layers need: which of `ropes`, and how many values of a head it rotates."""
+        attentions = (layer.attention for layer in self.layers)
+        return tuple(sorted({(each.rope, each.rotary_size) for each in attentions if each.rope is not None}))
 
     @property
-    def rotary_size(self) -> int:
-        """How many values of a head turn."""
-        return 0 if self.rope is None else self.head_dim if self.rotary_dim is None else self.rotary_dim
+    def rotary_width(self) -> int:
+        """Values of all these tables at one position, where they lie side by side."""
+        return sum(size for _, size in self.rotary_tables)
 
-    @property
-    def learned_positions(self) -> bool:
-        """Whether positions are a table that is part of the weights."""
-        return self.rope is None and not self.alibi
+    def rotary_columns(self, attention: AttentionSpec) -> slice | None:
+        """The columns among these that rotate a layer's heads; None where nothing does."""
+        if attention.rope is None:
+            return None
+        place = self.rotary_tables.index((attention.rope, attention.rotary_size))
+        first = sum(size for _, size in self.rotary_tables[:place])
+        return slice(first, first + attention.rotary_size)
 
     @property
     def norms_biased(self) -> bool:
         """Whether norms add a bias."""
         return self.norm == "layer" and self.norm_affine and self.norm_bias
 
-    def rotation(self, layer: int) -> int | None:
-        """Which of `ropes` turns the rows of `layer`, if any does."""
-        if self.rope is None:
-            return None
-        return self.rotations[layer] if self.rotations else 0
-
-    @property
-    def scale(self) -> float:
-        """The factor that query · key is multiplied with."""
-        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
-
     @property
     def projected_embedding(self) -> bool:
         """Whether the embedding passes through project_in and project_out (OPT-350m)."""
         return self.embedding_size not in (None, self.hidden_size)
 
-    @property
-    def query_size(self) -> int:
-        """The number of columns of the query projection."""
-        return self.num_attention_heads * self.head_dim
+    @cached_property
+    def expert_layers(self) -> tuple[Experts, ...]:
+        """The experts of each layer that has any."""
+        return tuple(layer.experts for layer in self.layers if layer.experts is not None)
 
     @property
-    def key_value_size(self) -> int:
-        """Columns of the key projection, and of the value projection."""
-        return self.num_key_value_heads * self.head_dim
-
-    def window(self, layer: int) -> int | None:
-        """How many of the latest positions `layer` may see; None is all of them."""
-        return self.sliding_windows[layer] if self.sliding_windows else None
+    def experts(self) -> Experts | None:
+        """Those of the first such layer; None in a model without."""
+        return self.expert_layers[0] if self.expert_layers else None
 
     @property
     def context_length(self) -> int:
         """Tokens a sequence can hold: dynamic and yarn positions reach beyond the length the model was trained at."""
-        if self.rope is None or self.rope.kind not in ("dynamic", "yarn"):
+        if not self.ropes or self.ropes[0].kind not in ("dynamic", "yarn"):
             return self.max_position_embeddings  # longrope's is the stretched length
-        trained = self.rope.scaling.get("original_max_position_embeddings") or self.max_position_embeddings
-        return max(self.max_position_embeddings, int(trained * self.rope.scaling.get("factor", 1.0)))
+        scaling = self.ropes[0].scaling
+        trained = scaling.get("original_max_position_embeddings") or self.max_position_embeddings
+        return max(self.max_position_embeddings, int(trained * scaling.get("factor", 1.0)))
 
     def context_for(self, prompt_tokens: int) -> int:
-        """Tokens that a text can hold whose prompt has so many.
+        """Tokens that a sequence can hold whose prompt has `prompt_tokens`.
 
-        Longrope turns all rows of a text one way up to the trained length and another way beyond, and what was computed
-        the one way does not go on the other: a text that begins within that length ends there.
+        Longrope rotates all rows of a sequence one way up to the trained length and another way beyond, and what was
+        computed the one way does not go on the other: a sequence that begins within that length ends there.
         """
-        if self.rope is not None and self.rope.kind == "longrope":
-            trained = int(self.rope.scaling["original_max_position_embeddings"])
+        if self.ropes and self.ropes[0].kind == "longrope":
+            trained = int(self.ropes[0].scaling["original_max_position_embeddings"])
             return min(trained, self.context_length) if prompt_tokens <= trained else self.context_length
         return self.context_length
 
     def kv_bytes_per_token(self, element_size: int, scale_size: int = 0) -> int:
         """Bytes of keys and values that one token adds to the cache, with a scale for each head's key and value."""
-        head = self.head_dim * element_size + scale_size
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * head
+        heads = ((each.attention.kv_heads, each.attention.head_dim) for each in self.layers)
+        return sum(2 * count * (head_dim * element_size + scale_size) for count, head_dim in heads)
 
 
-def _check_range(name: str, value: float, ends: tuple[float, float]) -> None:
+def check_range(name: str, value: float, ends: tuple[float, float]) -> None:
+    """Raise ConfigError for a value out of its range. NaN compares as false with everything."""
     low, high = ends
-    # NaN compares as false with everything.
     if not (low <= value <= high) or not math.isfinite(value):
         raise ConfigError(name, value, f"from {low:,} to {high:,}")
+
+
+def _check_ranges(spec: Any, ranges: dict[str, tuple[str, tuple[float, float]]]) -> None:
+    for name, (ours, ends) in ranges.items():
+        if (value := getattr(spec, ours)) is not None:
+            check_range(name, value, ends)
+
+
+def _check_kind(name: str, value: str, kinds: Any) -> None:
+    if value not in get_args(kinds):
+        raise ConfigError(name, value, f"one of {', '.join(get_args(kinds))}")

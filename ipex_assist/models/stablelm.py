@@ -25,7 +25,7 @@ def spec(config: Config) -> DecoderSpec:
         norm_eps=config.number("norm_eps", 1e-5),
         parallel=parallel,
         shared_norm=parallel,
-        rope=rope(config, partial=True),
+        ropes=(rope(config, partial=True),),
         rotary_dim=rotary_part(config, even_head_dim(config), 0.25),
         qkv_bias=config.flag("use_qkv_bias", False),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ def check_stored(spec: DecoderSpec, sources: Mapping[str, Source], shapes: Mappi
     """Raise IpexAssistError where a checkpoint of these shapes lacks a weight, or has one of another shape."""
     for name, wanted in resolve(sources, shapes).items():
         for ours in wanted:
-            check_shape(spec, ours, _part_shape(shapes[name], sources[ours], spec.head_dim))
+            check_shape(spec, ours, _part_shape(shapes[name], sources[ours], head_dim_of(spec, ours)))
 
 
 def _part_shape(shape: tuple[int, ...], source: Source, head_dim: int) -> tuple[int, ...]:
@@ -86,37 +86,58 @@ def check_shape(spec: DecoderSpec, name: str, shape: tuple[int, ...]) -> None:
 NORMS = ("final_norm", "embed_norm", "attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
 
 
+def layer_of(spec: DecoderSpec, name: str) -> LayerSpec | None:
+    """The layer that one of our weights belongs to, such as "layers.0.q_proj.weight"; None outside of layers."""
+    place, _, rest = name.partition(".")
+    return spec.layers[int(rest.partition(".")[0])] if place == "layers" else None
+
+
+def head_dim_of(spec: DecoderSpec, name: str) -> int:
+    """The width of a head in the layer of one of our weights; 1 outside of layers, where there are no heads."""
+    layer = layer_of(spec, name)
+    return 1 if layer is None else layer.attention.head_dim
+
+
 def weight_shape(spec: DecoderSpec, name: str) -> tuple[int, ...]:
     """The shape of one of our weights, such as "layers.0.q_proj.weight"."""
     *_, place, leaf, _kind = ("", *name.split("."))
-    shape = _shapes(spec, spec.intermediate_size)[leaf]
-    if place == "shared" and spec.experts is not None:
-        shape = _shapes(spec, spec.experts.shared_size)[leaf]
+    layer = layer_of(spec, name)
+    shape = _outer_shapes(spec)[leaf] if layer is None else _layer_shapes(spec.hidden_size, layer, place)[leaf]
     return shape[:1] if name.endswith(".bias") else shape
 
 
-def _shapes(spec: DecoderSpec, inner: int) -> dict[str, tuple[int, ...]]:
+def _outer_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     hidden = spec.hidden_size
     embedding = spec.embedding_size or hidden
-    head, norm = (spec.head_dim,), (hidden,)
     return {
         "embed_tokens": (spec.vocab_size, embedding),
         "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
         "project_in": (hidden, embedding),
         "project_out": (embedding, hidden),
         "lm_head": (spec.vocab_size, embedding),
-        **dict.fromkeys(NORMS, norm),
-        "q_norm": head if spec.qk_norm == "head" else (spec.query_size,),
-        "sinks": (spec.num_attention_heads,),
-        "k_norm": head if spec.qk_norm == "head" else (spec.key_value_size,),
-        "q_proj": (spec.query_size, hidden),
-        "k_proj": (spec.key_value_size, hidden),
-        "v_proj": (spec.key_value_size, hidden),
-        "o_proj": (hidden, spec.query_size),
+        **dict.fromkeys(NORMS, (hidden,)),
+    }
+
+
+def _layer_shapes(hidden: int, layer: LayerSpec, place: str) -> dict[str, tuple[int, ...]]:
+    """place: the last name before the weight's own, "shared" of a shared expert."""
+    attention, experts = layer.attention, layer.experts
+    query, key_value = attention.query_size, attention.key_value_size
+    one = attention.qk_norm == "head"
+    inner = experts.shared_size if experts is not None and place == "shared" else layer.each_mlp.intermediate_size
+    return {
+        **dict.fromkeys(NORMS, (hidden,)),
+        "q_norm": (attention.head_dim if one else query,),
+        "k_norm": (attention.head_dim if one else key_value,),
+        "sinks": (attention.heads,),
+        "q_proj": (query, hidden),
+        "k_proj": (key_value, hidden),
+        "v_proj": (key_value, hidden),
+        "o_proj": (hidden, query),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
-        "router": (spec.experts.count if spec.experts else 0, hidden),
+        "router": (experts.count if experts else 0, hidden),
         "shared_gate": (1, hidden),
     }
 
@@ -182,9 +203,9 @@ def rows_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     return tensor
 
 
-def _halves(turned: int, head_dim: int) -> list[int]:
-    """The order of a head's rows in which the first `turned` turn by halves, where they turned by neighbours."""
-    return [*range(0, turned, 2), *range(1, turned, 2), *range(turned, head_dim)]
+def _halves(rotated: int, head_dim: int) -> list[int]:
+    """The order of a head's rows in which the first `rotated` are rotated by halves instead of by pairs."""
+    return [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, head_dim)]
 
 
 @dataclass(frozen=True)
@@ -199,11 +220,11 @@ class Source:
     expert: int | None = None  # of a tensor that holds all experts' (count, …)
     transposed: bool = False  # stored (in, out), as GPT-2's linears are
     rows: tuple[int, int] | None = None
-    every: tuple[int, int] | None = None  # row `first` and each `step`-th behind it: parts that take turns (gpt-oss)
+    every: tuple[int, int] | None = None  # row `first` and each `step`-th after it: parts that alternate (gpt-oss)
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
     interleaved: tuple[int, int, int] | None = None
     flat: bool = False  # a matrix that is a vector here
-    pairs: int = 0  # the first so many rows of each head turn by neighbours: put in the order that turns by halves
+    pairs: int = 0  # this many rows of each head are rotated by pairs: put in the order of halves
     plus: float = 0.0
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()

@@ -12,11 +12,12 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 OLDEST_GCC = 11  # the first with AMX intrinsics
@@ -86,7 +87,7 @@ def build(
     """
     gcc = os.path.abspath(compiler())
     output = output.resolve()
-    jobs = _jobs(flags, program, program_flags, emulate_amx)
+    jobs = _jobs(flags, [path.resolve() for path in program], program_flags, emulate_amx)
     key = _key(gcc, jobs, (*flags, *link_flags))
     stamp = output.with_suffix(".key")
     if output.exists() and stamp.exists() and stamp.read_text() == key:
@@ -108,8 +109,7 @@ def build(
         shutil.rmtree(work, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Job:
+class Compilation(NamedTuple):
     """One object: its source, and the flags beside those that all have."""
 
     source: Path
@@ -118,19 +118,19 @@ class Job:
 
 def _jobs(
     flags: tuple[str, ...], program: Sequence[Path], program_flags: tuple[str, ...], emulate_amx: bool
-) -> list[Job]:
+) -> list[Compilation]:
     """Every object of a build; those that take longest come first, so that all processors are busy until the end."""
     jobs = []
     for name, isa in INSTRUCTION_SETS.items():
         if emulate_amx and name == "amx":
             isa = (*INSTRUCTION_SETS["avx512_bf16"], EMULATED)
         defines = (f"-DIPEX_ASSIST_KERNELS=kernels_{name}", f'-DIPEX_ASSIST_ISA_NAME="{name}"')
-        jobs.append(Job(KERNELS, (*flags, *isa, *defines)))
-    jobs += [Job(path, (*flags, EMULATED) if emulate_amx and path == DISPATCH else flags) for path in COMMON]
-    return jobs + [Job(path, (*flags, *program_flags)) for path in program]
+        jobs.append(Compilation(KERNELS, (*flags, *isa, *defines)))
+    jobs += [Compilation(path, (*flags, EMULATED) if emulate_amx and path == DISPATCH else flags) for path in COMMON]
+    return jobs + [Compilation(path, (*flags, *program_flags)) for path in program]
 
 
-def _compile(gcc: str, job: Job, output: Path, cache: ObjectCache | None) -> None:
+def _compile(gcc: str, job: Compilation, output: Path, cache: ObjectCache | None) -> None:
     name = cache.name(job) if cache else ""
     if cache and cache.fetch(name, output):
         return
@@ -160,7 +160,7 @@ class ObjectCache:
         folder = os.environ.get(CACHE_VARIABLE)
         return cls(Path(folder).expanduser(), gcc) if folder else None
 
-    def name(self, job: Job) -> str:
+    def name(self, job: Compilation) -> str:
         """The file name that the object of `job` has here."""
         digest = hashlib.sha256(repr((self._common, job.flags, job.source.name)).encode())
         for path in _closure(job.source):
@@ -233,9 +233,17 @@ def _run(command: list[str], folder: Path | None = None) -> None:
         raise BuildError(f"{command[0]} failed on {command[-3] if '-c' in command else 'linking'}:\n{last}")
 
 
-def _key(gcc: str, jobs: list[Job], linked: tuple[str, ...]) -> str:
+def _key(gcc: str, jobs: list[Compilation], linked: tuple[str, ...]) -> str:
     flags = [(job.source.name, job.flags) for job in jobs]
     digest = hashlib.sha256(repr((gcc, FLAGS, flags, linked)).encode())
     for path in sorted({path for job in jobs for path in _closure(job.source)}):
         digest.update(f"{path.parent.name}/{path.name}".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+if __name__ == "__main__":  # brings the library of a checkout up to date, as an editable installation does
+    try:
+        build(HERE / "_core.so")
+    except BuildError as error:
+        (HERE / "_core.so").unlink(missing_ok=True)
+        print(f"the native core was not built: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.native.build import INSTRUCTION_SETS
-from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, Batch, GreedyDraft, Spec, TopTokens
+from ipex_assist.native.structures import ABI_VERSION, PRECISIONS, Batch, CLayerSpec, CModelSpec, GreedyDraft, TopTokens
 
 PATH = Path(__file__).with_name("_core.so")
 ISA_VARIABLE = "IPEX_ASSIST_ISA"
@@ -33,13 +33,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
     "ia_pool_first_node": (_i32, (_p,)),
+    "ia_memory_nodes": (_i32, (ctypes.POINTER(_i32), _i32)),
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, ctypes.POINTER(ctypes.c_uint64))),
-    "ia_model_new": (
-        _p,
-        (_p, ctypes.POINTER(Spec), ctypes.POINTER(_i32), ctypes.POINTER(_i32), ctypes.POINTER(ctypes.c_float)),
-    ),
+    "ia_model_new": (_p, (_p, ctypes.POINTER(CModelSpec), ctypes.POINTER(CLayerSpec))),
     "ia_model_delete": (None, (_p,)),
     "ia_model_bytes": (_i64, (_p,)),
     "ia_model_image": (_p, (_p, _i64, _i64, _p)),
@@ -87,14 +85,14 @@ def library() -> ctypes.CDLL:
 
 def _check_interface(loaded: ctypes.CDLL) -> None:
     """IpexAssistError where the library was built from other sources than the Python beside it belongs to."""
-    sizes = (_i32 * 2)()
+    sizes = (_i32 * 3)()
     loaded.ia_abi.restype, loaded.ia_abi.argtypes = _SIGNATURES["ia_abi"]
     found = (loaded.ia_abi(sizes), *sizes)
-    expected = (ABI_VERSION, ctypes.sizeof(Spec), ctypes.sizeof(Batch))
+    expected = (ABI_VERSION, *(ctypes.sizeof(each) for each in (CModelSpec, CLayerSpec, Batch)))
     if found != expected:
         raise IpexAssistError(
-            "the native core belongs to another version of ipex-assist (its interface is {} with structures of {} and "
-            "{} bytes, it should be {} with {} and {}): {}".format(*found, *expected, _install_again())
+            "the native core belongs to another version of ipex-assist (its interface is {} with structures of {}, {} "
+            "and {} bytes, it should be {} with {}, {} and {}): {}".format(*found, *expected, _install_again())
         )
 
 
@@ -190,6 +188,11 @@ class PoolStatistics:
     def __sub__(self, earlier: PoolStatistics) -> PoolStatistics:
         """What happened since `earlier`."""
         return PoolStatistics(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+def memory_nodes(cpus: Sequence[int] | None) -> int:
+    """How many memory nodes these CPUs are on; 1 without CPUs, as such threads have no place."""
+    return int(library().ia_memory_nodes((_i32 * len(cpus))(*cpus), len(cpus))) if cpus else 1
 
 
 class Pool:

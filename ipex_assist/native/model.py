@@ -100,7 +100,6 @@ class PackedModel:
         given back. Such an image must not be saved.
         """
         self.check(self.library.ia_model_share_table(self.handle, other.handle))
-        self._table_owner = other
 
     def pack(self, name: str, tensor: torch.Tensor) -> None:
         """Pack one of our weights (models/weights.py), given in the checkpoint's own type.
@@ -138,11 +137,11 @@ class PackedModel:
         """
         import torch
 
-        spec = self.spec
+        spec, attention, mlp = self.spec, self.spec.layers[0].attention, self.spec.layers[0].each_mlp
         columns = {
-            "qkv": spec.query_size + 2 * spec.key_value_size + 3 * 16,
+            "qkv": attention.query_size + 2 * attention.key_value_size + 3 * 16,
             "output": spec.hidden_size,
-            "up": (spec.intermediate_size + 16) * (2 if spec.gated else 1),
+            "up": (mlp.intermediate_size + 16) * (2 if mlp.gated else 1),
             "down": spec.hidden_size,
         }
         out = torch.zeros(x.shape[0], -(-columns[which] // 16) * 16)

@@ -6,9 +6,9 @@ import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.models.spec import DecoderSpec, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
-from ipex_assist.native.structures import PRECISIONS, native_spec
+from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
 from ipex_assist.quantization.precision import kv_precision_of
 
 PASS_ROWS = 256  # rows of one pass at most: bounds the activations, and is many enough for full speed
@@ -17,6 +17,7 @@ _UP_COLUMNS = 256
 _DECODE_ROWS = 16  # kernels.h: DECODE_ROWS
 _PADDED_ROWS = 32  # activations.h: PADDED_ROWS
 _BLOCK = 256  # kernels.h: BLOCK_POSITIONS
+_HUGE_PAGE_FLOATS = (2 << 20) // 4
 _ROTATION_ROWS = 1024  # that a table of rotations has at least
 
 
@@ -47,47 +48,89 @@ def new_model(
     spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
 ) -> int:
     """A handle of the core's for a model without memory. Raises IpexAssistError where the core refuses it."""
-    described = native_spec(spec, precision, group, outer_precision, ordered)
-    layers = range(spec.num_hidden_layers)
-    tables = [-1 if (table := spec.rotation(layer)) is None else table for layer in layers]
-    handle = library().ia_model_new(
-        kernels(),
-        ctypes.byref(described),
-        (ctypes.c_int32 * len(layers))(*(spec.window(layer) or 0 for layer in layers)),
-        (ctypes.c_int32 * len(layers))(*tables),
-        (ctypes.c_float * len(spec.alibi))(*spec.alibi) if spec.alibi else None,
-    )
+    layers = layer_specs(spec, precision)
+    model = model_spec(spec, precision, group, outer_precision, ordered)
+    handle = library().ia_model_new(kernels(), ctypes.byref(model), layers)
     if not handle:
         raise IpexAssistError(f"the native core failed: {last_error()}")
     return int(handle)
 
 
-def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) -> int:
-    """Bytes that buffers and tables of passes take at most: by so many threads, behind `context` tokens at most.
+def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, nodes: int = 1) -> int:
+    """Bytes that buffers and tables of passes take at most: by `threads` threads, after `context` tokens at most.
+
+    nodes: memory nodes of the threads; what all threads read is there once for each (operations/activations.h).
 
     wanted: rows of a pass whose logits are wanted; what a sampler makes of them counts as much again.
     """
     width = max(spec.hidden_size, spec.embedding_size or 0) + 16
-    attended, qkv = spec.query_size + 16, spec.query_size + 2 * spec.key_value_size + 48
-    inner, depth = spec.intermediate_size + 16, max(width, spec.intermediate_size, spec.query_size) + 64
-    head = spec.head_dim + 32
-    rows = PASS_ROWS * (2 * width + qkv + attended + inner + 1.1 * depth) + 1.1 * _PADDED_ROWS * (inner + 128)
-    queries = _TILE_QUERIES + spec.num_attention_heads // spec.num_key_value_heads
-    own = _DECODE_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)  # of rows that each thread prepares itself
-    scratch = 2 * width + depth + PASS_ROWS * _UP_COLUMNS + queries * (4 * head + 2 * _BLOCK + 32) + own
-    partials = -(-context // _BLOCK) * spec.num_attention_heads * _DECODE_ROWS * head
-    slots = _slot_floats(spec, width)
-    logits = 2 * wanted * (spec.vocab_size + 16)
-    rotation = 2 * spec.rotary_size * len(spec.ropes) * max(context, _ROTATION_ROWS)
-    return int(4 * (rows + slots + threads * scratch + partials + logits + rotation))
+    copied = _node_floats(spec, width) + max(_slot_input_floats(layer, width) for layer in spec.layers)
+    return int(
+        4
+        * (
+            _row_floats(spec, width)
+            + max(_slot_floats(layer, width) for layer in spec.layers)
+            + (copied if nodes == 1 else nodes * (copied + _HUGE_PAGE_FLOATS))
+            + threads * _thread_floats(spec, width)
+            + max(_partial_floats(layer, context) for layer in spec.layers)
+            + 2 * wanted * (spec.vocab_size + 16)
+            + 2 * spec.rotary_width * max(context, _ROTATION_ROWS)
+        )
+    )
 
 
-def _slot_floats(spec: DecoderSpec, width: int) -> float:
-    """Of the buffers of experts' rows (experts.cpp), where a layer has experts."""
-    if spec.experts is None:
+def _depth(spec: DecoderSpec, width: int) -> int:
+    """Columns of the widest rows that a linear reads."""
+    inner = max(max(layer.each_mlp.intermediate_size, layer.attention.query_size) for layer in spec.layers)
+    return max(width, inner) + 64
+
+
+def _row_floats(spec: DecoderSpec, width: int) -> float:
+    """Of the rows of a pass between its linears."""
+    attended = max(layer.attention.query_size for layer in spec.layers) + 16
+    qkv = max(layer.attention.query_size + 2 * layer.attention.key_value_size for layer in spec.layers) + 48
+    inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
+    return PASS_ROWS * (width + qkv + attended + inner)
+
+
+def _node_floats(spec: DecoderSpec, width: int) -> float:
+    """Of rows that all threads read: the inputs of linears, and what is added to the residual stream."""
+    inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
+    return PASS_ROWS * (width + 1.1 * _depth(spec, width)) + 1.1 * _PADDED_ROWS * (inner + 128)
+
+
+def _thread_floats(spec: DecoderSpec, width: int) -> float:
+    """Of what each thread has for itself, with the rows that it prepares."""
+    own = _DECODE_ROWS * width + 1.1 * _PADDED_ROWS * (width + 128)
+    attention = max(
+        (_TILE_QUERIES + layer.attention.group) * (4 * (layer.attention.head_dim + 32) + 2 * _BLOCK + 32)
+        for layer in spec.layers
+    )
+    return 2 * width + _depth(spec, width) + PASS_ROWS * _UP_COLUMNS + attention + own
+
+
+def _partial_floats(layer: LayerSpec, context: int) -> int:
+    """Of what attention by blocks leaves of each row and head."""
+    return -(-context // _BLOCK) * layer.attention.heads * _DECODE_ROWS * (layer.attention.head_dim + 32)
+
+
+def _slot_floats(layer: LayerSpec, width: int) -> float:
+    """Of the outputs of experts (experts.cpp) and the router's logits, where a layer has experts."""
+    experts = layer.experts
+    if experts is None:
         return 0
-    chosen, inner = PASS_ROWS * spec.experts.per_token, spec.intermediate_size + 128
-    shared, shared_inner = (PASS_ROWS, spec.experts.shared_size + 128) if spec.experts.shared_size else (0, 0)
-    padding = 1.1 * _PADDED_ROWS * (width + 128 + inner + shared_inner)
-    slots = (chosen + shared) * 2.1 * (width + 128) + 2.1 * (chosen * inner + shared * shared_inner)
-    return slots + padding + PASS_ROWS * (spec.experts.count + 48)
+    chosen, inner = PASS_ROWS * experts.per_token, experts.intermediate_size + 128
+    shared, shared_inner = (PASS_ROWS, experts.shared_size + 128) if experts.shared_size else (0, 0)
+    slots = (chosen + shared) * (width + 128) + chosen * inner + shared * shared_inner
+    return slots + PASS_ROWS * (experts.count + 48)
+
+
+def _slot_input_floats(layer: LayerSpec, width: int) -> float:
+    """Of the inputs of experts' linears, a row for each expert of a token."""
+    experts = layer.experts
+    if experts is None:
+        return 0
+    chosen, inner = PASS_ROWS * experts.per_token, experts.intermediate_size + 128
+    shared, shared_inner = (PASS_ROWS, experts.shared_size + 128) if experts.shared_size else (0, 0)
+    padding = _PADDED_ROWS * (width + 128 + inner + shared_inner)
+    return 1.1 * (padding + (chosen + shared) * (width + 128) + chosen * inner + shared * shared_inner)

@@ -1,15 +1,15 @@
-"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/model.h and operations/batch.h."""
+"""The structures that the C++ core and Python share, as ctypes: mirrors of packing/spec.h and operations/batch.h."""
 
 from __future__ import annotations
 
 import ctypes
 
-from ipex_assist.models.spec import DecoderSpec, Experts
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, LayerSpec
 from ipex_assist.quantization.precision import beside_experts
 
-ABI_VERSION = 8  # api.cpp: ia_abi. It changes with every function there and with the structures here.
+ABI_VERSION = 10  # api.cpp: ia_abi. It changes with every function there and with the structures here.
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "mxfp4": 4}
-NORM_PLACES = {"before": 0, "sum": 1, "behind": 2, "around": 3}
+NORM_PLACES = {"pre": 0, "post_residual": 1, "post": 2, "sandwich": 3}
 HEAD_NORMS = {None: 0, "head": 1, "each_head": 2, "all_heads": 3}
 ACTIVATIONS = {"silu": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "clamped_swiglu": 4}
 SOURCE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -45,27 +45,57 @@ SLOTS = {
     )
 }
 
-_INTEGERS = (
-    "precision group vocab_size hidden_size intermediate_size layers heads kv_heads head_dim positions position_offset "
-    "embedding_size rms_norm norm_weight norm_bias norm_place final_norm activation gated qkv_bias output_bias "
-    "mlp_bias qk_norm tied_head projected_embedding"
+_ATTENTION_INTEGERS = (
+    "heads kv_heads head_dim window rotary_dim rope_column paired_dim qk_norm qkv_bias output_bias sinks"
 )
-_LATER_INTEGERS = "ordered parallel shared_norm embedding_norm head_bias attention_sinks rotary_dim rotary_tables"
-_EXPERTS = "experts experts_per_token experts_normalised router_bias shared_size shared_gate expert_precision"
-_FACTORS = "embedding_multiplier residual_multiplier attention_cap logit_cap"
+_MLP_INTEGERS = (
+    "intermediate_size activation gated bias precision experts experts_per_token experts_normalised router_bias "
+    "shared_size shared_gate"
+)
+_MODEL_INTEGERS = (
+    "precision outer_precision group ordered layers vocab_size hidden_size embedding_size projected_embedding "
+    "tied_head positions position_offset rope_width rms_norm norm_weight norm_bias final_norm embedding_norm head_bias"
+)
 
 
-class Spec(ctypes.Structure):
-    """Mirrors `Spec` of model.h."""
+class CAttentionSpec(ctypes.Structure):
+    """Mirrors `AttentionSpec` of spec.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in _INTEGERS.split()),
+        *((name, ctypes.c_int32) for name in _ATTENTION_INTEGERS.split()),
+        ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
+        ("alibi_slopes", ctypes.POINTER(ctypes.c_float)),
+    ]
+
+
+class CMlpSpec(ctypes.Structure):
+    """Mirrors `MlpSpec` of spec.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in _MLP_INTEGERS.split()]
+
+
+class CLayerSpec(ctypes.Structure):
+    """Mirrors `LayerSpec` of spec.h."""
+
+    _fields_ = [
+        ("attention", CAttentionSpec),
+        ("mlp", CMlpSpec),
+        ("norm_place", ctypes.c_int32),
+        ("parallel", ctypes.c_int32),
+        ("shared_norm", ctypes.c_int32),
+        ("residual_multiplier", ctypes.c_float),
+    ]
+
+
+class CModelSpec(ctypes.Structure):
+    """Mirrors `ModelSpec` of spec.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in _MODEL_INTEGERS.split()),
         ("norm_eps", ctypes.c_float),
-        ("attention_scale", ctypes.c_float),
-        ("outer_precision", ctypes.c_int32),
-        *((name, ctypes.c_int32) for name in _LATER_INTEGERS.split()),
-        *((name, ctypes.c_float) for name in _FACTORS.split()),
-        *((name, ctypes.c_int32) for name in _EXPERTS.split()),
+        ("embedding_multiplier", ctypes.c_float),
+        ("logit_cap", ctypes.c_float),
     ]
 
 
@@ -128,72 +158,97 @@ class TopTokens(ctypes.Structure):
     ]
 
 
-def native_spec(
+def model_spec(
     spec: DecoderSpec, precision: str, group: int, outer_precision: str | None = None, ordered: bool = False
-) -> Spec:
-    """A DecoderSpec as the core reads it; `group` columns share an int4 scale.
+) -> CModelSpec:
+    """The whole of a DecoderSpec as the core reads it; `group` columns share an int4 scale.
 
     outer_precision: of the head and the embedding's projections, `precision` where None. ordered: linears have an order
     of input columns of their own.
     """
     beside = beside_experts(precision)
-    return Spec(
+    return CModelSpec(
         precision=PRECISIONS[beside],
+        outer_precision=PRECISIONS[outer_precision or beside],
         group=group,
+        ordered=ordered,
+        layers=spec.num_hidden_layers,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        layers=spec.num_hidden_layers,
-        heads=spec.num_attention_heads,
-        kv_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
+        embedding_size=spec.embedding_size or spec.hidden_size,
+        projected_embedding=spec.projected_embedding,
+        tied_head=spec.tied_head,
         positions=spec.max_position_embeddings + spec.position_offset if spec.learned_positions else 0,
         position_offset=spec.position_offset,
-        embedding_size=spec.embedding_size or spec.hidden_size,
+        rope_width=spec.rotary_width,
         rms_norm=spec.norm == "rms",
         norm_weight=spec.norm_affine,
         norm_bias=spec.norms_biased,
-        norm_place=NORM_PLACES[spec.norm_place],
         final_norm=spec.final_norm,
-        activation=ACTIVATIONS[spec.activation],
-        gated=spec.gated,
-        qkv_bias=spec.qkv_bias,
-        output_bias=spec.output_bias,
-        mlp_bias=spec.mlp_bias,
-        qk_norm=HEAD_NORMS[spec.qk_norm],
-        tied_head=spec.tied_head,
-        projected_embedding=spec.projected_embedding,
-        norm_eps=spec.norm_eps,
-        attention_scale=spec.scale,
-        outer_precision=PRECISIONS[outer_precision or beside],
-        ordered=ordered,
-        parallel=spec.parallel,
-        shared_norm=spec.shared_norm,
         embedding_norm=spec.embedding_norm,
         head_bias=spec.head_bias,
-        attention_sinks=spec.attention_sinks,
-        rotary_dim=spec.rotary_size,
-        rotary_tables=len(spec.ropes),
+        norm_eps=spec.norm_eps,
         embedding_multiplier=spec.embedding_multiplier,
-        residual_multiplier=spec.residual_multiplier,
-        attention_cap=spec.attention_cap or 0.0,
         logit_cap=spec.logit_cap or 0.0,
-        **_experts(spec.experts, precision),
     )
 
 
-def _experts(experts: Experts | None, precision: str) -> dict[str, int]:
-    if experts is None:
-        return {}
-    return {
-        "experts": experts.count,
-        "experts_per_token": experts.per_token,
-        "experts_normalised": experts.normalised,
-        "router_bias": experts.router_bias,
-        "shared_size": experts.shared_size,
-        "shared_gate": experts.shared_gate,
-        "expert_precision": PRECISIONS[precision],
-    }
+def layer_specs(spec: DecoderSpec, precision: str) -> ctypes.Array[CLayerSpec]:
+    """The layers of a DecoderSpec as the core reads them; precision: of the model, or of its experts."""
+    known: dict[LayerSpec, CLayerSpec] = {}  # most are alike
+    for layer in spec.layers:
+        if layer not in known:
+            known[layer] = _layer_spec(spec, layer, precision)
+    return (CLayerSpec * len(spec.layers))(*(known[layer] for layer in spec.layers))
+
+
+def _layer_spec(spec: DecoderSpec, layer: LayerSpec, precision: str) -> CLayerSpec:
+    return CLayerSpec(
+        attention=_attention_spec(spec, layer.attention),
+        mlp=_mlp_spec(layer, precision),
+        norm_place=NORM_PLACES[layer.norm_place],
+        parallel=layer.parallel,
+        shared_norm=layer.shared_norm,
+        residual_multiplier=layer.residual_multiplier,
+    )
+
+
+def _attention_spec(spec: DecoderSpec, attention: AttentionSpec) -> CAttentionSpec:
+    columns = spec.rotary_columns(attention)
+    made = CAttentionSpec(
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        window=attention.window or 0,
+        rotary_dim=0 if columns is None else attention.rotary_size,
+        rope_column=0 if columns is None else columns.start,
+        paired_dim=attention.rotary_size if spec.ropes else 0,
+        qk_norm=HEAD_NORMS[attention.qk_norm],
+        qkv_bias=attention.qkv_bias,
+        output_bias=attention.output_bias,
+        sinks=attention.sinks,
+        scale=attention.score_scale,
+        cap=attention.cap or 0.0,
+    )
+    if attention.alibi_slopes:
+        made.alibi_slopes = (ctypes.c_float * attention.heads)(*attention.alibi_slopes)
+    return made
+
+
+def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
+    each, experts = layer.each_mlp, layer.experts
+    made = CMlpSpec(
+        intermediate_size=each.intermediate_size,
+        activation=ACTIVATIONS[each.activation],
+        gated=each.gated,
+        bias=each.bias,
+        precision=PRECISIONS[precision if experts is not None else beside_experts(precision)],
+    )
+    if experts is not None:
+        made.experts, made.experts_per_token = experts.count, experts.per_token
+        made.experts_normalised, made.router_bias = experts.normalised, experts.router_bias
+        made.shared_size, made.shared_gate = experts.shared_size, experts.shared_gate
+    return made
 
 
 def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
@@ -201,7 +256,8 @@ def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
     *prefix, leaf, _kind = name.split(".")
     if not prefix:
         return SLOTS[leaf], 0
-    layer, experts = int(prefix[1]), spec.experts
+    layer = int(prefix[1])
+    experts = spec.layers[layer].experts
     if len(prefix) == 2 or experts is None:
         return SLOTS[leaf], layer
     number = experts.count if prefix[2] == "shared" else int(prefix[3])

@@ -143,14 +143,14 @@ def test_signals_end_it_soon_and_resume_finishes(number: int, code: int, tmp_pat
     process.send_signal(number)
     started = time.monotonic()
     _, err = process.communicate(timeout=20)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert process.returncode == code
     assert "Traceback" not in err
     done = len(by_id(out))
     assert 5 <= done < 60
     assert f"{60 - done} prompts left for --resume" in err
     assert len(pids) == 2
-    wait_for(lambda: gone(pids), 1)
+    wait_for(lambda: gone(pids))
     assert run(FAKE, prompts, "-o", out, *TWO, "--resume")[0] == 0
     assert len(by_id(out)) == 60
 
@@ -182,7 +182,7 @@ def test_a_hung_instance_does_not_delay_the_end(tmp_path: Path) -> None:
     time.sleep(0.7)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 3  # the grace
     assert process.returncode == 130
     assert gone(pids)
 

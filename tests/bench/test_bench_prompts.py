@@ -21,6 +21,8 @@ from ipex_assist.bench.prompts import (
 )
 from ipex_assist.env.errors import UsageError
 
+pytestmark = pytest.mark.one_stack
+
 ALPACA = [
     {"instruction": "Name three colours.", "input": "", "output": "Red"},
     {"instruction": "Translate.", "input": "Guten Tag", "output": "Good day"},

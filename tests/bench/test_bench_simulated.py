@@ -12,6 +12,8 @@ from ipex_assist.bench.measure import Case, Contender, measure, run
 from ipex_assist.bench.simulated import SimulatedDraft
 from ipex_assist.speculative.draft_source import Proposal
 
+pytestmark = pytest.mark.one_stack
+
 VOCAB = 50
 
 

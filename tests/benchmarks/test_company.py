@@ -17,7 +17,11 @@ from native_models import pool
 
 from ipex_assist.env.errors import IpexAssistError
 
-pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="the barriers are the native core's")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.one_stack,
+    pytest.mark.skipif(not HAS_NATIVE, reason="the barriers are the native core's"),
+]
 CPU = min(os.sched_getaffinity(0))
 SMALL = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
 

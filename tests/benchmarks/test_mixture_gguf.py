@@ -23,7 +23,7 @@ def test_a_small_file_has_every_weight(tmp_path: Path, monkeypatch: pytest.Monke
     spec = checkpoint.decoder_spec()
     assert spec.model_type == "qwen3_moe"
     assert spec.experts is not None
-    assert (spec.experts.count, spec.experts.per_token, spec.intermediate_size) == (4, 2, 32)
+    assert (spec.experts.count, spec.experts.per_token, spec.experts.intermediate_size) == (4, 2, 32)
     shapes = dict(checkpoint.shapes())
     assert len(shapes) == 3 + 2 * (9 + 3 * 4)  # each expert by itself
     weights = [tensor for _, tensor in checkpoint.tensors()]

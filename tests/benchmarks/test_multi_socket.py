@@ -23,7 +23,7 @@ from ipex_assist.launch.placement import Placement
 from ipex_assist.launch.process import Surroundings
 from ipex_assist.launch.spawn import read_processes
 
-pytestmark = pytest.mark.one_stack
+pytestmark = [pytest.mark.alone, pytest.mark.one_stack]
 
 PLAINLY = Surroundings(find_libraries({}), Abilities(numactl=False, mempolicy=False, taskset=False))
 CPU = read_topology().allowed[0]

@@ -12,7 +12,11 @@ from conftest import HAS_NATIVE
 from ipex_assist.models.spec import DecoderSpec
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 64}
-pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="it times the native core")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.one_stack,
+    pytest.mark.skipif(not HAS_NATIVE, reason="it times the native core"),
+]
 
 
 @pytest.fixture(autouse=True)

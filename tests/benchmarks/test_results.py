@@ -14,6 +14,8 @@ from ipex_assist.bench.measure import Contender
 from ipex_assist.bench.report import BenchReport, render
 from ipex_assist.bench.throughput import LoadRow, LoadSample, Served
 
+pytestmark = pytest.mark.one_stack
+
 FACTS = {
     "cpu": "Intel(R) Xeon(R) Gold 6430",
     "cpus": 64,

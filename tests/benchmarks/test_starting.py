@@ -11,7 +11,7 @@ import starting
 
 from ipex_assist.env.errors import IpexAssistError
 
-pytestmark = pytest.mark.one_stack
+pytestmark = [pytest.mark.alone, pytest.mark.one_stack]
 # Notes what it was called with; packs slowly, or finds what it packed; writes a token, and ends later.
 PROGRAM = """
 import os, pathlib, sys, time

@@ -17,6 +17,8 @@ from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.one_stack
+
 CASES = 120
 
 

@@ -34,6 +34,8 @@ from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.pair_cache import PairCache
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
 
+pytestmark = pytest.mark.one_stack
+
 VARIANTS = ("llama", "mistral-window", "qwen2-window", "qwen3", "opt-350m", "gpt-bigcode")
 # Keys that a config may have and these do not.
 OTHER_KEYS = (

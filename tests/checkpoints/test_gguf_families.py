@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +72,27 @@ def write(folder: Path, model: Any, arch: str, fused: bool = False, extra: dict[
     """What conversion/ of llama.cpp writes for this model, in F32. fused: with --fuse-qkv, and in Q8_0."""
     checkpoint, config = open_checkpoint(str(folder)), model.config
     spec = checkpoint.decoder_spec()
+    layer = spec.layers[0]
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(spec.max_position_embeddings)
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(spec.num_hidden_layers)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_attention_heads)
-    writer.add_head_count_kv(spec.num_key_value_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
+    writer.add_feed_forward_length(layer.each_mlp.intermediate_size)
+    writer.add_head_count(layer.attention.heads)
+    writer.add_head_count_kv(layer.attention.kv_heads)
+    writer.add_key_length(layer.attention.head_dim)
+    writer.add_value_length(layer.attention.head_dim)
     (writer.add_layer_norm_rms_eps if spec.norm == "rms" else writer.add_layer_norm_eps)(spec.norm_eps)
-    if spec.rope is not None:
+    if spec.ropes:
         add_rope(writer, model, arch, spec)
-    if spec.alibi and arch == "mpt":
+    if layer.attention.alibi_slopes and arch == "mpt":
         writer.add_max_alibi_bias(8.0)
     if spec.experts is not None:
         writer.add_expert_count(spec.experts.count)
         writer.add_expert_used_count(spec.experts.per_token)
     if arch == "gptneox":
-        writer.add_parallel_residual(spec.parallel)
+        writer.add_parallel_residual(layer.parallel)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -112,24 +113,24 @@ def write(folder: Path, model: Any, arch: str, fused: bool = False, extra: dict[
 def add_rope(writer: gguf.GGUFWriter, model: Any, arch: str, spec: DecoderSpec) -> None:
     """Positions, and the windows that go with them."""
     config = model.config
-    assert spec.rope is not None
-    writer.add_rope_freq_base(spec.rope.theta)
-    writer.add_rope_dimension_count(spec.rotary_size)
-    if spec.rope.kind == "linear":
+    rope = spec.ropes[0]
+    writer.add_rope_freq_base(rope.theta)
+    writer.add_rope_dimension_count(spec.layers[0].attention.rotary_size)
+    if rope.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(spec.rope.scaling["factor"])
+        writer.add_rope_scaling_factor(rope.scaling["factor"])
     if arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         writer.add_sliding_window(config.sliding_window or 0)
-    if spec.rope.kind == "yarn":
+    if rope.kind == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(spec.rope.scaling["factor"])
-        writer.add_rope_scaling_orig_ctx_len(spec.rope.scaling["original_max_position_embeddings"])
-    if spec.rope.kind == "longrope":
+        writer.add_rope_scaling_factor(rope.scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope.scaling["original_max_position_embeddings"])
+    if rope.kind == "longrope":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_attn_factors(RotaryTable(spec).rules[0].attention_factor)
         for name in ("short", "long"):
-            factors = numpy.array(spec.rope.scaling[f"{name}_factor"], dtype=numpy.float32)
+            factors = numpy.array(rope.scaling[f"{name}_factor"], dtype=numpy.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
     elif (window := getattr(config, "sliding_window", None)) is not None and arch != "phi3":
         writer.add_sliding_window(window)
@@ -164,7 +165,7 @@ def stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 def add_tensors(writer: gguf.GGUFWriter, checkpoint: Checkpoint, model: Any, arch: str, fused: bool) -> None:
     """By the converter's names, norms and order of rows."""
-    config, kv_heads = model.config, checkpoint.decoder_spec().num_key_value_heads
+    config, kv_heads = model.config, checkpoint.decoder_spec().layers[0].attention.kv_heads
     key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     name_map = gguf.get_tensor_name_map(key, config.num_hidden_layers)
     parts: dict[str, numpy.ndarray] = {}
@@ -218,6 +219,19 @@ def one_by_one(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+def flat(part: Any, name: str = "spec") -> dict[str, Any]:
+    """Every value of a spec and of its parts, by its place."""
+    inner: dict[str, Any] = {}
+    if is_dataclass(part):
+        inner = {field.name: getattr(part, field.name) for field in fields(part)}
+    elif isinstance(part, tuple):
+        inner = dict(enumerate(part))
+    found: dict[str, Any] = {name: type(part)} if inner else {name: part}
+    for key, value in inner.items():
+        found |= flat(value, f"{name}.{key}")
+    return found
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -> None:
     """Every field of the spec, the angles, and every tensor."""
@@ -225,10 +239,12 @@ def test_a_file_is_the_checkpoint_it_was_made_of(variant: str, tmp_path: Path) -
     model = tiny_models.save(tmp_path, variant, **changes)
     original, read = open_checkpoint(str(tmp_path)), open_checkpoint(str(write(tmp_path, model, arch)))
     spec, expected = read.decoder_spec(), original.decoder_spec()
-    for field in fields(expected):
-        if field.name not in ("rope", "second_rope"):
-            assert getattr(spec, field.name) == pytest.approx(getattr(expected, field.name)), field.name
-    tables = (RotaryTable(each) for each in (spec, expected) if expected.rope is not None)
+    found, wanted = flat(spec), flat(expected)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        if not name.startswith("spec.ropes"):
+            assert found[name] == pytest.approx(value), name
+    tables = (RotaryTable(each) for each in (spec, expected) if expected.ropes)
     for got, right in zip(*(each.rows(0, 40, 30) for each in tables), strict=True):  # none where nothing turns
         torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
     stored = dict(original.tensors())

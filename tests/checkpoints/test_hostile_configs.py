@@ -206,9 +206,16 @@ def test_no_memory_is_taken_for_shapes_that_only_the_config_has(
 def test_numbers_of_a_spec_are_checked_however_it_is_made() -> None:
     """Not by the model files alone: a spec that is made or changed in Python is checked, too."""
     spec = ARCHITECTURES["LlamaForCausalLM"].spec(tiny_models.VARIANTS["llama"])
-    for name, value in (("norm_eps", math.nan), ("head_dim", 0), ("activation", "mish"), ("sliding_windows", (8,))):
+    layer = spec.layers[0]
+    wrong = [
+        *((spec, name, value) for name, value in (("norm_eps", math.nan), ("layers", ()), ("ropes", ()))),
+        *((layer, name, value) for name, value in (("norm_place", "behind"), ("residual_multiplier", 0.0))),
+        *((layer.attention, name, value) for name, value in (("head_dim", 0), ("kv_heads", 3), ("window", 0))),
+        *((layer.mlp, name, value) for name, value in (("activation", "mish"), ("intermediate_size", 1 << 23))),
+    ]
+    for part, name, value in wrong:
         with pytest.raises(ConfigError):
-            type(spec)(**{**vars(spec), name: value})
+            replace(part, **{name: value})
     with pytest.raises(ConfigError, match="factor is null"):
         Rope(kind="linear")
 

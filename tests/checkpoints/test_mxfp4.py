@@ -15,6 +15,8 @@ from ipex_assist.checkpoints.mxfp4 import Mxfp4Checkpoint, Mxfp4Stack, decode
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError
 
+pytestmark = pytest.mark.one_stack
+
 GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
 
 

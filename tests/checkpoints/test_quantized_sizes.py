@@ -14,6 +14,8 @@ from ipex_assist.checkpoints import hub
 from ipex_assist.checkpoints.packed_size import estimate_bytes, packed_bytes
 from ipex_assist.checkpoints.quantized import group_size
 
+pytestmark = pytest.mark.one_stack
+
 
 def test_memory_estimates(tmp_path: Path) -> None:
     """It is what `PackedModel` takes, within the padding of tiny matrices; at bf16 as much as the float model."""

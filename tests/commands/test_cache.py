@@ -11,6 +11,8 @@ import pytest
 from ipex_assist.cli import main
 from ipex_assist.executors.packed_folder import DEFAULT_SIZE, HEADER_BYTES
 
+pytestmark = pytest.mark.one_stack
+
 OLD, NEW = "org-old-int4-0123456789abcdef.packed", "org-new-bf16-fedcba9876543210.packed"
 
 

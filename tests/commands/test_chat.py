@@ -30,6 +30,8 @@ from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.tokenization.tokenizer import encode_messages
 
+pytestmark = pytest.mark.one_stack
+
 LOAD = ["--executor", "torch", "--precision", "fp32", "--no-launch"]
 TEXT = "".join(text for text, _ in sse_server.PIECES)
 

@@ -23,6 +23,8 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.workers import worker
 from ipex_assist.workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.one_stack
+
 RUN = ["--executor", "torch", "--precision", "fp32", "--no-launch"]
 
 

@@ -12,6 +12,8 @@ from ipex_assist.commands.shared.output import TextPrinter, json_line, statistic
 from ipex_assist.generation.result import AssistantTimes, DraftResult, Result, TargetTimes, Times, TokenPiece
 from ipex_assist.launch import LaunchPlan
 
+pytestmark = pytest.mark.one_stack
+
 
 def result(**changes: Any) -> Result:
     """A plain result; `changes` go into its fields."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ipex_assist.engine.chunk_sizes import FEWEST_ROWS, ChunkSizes
 from ipex_assist.engine.limits import EngineLimits
+
+pytestmark = pytest.mark.one_stack
 
 
 def test_a_chunk_keeps_to_the_limit() -> None:

@@ -23,7 +23,7 @@ from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 
-pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")]
 
 
 def test_what_fits_to_the_last_position_is_not_refused(tmp_path: Path) -> None:

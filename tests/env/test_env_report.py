@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from launching import times_of_python
 from machines import GIB, Cgroup, MachineSpec, write, write_machine
 
 from ipex_assist.env.report import describe_environment, main
@@ -96,14 +96,11 @@ def test_a_root_without_a_machine(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_this_machine_and_in_time() -> None:
     """Catches a slow way to the processor's flags (py-cpuinfo's usual one takes over a second)."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        result = subprocess.run([sys.executable, "-c", COMMAND, "--json"], capture_output=True, text=True)
-        times.append(time.perf_counter() - start)
+    command = [sys.executable, "-c", COMMAND, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert set(json.loads(result.stdout)) == KEYS
     assert result.stderr == ""
-    assert min(times) < 0.3
+    assert times_of_python(command) < 8
 
 
 def test_a_closed_pipe() -> None:

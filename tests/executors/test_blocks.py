@@ -14,6 +14,8 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.blocks import BlockPool, NoBlocksError
 from ipex_assist.executors.kv_memory import KvMemory, room_in, spare_beside
 
+pytestmark = pytest.mark.one_stack
+
 # ---- bookkeeping
 
 

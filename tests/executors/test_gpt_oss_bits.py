@@ -15,7 +15,7 @@ from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import Rows
 from ipex_assist.native.library import unavailable
 
-pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
 TEXT, STEPS, OTHER = tokens(250, 1), tokens(16, 2), tokens(20, 3)  # the steps cross the end of a block: 256
 

@@ -21,6 +21,8 @@ from ipex_assist.executors.native import NativeModel
 from ipex_assist.executors.torch_model import TorchModel
 from ipex_assist.native.library import unavailable
 
+pytestmark = pytest.mark.one_stack
+
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
 
@@ -87,7 +89,7 @@ def test_memory_holds_nearly_twice_as_much(variant: str) -> None:
     """A scale of four bytes for each head's key and value; blocks are padded alike."""
     packed = loaded(variant, "bf16").packed
     spec = packed.spec
-    heads = 256 * 2 * spec.num_hidden_layers * spec.num_key_value_heads
+    heads = 256 * 2 * sum(layer.attention.kv_heads for layer in spec.layers)
     assert packed.block_bytes("int8") == packed.block_bytes("bf16") // 2 + 4 * heads
     limit = 100 * packed.block_bytes("bf16")
     wide, narrow = NativeModel(packed, KvMemory(limit)), NativeModel(packed, KvMemory(limit), "int8")

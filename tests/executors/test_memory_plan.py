@@ -26,6 +26,8 @@ from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP
 
+pytestmark = pytest.mark.one_stack
+
 native = pytest.mark.skipif(not HAS_NATIVE, reason="the native core says what it takes")
 
 # Little to compute, and much to keep: 8 MiB of bf16 keys and values a block.
@@ -105,6 +107,17 @@ def test_buffers_are_no_larger_than_planned() -> None:
     planned = workspace_bytes(model.spec, model.packed.pool.threads, PASS_ROWS, 2048)
     assert len(kept) == PASS_ROWS == memory_need.PASS_ROWS
     assert 0.3 * planned < taken < planned
+
+
+@native
+def test_a_copy_for_each_memory_node_is_planned() -> None:
+    """Rows that all threads read are there once a node, with whole huge pages each; other buffers are not."""
+    spec = RandomCheckpoint("wide", WIDE).spec
+    one, two, four = (workspace_bytes(spec, 4, PASS_ROWS, 2048, nodes) for nodes in (1, 2, 4))
+    inputs = 4 * PASS_ROWS * 2 * spec.hidden_size  # of a linear, and of the residual stream: bytes at least
+    assert two - one >= inputs + (4 << 20)
+    assert four - two == 2 * (two - one - (2 << 21)) + (4 << 20)
+    assert four < 4 * one
 
 
 BLOCK = ModelBytes(weights=3 << 30, table=0, unit=256, unit_bytes=1 << 20, context=1 << 24, workspace=50 << 20)

@@ -19,7 +19,7 @@ from ipex_assist.executors.interface import PassThreads, Rows
 from ipex_assist.executors.native import DECODE_ROWS, NativeModel, NativeSequence
 from ipex_assist.native.library import unavailable
 
-pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
 # Sequences of the property test: all of them, or their windows, reach the end of a block of 256 positions on the way.
 LENGTHS = (3, 247, 300, 509)

@@ -23,7 +23,7 @@ from ipex_assist.executors.select_executor import resolve_executor
 from ipex_assist.native import library
 from ipex_assist.native.library import ISA_VARIABLE, PATH, Pool, instruction_set, peak, read_bandwidth, unavailable
 
-pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
+pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
 
 
 def generated(model: NativeModel, seed: int) -> tuple[torch.Tensor, list[int], list[float]]:

@@ -29,7 +29,11 @@ from ipex_assist.models import find
 from ipex_assist.native.library import Pool, unavailable
 from ipex_assist.native.model import PackedModel
 
-pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")]
+pytestmark = [
+    pytest.mark.one_stack,
+    pytest.mark.usefixtures("folder"),
+    pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
+]
 
 
 def in_child(code: str) -> subprocess.CompletedProcess[str]:

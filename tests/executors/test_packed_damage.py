@@ -24,6 +24,7 @@ from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel
 
 pytestmark = [
+    pytest.mark.one_stack,
     pytest.mark.usefixtures("folder"),
     pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
 ]

@@ -26,7 +26,7 @@ from ipex_assist.executors.packed_folder import SIZE_VARIABLE, copies, make_room
 from ipex_assist.native.library import unavailable
 from ipex_assist.native.model import PackedModel
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.one_stack, pytest.mark.usefixtures("folder")]
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
 

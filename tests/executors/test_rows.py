@@ -16,7 +16,8 @@ from native_models import PRECISIONS, pool, tokens
 from ipex_assist.executors import native
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel
-from ipex_assist.models.spec import DecoderSpec, Experts, Rope
+from ipex_assist.models.layers import repeated, with_attention
+from ipex_assist.models.spec import Activation, AttentionSpec, DecoderSpec, Experts, LayerSpec, MlpSpec, Rope
 from ipex_assist.models.weights import weight_shape
 from ipex_assist.native import build, library
 from ipex_assist.native.library import ISA_VARIABLE, Pool, instruction_set, unavailable
@@ -34,6 +35,10 @@ SOME = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+INNER = st.sampled_from([33, 96, 300, 2100])
+ACTIVATION: st.SearchStrategy[Activation] = st.sampled_from(["silu", "relu", "gelu", "gelu_tanh"])
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,9 @@ def some_experts(draw: st.DrawFn) -> Experts:
     return Experts(
         count=count,
         per_token=draw(st.integers(1, min(count, 4))),
+        intermediate_size=draw(INNER),
+        activation=draw(ACTIVATION),
+        bias=draw(st.booleans()),
         normalised=draw(st.booleans()),
         router_bias=draw(st.booleans()),
         shared_size=shared,
@@ -84,54 +92,68 @@ def some_experts(draw: st.DrawFn) -> Experts:
 
 
 @st.composite
-def specs(draw: st.DrawFn, experts: bool = False) -> DecoderSpec:
-    """Whatever a family may ask for: heads that share keys, odd sizes, windows, biases, norms, learned positions."""
-    layers, rotary, norm = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.sampled_from(["rms", "layer"]))
+def attentions(draw: st.DrawFn) -> AttentionSpec:
+    """Heads that share keys, odd sizes, biases, norms; positions and windows are drawn later."""
     kv_heads = draw(st.integers(1, 3))
-    heads, alibi, tied = kv_heads * draw(st.sampled_from([1, 2, 3, 8])), draw(st.booleans()), draw(st.booleans())
+    heads = kv_heads * draw(st.sampled_from([1, 2, 3, 8]))
+    return AttentionSpec(
+        heads,
+        kv_heads,
+        head_dim=draw(st.sampled_from([2, 10, 16, 24, 64, 80])),
+        rotary_dim=draw(st.sampled_from([None, 2])),
+        alibi_slopes=tuple(2.0**-head for head in range(heads)) if draw(st.booleans()) else (),
+        qkv_bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from([None, "head", "each_head", "all_heads"])),
+        cap=draw(st.sampled_from([None, 2.0])),
+    )
+
+
+@st.composite
+def one_layer(draw: st.DrawFn, experts: bool) -> LayerSpec:
+    """What a family may ask of a layer."""
     parallel = not experts and draw(st.booleans())
-    place = "before" if parallel else draw(st.sampled_from(["before", "sum", "behind", "around"]))
-    hidden = draw(st.sampled_from([16, 40, 77, 200, 1100]))  # the sums of floats go by chunks of 1024
+    mlp = MlpSpec(draw(INNER), draw(ACTIVATION), gated=draw(st.booleans()), bias=draw(st.booleans()))
+    return LayerSpec(
+        draw(attentions()),
+        draw(some_experts()) if experts else mlp,
+        norm_place="pre" if parallel else draw(st.sampled_from(["pre", "post_residual", "post", "sandwich"])),
+        parallel=parallel,
+        shared_norm=parallel and draw(st.booleans()),
+        residual_multiplier=draw(st.sampled_from([1.0, 0.22])),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn, experts: bool = False) -> DecoderSpec:
+    """Whatever a family may ask for: layers alike or not, with windows and ropes of their own, learned positions."""
+    count, rotary, norm = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.sampled_from(["rms", "layer"]))
+    tied = draw(st.booleans())
+    layers = repeated(draw(one_layer(experts)), count)
+    if draw(st.booleans()):  # the last layer is another, in a mixture with experts or without
+        layers = (*layers[:-1], draw(one_layer(experts and draw(st.booleans()))))
     seen = st.one_of(st.none(), st.sampled_from([1, 7, 100, 256, 300]))
+    layers = with_attention(layers, "window", [draw(seen) for _ in layers])
+    layers = with_attention(layers, "rope", [draw(st.sampled_from([0, 1, None])) if rotary else None for _ in layers])
     return DecoderSpec(
         model_type="random",
         vocab_size=VOCAB,
-        hidden_size=hidden,
-        intermediate_size=draw(st.sampled_from([33, 96, 300, 2100])),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=draw(st.sampled_from([2, 10, 16, 24, 64, 80])),
+        hidden_size=draw(st.sampled_from([16, 40, 77, 200, 1100])),  # the sums of floats go by chunks of 1024
+        layers=layers,
         max_position_embeddings=CONTEXT,
         norm=norm,  # type: ignore[arg-type]
-        norm_place=place,
         norm_bias=draw(st.booleans()),
         embedding_norm=draw(st.booleans()),
-        parallel=parallel,
-        shared_norm=parallel and draw(st.booleans()),
         norm_affine=draw(st.booleans()),
         final_norm=draw(st.booleans()),
-        activation=draw(st.sampled_from(["silu", "relu", "gelu", "gelu_tanh"])),  # type: ignore[arg-type]
-        gated=experts or draw(st.booleans()),
-        experts=draw(some_experts()) if experts else None,
-        rope=Rope() if rotary else None,
-        second_rope=Rope(100.0) if rotary else None,
-        rotary_dim=draw(st.sampled_from([None, 2])),
-        rotations=tuple(draw(st.sampled_from([0, 1, None])) for _ in range(layers)) if rotary else (),
-        alibi=tuple(2.0**-head for head in range(heads)) if alibi else (),
+        ropes=(Rope(), Rope(100.0)) if rotary else (),
+        learned_positions=not rotary and not any(layer.attention.alibi_slopes for layer in layers),
         position_offset=0 if rotary else draw(st.sampled_from([0, 2])),
-        qkv_bias=draw(st.booleans()),
-        output_bias=draw(st.booleans()),
-        mlp_bias=draw(st.booleans()),
-        qk_norm=draw(st.sampled_from([None, "head", "each_head", "all_heads"])),
         head_bias=draw(st.booleans()) and not tied,
-        attention_cap=draw(st.sampled_from([None, 2.0])),
         logit_cap=draw(st.sampled_from([None, 30.0])),
         embedding_multiplier=draw(st.sampled_from([1.0, 3.5])),
-        residual_multiplier=draw(st.sampled_from([1.0, 0.22])),
         tied_head=tied,
         embedding_size=draw(st.sampled_from([None, 24])),
-        sliding_windows=tuple(draw(seen) for _ in range(layers)) if draw(st.booleans()) else (),
     )
 
 
@@ -145,20 +167,26 @@ def weight_names(spec: DecoderSpec) -> list[str]:
     names += ["project_in.weight", "project_out.weight"] if spec.projected_embedding else []
     names += [f"final_norm.{kind}" for kind in norms if spec.final_norm and spec.norm_affine]
     names += [f"embed_norm.{kind}" for kind in norms if spec.embedding_norm and spec.norm_affine]
-    before = [] if spec.norm_place == "behind" else ["attention_norm"] + ([] if spec.shared_norm else ["mlp_norm"])
-    behind = ["attention_out_norm", "mlp_out_norm"] if spec.norm_place in ("behind", "around") else []
-    biases = {"q": spec.qkv_bias, "k": spec.qkv_bias, "v": spec.qkv_bias, "o": spec.output_bias}
-    biases |= {"up": spec.mlp_bias, "down": spec.mlp_bias} | ({"gate": spec.mlp_bias} if spec.gated else {})
-    for layer in range(spec.num_hidden_layers):
-        here = [f"{norm}.{kind}" for norm in before + behind for kind in norms if spec.norm_affine]
-        here += ["q_norm.weight", "k_norm.weight"] if spec.qk_norm else []
-        here += ["sinks.weight"] if spec.attention_sinks else []
-        here += [f"{name}_proj.weight" for name in biases]
-        here += [f"{name}_proj.bias" for name, wanted in biases.items() if wanted]
+    for number, layer in enumerate(spec.layers):
+        here = layer_names(layer, norms if spec.norm_affine else [])
         names += [
-            f"layers.{layer}.{name}" for name in (here if spec.experts is None else of_experts(spec.experts, here))
+            f"layers.{number}.{name}" for name in (here if layer.experts is None else of_experts(layer.experts, here))
         ]
     return names
+
+
+def layer_names(layer: LayerSpec, norms: list[str]) -> list[str]:
+    """Those of a layer, as if it had one MLP. norms: of a norm, "weight" and "bias"."""
+    attention, mlp = layer.attention, layer.each_mlp
+    pre = [] if layer.norm_place == "post" else ["attention_norm"] + ([] if layer.shared_norm else ["mlp_norm"])
+    post = ["attention_out_norm", "mlp_out_norm"] if layer.norm_place in ("post", "sandwich") else []
+    biases = dict.fromkeys("qkv", attention.qkv_bias) | {"o": attention.output_bias}
+    biases |= {"up": mlp.bias, "down": mlp.bias} | ({"gate": mlp.bias} if mlp.gated else {})
+    here = [f"{norm}.{kind}" for norm in pre + post for kind in norms]
+    here += ["q_norm.weight", "k_norm.weight"] if attention.qk_norm else []
+    here += ["sinks.weight"] if attention.sinks else []
+    here += [f"{name}_proj.weight" for name in biases]
+    return here + [f"{name}_proj.bias" for name, wanted in biases.items() if wanted]
 
 
 def of_experts(experts: Experts, here: list[str]) -> list[str]:

@@ -12,7 +12,8 @@ from test_rows import random_model, some_tokens
 
 from ipex_assist.executors.interface import Rows
 from ipex_assist.executors.native import NativeModel
-from ipex_assist.models.spec import DecoderSpec, Rope
+from ipex_assist.models.layers import uniform_decoder
+from ipex_assist.models.spec import Rope
 from ipex_assist.native.library import unavailable
 
 pytestmark = [
@@ -28,7 +29,7 @@ CASES = {
     "all": {},
     "window in two runs": {"sliding_windows": (700,)},  # from the third block of a run on, and from the last
     "window in three runs": {"sliding_windows": (3000,)},
-    "slopes": {"rope": None, "alibi": (0.5, 0.01, 0.002, 0.001)},
+    "slopes": {"ropes": (), "alibi": (0.5, 0.01, 0.002, 0.001)},
     "sinks and a cap": {"attention_sinks": True, "attention_cap": 2.0},
 }
 
@@ -37,8 +38,8 @@ CASES = {
 def model(case: str, precision: str, threads: int) -> NativeModel:
     """One layer, two KV heads: of one thread or two each has whole runs, of more they share their blocks."""
     own, _, kv_precision = precision.partition("+")
-    settings = {"rope": Rope(), "attention_sinks": False} | CASES[case]
-    spec = DecoderSpec(
+    settings = {"ropes": (Rope(),), "attention_sinks": False} | CASES[case]
+    spec = uniform_decoder(
         model_type="random",
         vocab_size=50,
         hidden_size=32,

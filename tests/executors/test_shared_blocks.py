@@ -18,6 +18,8 @@ from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.native import NativeModel, NativeSequence
 from ipex_assist.native.library import unavailable
 
+pytestmark = pytest.mark.one_stack
+
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 SIZE = 256
 

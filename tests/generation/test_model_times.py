@@ -21,6 +21,8 @@ from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.assistant_model import AssistantModel
 from ipex_assist.speculative.round import Round
 
+pytestmark = pytest.mark.one_stack
+
 CHOOSING = 0.003
 
 

@@ -23,6 +23,8 @@ from ipex_assist.speculative.draft_source import Proposal
 from ipex_assist.speculative.round import Round
 from ipex_assist.speculative.schedule import ConstantSchedule, Schedule
 
+pytestmark = pytest.mark.one_stack
+
 NEW = 100
 
 

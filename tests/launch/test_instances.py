@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import CLEAN, CPUS, LAUNCH, TWO, alive, launch, pids_in, python, shell, wait_for
+from launching import CLEAN, CPUS, LAUNCH, TWO, alive, launch, pids_in, python, shell, times_of_python, wait_for
 
 from ipex_assist.launch.command import format_command
 from ipex_assist.launch.instances import InstanceRequest
@@ -72,7 +72,7 @@ def test_the_first_failure_ends_all_at_once(how: str, code: int) -> None:
     """Catches waiting for the healthy instance, and exit codes hidden or made up."""
     start = time.monotonic()
     result = launch(*TWO, *shell(f"[ $IPEX_INSTANCE = 1 ] && {how}; sleep 30"))
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 25  # of 30 and more
     assert result.returncode == code
     assert f"instance 1 (CPUs {CPUS[1]}) ended with exit code {code}; ending the others" in result.stderr
 
@@ -94,7 +94,7 @@ def test_a_failure_that_ignores_sigterm_is_killed_after_the_grace() -> None:
     code = "import signal, sys, time, os\nif os.environ['IPEX_INSTANCE'] == '1': time.sleep(0.5); sys.exit(3)\n"
     code += "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(30)"
     assert launch(*TWO, "--grace", "0.5", *python(code)).returncode == 3
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 25  # of 30 and more
 
 
 def test_a_hung_instance_is_ended() -> None:
@@ -102,7 +102,7 @@ def test_a_hung_instance_is_ended() -> None:
     start = time.monotonic()
     result = launch(*TWO, "--timeout", "0.7", "--grace", "1", *shell("trap '' TERM; sleep 30; sleep 30"))
     assert result.returncode == 124
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 25  # of 30 and more
     assert "has not ended after 0.7 s (--timeout)" in result.stderr
     assert launch("--timeout", "0.5", "--", "sleep", "30").returncode == 124
     assert launch("--timeout", "30", *shell("exit 6")).returncode == 6
@@ -163,7 +163,7 @@ def test_what_an_instance_leaves_running_is_ended(tmp_path: Path) -> None:
     start = time.monotonic()
     result = launch(*TWO, *shell(f"sleep 60 & echo $! >{tmp_path}/$IPEX_INSTANCE; exit 0"))
     assert result.returncode == 0
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 25  # of 30 and more
     assert not [pid for pid in pids_in(tmp_path) if alive(pid)]
 
 
@@ -263,19 +263,9 @@ def test_socket_all_is_visible_in_the_dry_run() -> None:
         assert " -l true" in result.stdout or "set with" in result.stdout
 
 
-def test_a_start_takes_less_than_150_ms() -> None:
-    """Catches an import on the way to one process that costs more than the launch (ctypes, hypothesis, torch …).
-
-    Or, on a machine that is busy or slow, four times what Python takes for what every command line imports.
-    """
-    bare = [sys.executable, "-c", "import argparse, json, logging, subprocess"]
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(7):
-        for ours, argv in ((True, [*LAUNCH, "--", "true"]), (False, bare)):
-            start = time.perf_counter()
-            subprocess.run(argv, env=CLEAN, check=True)
-            times[ours].append(time.perf_counter() - start)
-    assert min(times[True]) < max(0.15, 4 * min(times[False])), times
+def test_a_start_takes_four_times_that_of_python() -> None:
+    """Catches an import on the way to one process that costs more than the launch (ctypes, hypothesis, torch …)."""
+    assert times_of_python([*LAUNCH, "--", "true"]) < 4
 
 
 def test_surroundings_are_looked_at_with_the_variables_given() -> None:

@@ -44,7 +44,7 @@ def hf_steps(model, prompt: list[int], following: list[int]) -> torch.Tensor:
 KINDS = [
     *(variant for variant in tiny_models.VARIANTS if variant not in tiny_models.FAMILIES),
     *("phi3-longrope", "granite", "olmo2", "smollm3", "phi", "gemma2", "gemma3", "bloom", "cohere-norms", "glm4"),
-    *("qwen2-moe", "granitemoe", "gpt-oss"),
+    *("qwen2-moe", "granitemoe", "gpt-oss", "qwen3-moe-dense-first", "qwen2-moe-every-second"),
 ]
 CASES = [
     (variant, executor)

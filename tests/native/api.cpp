@@ -23,12 +23,12 @@ const void* ia_kernels(const char* limit);
 void* ia_pool_new(int32_t threads, const int32_t* cpus);
 void ia_pool_delete(void* pool);
 int32_t ia_checksum(void* handle, void* pool, uint64_t* sum);
-void* ia_model_new(const void* kernels, const ipex_assist::Spec* spec, const int32_t* windows, const int32_t* tables,
-                   const float* slopes);
+void* ia_model_new(const void* kernels, const ipex_assist::ModelSpec* spec, const ipex_assist::LayerSpec* layers);
 void ia_model_delete(void* handle);
 int64_t ia_model_bytes(void* handle);
 const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer);
 int32_t ia_model_allocate(void* handle, void* pool);
+int32_t ia_model_share_table(void* handle, const void* other);
 int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t layer, int32_t bias, int32_t type,
                       const void* data, int64_t rows, int64_t columns);
 void* ia_blocks_new(void* handle, int64_t count, int32_t precision);
@@ -83,23 +83,21 @@ struct Loaded {
         }
         spec = base_spec(FORMATS[0]);
         spec.positions = ROOM + 20, spec.rotary_dim = spec.rotary_tables = 0;
-        const std::vector<int32_t> windows(size_t(spec.layers));
-        handle = ia_model_new(&k, &spec, windows.data(), nullptr, nullptr);
+        handle = ia_model_new(&k, &spec, spec.layer_specs().data());
         CHECK(pool && handle && ia_model_allocate(handle, pool) == 0, "%s", ia_last_error());
         Random random(1);
-        for (const Shape& shape : shapes(spec)) {
-            for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
-                tensor.resize(size_t(shape.rows * shape.columns));
-                for (float& value : tensor) value = random.normal() * (shape.slot == FINAL_NORM ? final_norm : 0.2f);
-                const int32_t status = pack(shape.slot, layer, shape.bias, shape.rows, shape.columns);
-                CHECK(status == 0, "weight %d: %s", shape.slot, ia_last_error());
-            }
+        for (const Shape& shape : shapes(spec, spec.layer_specs())) {
+            tensor.resize(size_t(shape.rows * shape.columns));
+            for (float& value : tensor) value = random.normal() * (shape.slot == FINAL_NORM ? final_norm : 0.2f);
+            const int32_t status = pack(shape.slot, shape.index, shape.bias, shape.rows, shape.columns);
+            CHECK(status == 0, "weight %d: %s", shape.slot, ia_last_error());
         }
     }
     ~Loaded() {
-        ia_model_delete(handle);
+        forget_model();
         ia_pool_delete(pool);
     }
+    void forget_model() { ia_model_delete(std::exchange(handle, nullptr)); }
     Loaded(const Loaded&) = delete;
     Loaded& operator=(const Loaded&) = delete;
 
@@ -118,7 +116,7 @@ struct Loaded {
     }
 
     const uint32_t control;
-    Spec spec;
+    UniformSpec spec;
     std::vector<float> tensor;
     void *pool, *handle;
 };
@@ -244,14 +242,13 @@ void test_memory(const Kernels& k) {
             if (thing) free(thing);
             return thing != nullptr;
         };
-        const std::vector<int32_t> windows(size_t(x.spec.layers));
+        const std::vector<LayerSpec> layers = x.spec.layer_specs();
         starve("ia_blocks_new", [&] { return made(ia_blocks_new(x.handle, 20, INT8), ia_blocks_delete); });
         Sequence pair(x, 3, 5);
         const int32_t none = 0;
         starve("ia_blocks_copy", [&] { return ia_blocks_copy(pair.blocks, x.pool, 0, 0) == 0; });
         starve("ia_blocks_discard", [&] { return ia_blocks_discard(pair.blocks, &none, 1) == 0; });
-        starve("ia_model_new",
-               [&] { return made(ia_model_new(&k, &x.spec, windows.data(), nullptr, nullptr), ia_model_delete); });
+        starve("ia_model_new", [&] { return made(ia_model_new(&k, &x.spec, layers.data()), ia_model_delete); });
         starve("ia_pool_new", [&] { return made(ia_pool_new(threads, nullptr), ia_pool_delete); });
     }
     starve("a new model's first pass", [&] {
@@ -335,9 +332,39 @@ void test_forks(const Kernels& k) {
 #endif
 
 void test_versions() {
-    int32_t sizes[2] = {};
+    int32_t sizes[3] = {};
     CHECK(ia_abi(sizes) > 0, "no version");
-    CHECK(sizes[0] == sizeof(Spec) && sizes[1] == sizeof(Batch), "%d and %d bytes", sizes[0], sizes[1]);
+    CHECK(sizes[0] == sizeof(ModelSpec) && sizes[1] == sizeof(LayerSpec) && sizes[2] == sizeof(Batch),
+          "%d, %d and %d bytes", sizes[0], sizes[1], sizes[2]);
+}
+
+// A handle keeps what it points to: the table of a model that is deleted, and the model of blocks.
+void test_lifetimes(const Kernels& k) {
+    auto owner = std::make_unique<Loaded>(k, 2);
+    Loaded x(k, 2);
+    Text whole;
+    {
+        Sequence fed(x, 20, 5);
+        whole = fed.text();
+        CHECK(ia_model_share_table(x.handle, owner->handle) == 0, "%s", ia_last_error());
+        CHECK(ia_model_share_table(owner->handle, x.handle) == -1, "each other's table");
+        CHECK(ia_model_share_table(x.handle, x.handle) == -1, "its own table");
+        owner.reset();
+        CHECK(fed.text() == whole, "another model's table that was deleted");
+    }
+    void* blocks = ia_blocks_new(x.handle, 2, INT8);
+    CHECK(blocks, "%s", ia_last_error());
+    Loaded other(k, 2);
+    x.forget_model();
+    Sequence fed(other, 3, 5);
+    std::swap(fed.blocks, blocks);
+    CHECK(!fed.forward() && std::string(ia_last_error()).find("blocks of another model") != std::string::npos, "%s",
+          ia_last_error());
+    const int32_t both[] = {0, 1};
+    CHECK(ia_blocks_copy(fed.blocks, x.pool, 0, 1) == 0 && ia_blocks_discard(fed.blocks, both, 2) == 0, "%s",
+          ia_last_error());
+    std::swap(fed.blocks, blocks);
+    ia_blocks_delete(blocks);
 }
 
 // Bytes that an image does not have would be read from wherever that is.
@@ -360,6 +387,7 @@ void test_image(const Kernels& k) {
 
 void test_api(const Kernels& k) {
     test_versions();
+    test_lifetimes(k);
     test_image(k);
     test_callers(k);
     test_denormals(k);

@@ -106,7 +106,7 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
     const size_t unsure = size_t(std::min_element(likely[2].begin(), likely[2].end()) - likely[2].begin());
     float least[] = {0, 0, likely[2][unsure] * 1.0001f};
     for (const bool broken : {false, true}) {
-        if (broken && !x.model->spec.rotary_dim) break;
+        if (broken && !x.model->spec.rope_width) break;
         std::vector<int32_t> tokens, positions;
         std::vector<const Table*> rows;
         for (size_t i = 0; i < 3; i++) {
@@ -120,9 +120,9 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
         float probabilities[3 * MOST];
         const GreedyDraft drafts{counts, least, MOST, drafted, probabilities, numbers};
         // The first text's third row is at position 2; those of the others are not.
-        if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
+        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rope_width)], x.poison);
         x.draft(pass.batch, counts, drafts);
-        if (broken) std::swap(x.cosine[size_t(2 * x.model->rotation_width())], x.poison);
+        if (broken) std::swap(x.cosine[size_t(2 * x.model->spec.rope_width)], x.poison);
         const size_t lengths[] = {broken ? 3u : size_t(MOST), size_t(MOST - 5), unsure + 1};
         for (size_t i = 0; i < 3; i++) {
             CHECK(size_t(numbers[i]) == lengths[i], "%s, %s: draft %zu has %d tokens", f.name, kind.name, i,
@@ -175,10 +175,10 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
             }
             CHECK(logs[i] == top_logs[i * 5], "%g and %g", double(logs[i]), double(top_logs[i * 5]));
         }
-        if (!x.model->spec.rotary_dim) continue;
-        std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
+        if (!x.model->spec.rope_width) continue;
+        std::swap(x.cosine[size_t(3 * x.model->spec.rope_width)], x.poison);
         x.top_tokens(pass.batch, {5, chosen, logs, sums, top, top_logs});
-        std::swap(x.cosine[size_t(3 * x.model->rotation_width())], x.poison);
+        std::swap(x.cosine[size_t(3 * x.model->spec.rope_width)], x.poison);
         CHECK(
             chosen[3] == -1 && std::isnan(logs[3]) && std::isnan(sums[3]) && top[15] == -1 && std::isnan(top_logs[15]),
             "%d", chosen[3]);
@@ -264,7 +264,7 @@ void check_threads(const Kernels& k, const Format& f, const Kind& kind, int node
 // Rows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each takes
 // the blocks that it has on its own memory node: whole heads, or some of each.
 void check_runs(const Kernels& k) {
-    const Kind kind = {"no rotation", 0, [](Spec& s) { s.rotary_dim = s.rotary_tables = 0; }};
+    const Kind kind = {"no rotation", 0, [](UniformSpec& s) { s.rotary_dim = s.rotary_tables = 0; }};
     const std::vector<int32_t> text = some_tokens(20, 17);
     std::vector<float> first;
     for (const auto& [threads, nodes] : {std::pair{1, 1}, {2, 2}, {3, 2}}) {
@@ -287,14 +287,14 @@ void check_division(const Kernels& k) {
         for (int threads = 1; threads <= 9; threads++) {
             const Model& model = *x.model;
             const Layer& layer = model.layers[1];
-            const bool experts = model.spec.experts;
+            const bool experts = layer.mlp.experts;
             const Linear &up = experts ? layer.experts[1].up : layer.up,
                          &down = experts ? layer.experts[1].down : layer.down;
             Linear even = down;  // of as many blocks as make pairs
             even.blocks = 10;
             for (const Linear* linear :
                  std::vector<const Linear*>{&layer.qkv, &up, &down, &even, &layer.output, &layer.router, &model.head}) {
-                const int64_t unit = model.spec.gated && linear == &up ? 2 : 1;
+                const int64_t unit = layer.mlp.gated && linear == &up ? 2 : 1;
                 int64_t reached = 0;
                 for (int t = 0; t < threads; t++) {
                     const auto [first, last] = model.slice(*linear, t, threads);
@@ -306,9 +306,9 @@ void check_division(const Kernels& k) {
                 }
                 CHECK(reached == linear->blocks, "%ld of %ld blocks", long(reached), long(linear->blocks));
             }
-            for (int32_t h = 0; h < x.model->spec.kv_heads; h++) {
+            for (int32_t h = 0; h < layer.attention.kv_heads; h++) {
                 for (int32_t b = 0; b < 20; b++) {
-                    const int owner = x.blocks->owner(b, h, threads);
+                    const int owner = x.blocks->owner(b, 1, h, threads);
                     CHECK(owner >= 0 && owner < threads, "block %ld of head %d belongs to %d of %d", long(b), h, owner,
                           threads);
                 }
@@ -320,7 +320,7 @@ void check_division(const Kernels& k) {
 // Blocks are zero at first, lie side by side, hold what is written to their ends, are copied whole, and are zero again
 // when they were discarded, while their neighbours are not. Those of int8 have scales beside half the bytes of bf16.
 void check_blocks(const Fixture& x, const char* name, Precision stored) {
-    const Blocks blocks(*x.model, 3, stored);
+    const Blocks blocks(x.model, 3, stored);
     CHECK(blocks.count() == 3 && blocks.precision() == stored && blocks.fits(*x.model), "%s: %ld", name,
           long(blocks.count()));
     CHECK(blocks.attention_precision() == (stored == INT8 ? x.model->attention_precision() : stored), "%s", name);
@@ -328,8 +328,8 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
                             : stored == BF16 ? 2
                                              : 1,
                   scale_bytes = stored == INT8 ? BLOCK_POSITIONS * 4 : 0;
-    const int64_t key_bytes = BLOCK_POSITIONS * x.model->key_depth() * element,
-                  value_bytes = BLOCK_POSITIONS * x.model->value_width() * element;
+    const int64_t key_bytes = BLOCK_POSITIONS * x.model->layers[0].attention.key_depth() * element,
+                  value_bytes = BLOCK_POSITIONS * x.model->layers[0].attention.value_width() * element;
     const int64_t each = Blocks::bytes_each(*x.model, stored);
     CHECK(each == 4 * (key_bytes + value_bytes + 2 * scale_bytes), "%s: %ld bytes a block", name, long(each));
     std::set<uint8_t*> seen;

@@ -15,21 +15,22 @@ constexpr int64_t HEADER = 4096;
 constexpr uintptr_t HUGE_PAGE = uintptr_t(2) << 20;
 
 // Orders of columns (GPTQ's act-order), without which no linear has one.
-const Kind ORDERED = {"orders of columns", 0, [](Spec& s) { s.ordered = s.tied_head = s.qkv_bias = 1; }};
+const Kind ORDERED = {"orders of columns", 0, [](UniformSpec& s) { s.ordered = s.tied_head = s.qkv_bias = 1; }};
 
 // A second packing of some weights, by threads that are not those whom memory follows.
 void pack_again(const Fixture& x, Pool& pool) {
-    const Spec& s = x.model->spec;
+    const ModelSpec& s = x.model->spec;
     Random random(5);
-    const int64_t attended = int64_t(s.heads) * s.head_dim;
-    std::vector<float> values(size_t(attended * s.hidden_size));
+    const int64_t queries = x.model->layers[1].attention.query_width();
+    const int64_t attended = x.model->layers[0].attention.query_width();
+    std::vector<float> values(size_t(queries * s.hidden_size));
     for (float& value : values) value = random.normal() * 0.2f;
-    CHECK(x.model->pack(pool, Q_PROJ, 1, false, SOURCE_F32, values.data(), attended, s.hidden_size), "queries");
+    CHECK(x.model->pack(pool, Q_PROJ, 1, false, SOURCE_F32, values.data(), queries, s.hidden_size), "queries");
     if (s.precision == INT4) {
-        std::vector<uint8_t> nibbles(values.size()), zeros(values.size());
+        std::vector<uint8_t> nibbles(size_t(attended * s.hidden_size)), zeros(nibbles.size());
         for (uint8_t& nibble : nibbles) nibble = uint8_t(random.below(16));
         for (uint8_t& zero : zeros) zero = uint8_t(random.below(16));
-        std::vector<float> scales(values.size(), 0.03f);
+        std::vector<float> scales(nibbles.size(), 0.03f);
         CHECK(x.model->pack_int4(pool, O_PROJ, 0, nibbles.data(), scales.data(), zeros.data(), s.hidden_size, attended),
               "output");
     }
@@ -140,7 +141,7 @@ void check_image(const Kernels& k, const Format& f, const Kind& kind) {
 void check_shared_table(const Kernels& k) {
     Fixture one(k, FORMATS[2], KINDS[0], 1), x(k, FORMATS[2], KINDS[0], 3, 2);
     const std::vector<float> expected = logits_of(one, one.pool);
-    CHECK(x.model->share_table(*one.model), "shared");
+    CHECK(x.model->share_table(one.model), "shared");
     CHECK(logits_of(x, x.pool) == expected, "other logits by a shared table");
 }
 

@@ -54,13 +54,13 @@ void check_draft_of_no_numbers(const Kernels& k) {
             };
             const std::vector<int32_t> expected = draft();
             CHECK(expected.size() == 20, "%s", f.name);
-            std::swap(x.cosine[size_t(7 * x.model->rotation_width())], x.poison);
+            std::swap(x.cosine[size_t(7 * x.model->spec.rope_width)], x.poison);
             std::vector<float> likely;
             std::vector<int32_t> cut(expected.begin(), expected.begin() + 5);
             cut.push_back(-1);
             CHECK(draft(&likely) == cut && std::isnan(likely.back()), "%s: %zu tokens with NaN at position 7", f.name,
                   likely.size());
-            std::swap(x.cosine[size_t(7 * x.model->rotation_width())], x.poison);
+            std::swap(x.cosine[size_t(7 * x.model->spec.rope_width)], x.poison);
             CHECK(draft() == expected, "%s: drafted again", f.name);
         }
     }
@@ -68,53 +68,84 @@ void check_draft_of_no_numbers(const Kernels& k) {
 
 // What no model can be is refused before sizes are divided or multiplied.
 void check_specs(const Kernels& k) {
-    const int32_t windows[3] = {0, 0, -1};
-    const auto make = [&](void (*change)(Spec&)) {
-        Spec spec = base_spec(FORMATS[3]);
+    const auto make = [&](void (*change)(UniformSpec&)) {
+        UniformSpec spec = base_spec(FORMATS[3]);
         change(spec);
-        Model(spec, windows, &k);
+        Model(spec.model(), spec.layer_specs().data(), &k);
     };
-    make([](Spec&) {});
-    CHECK_REFUSED("num_hidden_layers is 0", make([](Spec& s) { s.layers = 0; }));
-    CHECK_REFUSED("num_hidden_layers is -3", make([](Spec& s) { s.layers = -3; }));
-    CHECK_REFUSED("window is -1", make([](Spec& s) { s.layers = 3; }));
-    CHECK_REFUSED("4 attention heads cannot share 8", make([](Spec& s) { s.kv_heads = 8; }));
-    CHECK_REFUSED("4 attention heads cannot share 3", make([](Spec& s) { s.kv_heads = 3; }));
-    CHECK_REFUSED("num_key_value_heads is 0", make([](Spec& s) { s.kv_heads = 0; }));
-    CHECK_REFUSED("num_attention_heads is -4", make([](Spec& s) { s.heads = -4; }));
-    CHECK_REFUSED("turn 9 values of a head", make([](Spec& s) { s.head_dim = s.rotary_dim = 9; }));
-    CHECK_REFUSED("positions turn is 10 and must be from 0 to 8", make([](Spec& s) { s.head_dim = 8; }));
-    CHECK_REFUSED("rotation tables is 0", make([](Spec& s) { s.rotary_tables = 0; }));
-    CHECK_REFUSED("norm_place is 4", make([](Spec& s) { s.norm_place = NormPlace(4); }));
-    CHECK_REFUSED("qk_norm is -1", make([](Spec& s) { s.qk_norm = HeadNorm(-1); }));
-    CHECK_REFUSED("multiplier is 0", make([](Spec& s) { s.residual_multiplier = 0; }));
-    CHECK_REFUSED("soft cap is nan", make([](Spec& s) { s.logit_cap = NAN; }));
-    CHECK_REFUSED("parallel layers are before", make([](Spec& s) { s.parallel = 1, s.norm_place = AROUND; }));
-    CHECK_REFUSED("in parallel layers only", make([](Spec& s) { s.shared_norm = 1; }));
-    CHECK_REFUSED("head_dim is 0", make([](Spec& s) { s.head_dim = 0; }));
-    CHECK_REFUSED("num_attention_heads x head_dim", make([](Spec& s) { s.heads = s.kv_heads = s.head_dim = 1 << 20; }));
-    CHECK_REFUSED("vocab_size is 0", make([](Spec& s) { s.vocab_size = 0; }));
-    CHECK_REFUSED("hidden_size is -1", make([](Spec& s) { s.hidden_size = -1; }));
-    CHECK_REFUSED("intermediate_size is 2147483647", make([](Spec& s) { s.intermediate_size = INT32_MAX; }));
-    CHECK_REFUSED("embedding of 24 for a hidden size of 40", make([](Spec& s) { s.embedding_size = 24; }));
-    CHECK_REFUSED("groups of 48", make([](Spec& s) { s.group = 48; }));
-    CHECK_REFUSED("groups of 0", make([](Spec& s) { s.group = 0; }));
-    CHECK_REFUSED("precision is 5", make([](Spec& s) { s.precision = Precision(5); }));
+    const auto make_last = [&](void (*change)(LayerSpec&)) {
+        const UniformSpec spec = base_spec(FORMATS[3]);
+        std::vector<LayerSpec> layers = spec.layer_specs();
+        change(layers.back());
+        Model(spec.model(), layers.data(), &k);
+    };
+    make([](UniformSpec&) {});
+    CHECK_REFUSED("num_hidden_layers is 0", make([](UniformSpec& s) { s.layers = 0; }));
+    CHECK_REFUSED("num_hidden_layers is -3", make([](UniformSpec& s) { s.layers = -3; }));
+    CHECK_REFUSED("window is -1", make_last([](LayerSpec& layer) { layer.attention.window = -1; }));
+    CHECK_REFUSED("num_key_value_heads is 0", make_last([](LayerSpec& layer) { layer.attention.kv_heads = 0; }));
+    CHECK_REFUSED("intermediate_size is 0", make_last([](LayerSpec& layer) { layer.mlp.intermediate_size = 0; }));
+    CHECK_REFUSED("norm_place is -1", make_last([](LayerSpec& layer) { layer.norm_place = NormPlace(-1); }));
+    CHECK_REFUSED("column of a rotary table is 1 and",
+                  make_last([](LayerSpec& layer) { layer.attention.rope_column = 1; }));
+    CHECK_REFUSED("paired_dim is 11", make_last([](LayerSpec& layer) { layer.attention.paired_dim = 11; }));
+    CHECK_REFUSED("4 attention heads cannot share 8", make([](UniformSpec& s) { s.kv_heads = 8; }));
+    CHECK_REFUSED("4 attention heads cannot share 3", make([](UniformSpec& s) { s.kv_heads = 3; }));
+    CHECK_REFUSED("num_key_value_heads is 0", make([](UniformSpec& s) { s.kv_heads = 0; }));
+    CHECK_REFUSED("num_attention_heads is -4", make([](UniformSpec& s) { s.heads = -4; }));
+    CHECK_REFUSED("9 values of a head are rotated", make([](UniformSpec& s) { s.head_dim = s.rotary_dim = 9; }));
+    CHECK_REFUSED("rotary_dim is 10 and must be from 0 to 8", make([](UniformSpec& s) { s.head_dim = 8; }));
+    CHECK_REFUSED("column of a rotary table is -10", make([](UniformSpec& s) { s.rotary_tables = 0; }));
+    CHECK_REFUSED("norm_place is 4", make([](UniformSpec& s) { s.norm_place = NormPlace(4); }));
+    CHECK_REFUSED("qk_norm is -1", make([](UniformSpec& s) { s.qk_norm = HeadNorm(-1); }));
+    CHECK_REFUSED("multiplier is 0", make([](UniformSpec& s) { s.residual_multiplier = 0; }));
+    CHECK_REFUSED("soft cap is nan", make([](UniformSpec& s) { s.logit_cap = NAN; }));
+    CHECK_REFUSED("parallel layers are before", make([](UniformSpec& s) { s.parallel = 1, s.norm_place = SANDWICH; }));
+    CHECK_REFUSED("in parallel layers only", make([](UniformSpec& s) { s.shared_norm = 1; }));
+    CHECK_REFUSED("head_dim is 0", make([](UniformSpec& s) { s.head_dim = 0; }));
+    CHECK_REFUSED("num_attention_heads x head_dim",
+                  make([](UniformSpec& s) { s.heads = s.kv_heads = s.head_dim = 1 << 20; }));
+    CHECK_REFUSED("vocab_size is 0", make([](UniformSpec& s) { s.vocab_size = 0; }));
+    CHECK_REFUSED("hidden_size is -1", make([](UniformSpec& s) { s.hidden_size = -1; }));
+    CHECK_REFUSED("intermediate_size is 2147483647", make([](UniformSpec& s) { s.intermediate_size = INT32_MAX; }));
+    CHECK_REFUSED("embedding of 24 for a hidden size of 40", make([](UniformSpec& s) { s.embedding_size = 24; }));
+    CHECK_REFUSED("groups of 48", make([](UniformSpec& s) { s.group = 48; }));
+    CHECK_REFUSED("groups of 0", make([](UniformSpec& s) { s.group = 0; }));
+    CHECK_REFUSED("precision is 5", make([](UniformSpec& s) { s.precision = Precision(5); }));
     CHECK_REFUSED("precision of experts is 5",
-                  make([](Spec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(5); }));
-    CHECK_REFUSED("activation is 4", make([](Spec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
-    CHECK_REFUSED("activation is -1", make([](Spec& s) { s.activation = Activation(-1); }));
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.expert_precision = Precision(5); }));
+    CHECK_REFUSED("activation is 4", make([](UniformSpec& s) { s.activation = CLAMPED_SWIGLU, s.gated = 0; }));
+    CHECK_REFUSED("activation is -1", make([](UniformSpec& s) { s.activation = Activation(-1); }));
     CHECK_REFUSED("experts of a token is 3 and must be from 1 to 2",
-                  make([](Spec& s) { s.experts = 2, s.experts_per_token = 3; }));
-    CHECK_REFUSED("experts of a token is 0", make([](Spec& s) { s.experts = 2; }));
-    CHECK_REFUSED("experts of a layer is -1", make([](Spec& s) { s.experts = -1; }));
-    CHECK_REFUSED("shared expert's intermediate_size is 8", make([](Spec& s) { s.shared_size = 8; }));
+                  make([](UniformSpec& s) { s.experts = 2, s.experts_per_token = 3; }));
+    CHECK_REFUSED("experts of a token is 0", make([](UniformSpec& s) { s.experts = 2; }));
+    CHECK_REFUSED("experts of a layer is -1", make([](UniformSpec& s) { s.experts = -1; }));
+    CHECK_REFUSED("shared expert's intermediate_size is 8", make([](UniformSpec& s) { s.shared_size = 8; }));
     CHECK_REFUSED("shared expert that is not there",
-                  make([](Spec& s) { s.experts = s.experts_per_token = s.shared_gate = 1; }));
-    CHECK_REFUSED("experts are gated", make([](Spec& s) { s.experts = s.experts_per_token = 1, s.gated = 0; }));
-    CHECK_REFUSED("epsilon is nan", make([](Spec& s) { s.norm_eps = NAN; }));
-    CHECK_REFUSED("epsilon is -1", make([](Spec& s) { s.norm_eps = -1; }));
-    CHECK_REFUSED("attention scale is inf", make([](Spec& s) { s.attention_scale = INFINITY; }));
+                  make([](UniformSpec& s) { s.experts = s.experts_per_token = s.shared_gate = 1; }));
+    CHECK_REFUSED("experts are gated", make([](UniformSpec& s) { s.experts = s.experts_per_token = 1, s.gated = 0; }));
+    CHECK_REFUSED("epsilon is nan", make([](UniformSpec& s) { s.norm_eps = NAN; }));
+    CHECK_REFUSED("epsilon is -1", make([](UniformSpec& s) { s.norm_eps = -1; }));
+    CHECK_REFUSED("attention scale is inf", make([](UniformSpec& s) { s.attention_scale = INFINITY; }));
+}
+
+// Sizes that are allowed each, and whose product is more than 64 bits hold, are refused when they are added up.
+void check_sums(const Kernels& k) {
+    const auto make = [&](void (*change)(UniformSpec&)) {
+        UniformSpec spec = base_spec(FORMATS[0]);
+        change(spec);
+        return Model(spec.model(), spec.layer_specs().data(), &k).image_bytes();
+    };
+    CHECK_REFUSED("more than 2^60 bytes", make([](UniformSpec& s) {
+                      s.layers = 1000, s.experts = 1024, s.experts_per_token = 1;
+                      s.hidden_size = s.embedding_size = s.intermediate_size = 1 << 20;
+                  }));
+    CHECK_REFUSED("more than 2^60 bytes", make([](UniformSpec& s) {
+                      s.layers = 4096, s.vocab_size = s.hidden_size = s.embedding_size = s.intermediate_size = 1 << 24;
+                  }));
+    const int64_t large =
+        make([](UniformSpec& s) { s.layers = 1000, s.hidden_size = s.embedding_size = s.intermediate_size = 1 << 20; });
+    CHECK(large > 1000 * (int64_t(3) << 42) && large < 1001 * (int64_t(3) << 42), "%lld bytes", (long long)large);
 }
 
 // Weights: memory first, the shapes of this model, all of them before a pass, and numbers.
@@ -122,11 +153,9 @@ void check_weights(const Kernels& k) {
     Pool pool(2, nullptr);
     for (const Format& f : FORMATS) {
         for (const Kind& kind : KINDS) {
-            Spec spec = base_spec(f);
-            kind.change(spec);
-            const std::vector<int32_t> windows(size_t(spec.layers), 0);
-            Model model(spec, windows.data(), &k);
-            const std::vector<Shape> all = shapes(spec);
+            const KindSpec spec(f, kind);
+            Model model(spec.model, spec.layers.data(), &k);
+            const std::vector<Shape> all = shapes(spec.model, spec.layers);
             std::vector<float> values(size_t((POSITIONS + 2) * 200), 0.1f);
             const auto pack = [&](const Shape& s, int32_t index, int64_t rows, int64_t columns) {
                 return model.pack(pool, s.slot, index, s.bias, SOURCE_F32, values.data(), rows, columns);
@@ -137,36 +166,33 @@ void check_weights(const Kernels& k) {
             const int64_t weights = model.missing();
             CHECK(weights > 0 && !model.ready(), "%s: %ld weights are missing", kind.name, long(weights));
             CHECK_REFUSED("source type 3", model.pack(pool, EMBED_TOKENS, 0, false, SourceType(3), values.data(), VOCAB,
-                                                      spec.embedding_size));
+                                                      spec.model.embedding_size));
             CHECK_REFUSED("0 rows", pack(all[0], 0, 0, 8));
             int64_t count = 0;
             for (const Shape& s : all) {
-                for (int32_t layer = 0; layer < (s.layered ? spec.layers : 1); layer++) {
-                    const int32_t index = s.index(spec, layer);
-                    for (const int64_t more : {-1, 1}) {
-                        CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns),
-                              "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
-                        if (s.columns + more < 1) continue;
-                        CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name,
-                              s.slot, long(more));
-                    }
-                    const int32_t too_many = spec.layers * (s.expert < 0 ? 1 : spec.experts + 2);
-                    if (s.layered) CHECK(!pack(s, too_many, s.rows, s.columns), "%s: a layer too many", kind.name);
-                    if (s.layered) CHECK(!pack(s, -1, s.rows, s.columns), "%s: layer -1", kind.name);
-                    const size_t at = size_t(s.rows * s.columns - 1);
-                    std::swap(values[at], values.back()), values[at] = NAN;
-                    CHECK_REFUSED("NaN in row", pack(s, index, s.rows, s.columns));
-                    values[at] = -INFINITY;
-                    CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, index, s.rows, s.columns));
-                    values[at] = 0.1f;
-                    CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name,
-                          s.slot);
-                    for (int twice = 0; twice < 2; twice++)
-                        CHECK(pack(s, index, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
-                    count++;
-                    CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once",
-                          kind.name, s.slot, layer);
+                const int32_t index = s.index, too_many = spec.model.layers * 20;
+                for (const int64_t more : {-1, 1}) {
+                    CHECK(s.rows + more < 1 || !pack(s, index, s.rows + more, s.columns),
+                          "%s: weight %d of %ld more rows", kind.name, s.slot, long(more));
+                    if (s.columns + more < 1) continue;
+                    CHECK(!pack(s, index, s.rows, s.columns + more), "%s: weight %d of %ld more columns", kind.name,
+                          s.slot, long(more));
                 }
+                if (s.layer >= 0) CHECK(!pack(s, too_many, s.rows, s.columns), "%s: a layer too many", kind.name);
+                if (s.layer >= 0) CHECK(!pack(s, -1, s.rows, s.columns), "%s: layer -1", kind.name);
+                const size_t at = size_t(s.rows * s.columns - 1);
+                std::swap(values[at], values.back()), values[at] = NAN;
+                CHECK_REFUSED("NaN in row", pack(s, index, s.rows, s.columns));
+                values[at] = -INFINITY;
+                CHECK_REFUSED("infinity in row " + std::to_string(s.rows - 1), pack(s, index, s.rows, s.columns));
+                values[at] = 0.1f;
+                CHECK(model.missing() == weights - count, "%s: weight %d counts though it was refused", kind.name,
+                      s.slot);
+                for (int twice = 0; twice < 2; twice++)
+                    CHECK(pack(s, index, s.rows, s.columns), "%s: weight %d", kind.name, s.slot);
+                count++;
+                CHECK(model.missing() == weights - count, "%s: weight %d of layer %d does not count once", kind.name,
+                      s.slot, s.layer);
             }
             CHECK(model.ready() && count == weights, "%s: %ld of %ld weights", kind.name, long(count), long(weights));
             CHECK(model.pack(pool, Slot(-1), 0, false, SOURCE_F32, values.data(), 1, 1) == false, "slot -1");
@@ -194,7 +220,7 @@ void check_batches(const Kernels& k) {
         CHECK_REFUSED("position 256, and its table has 1 blocks", run({1, 2}, {255, 256}, {&table, &table}));
         CHECK_REFUSED("position -1", run({1}, {-1}, {&table}));
         CHECK_REFUSED("is written by two segments", run({1, 2, 3}, {4, 0, 5}, {&table, &second, &table}));
-        const bool tables = x.model->spec.positions || x.model->spec.rotary_dim;
+        const bool tables = x.model->spec.positions || x.model->spec.rope_width;
         if (tables) CHECK_REFUSED("and", run({1}, {POSITIONS}, {&second}));
         CHECK_REFUSED("rows of a pass is 0", run({}, {}, {}));
         Table twice = second, reading = second;
@@ -223,7 +249,7 @@ void check_batches(const Kernels& k) {
         for (const int32_t row : {-1, 1}) {
             static int32_t wanted;
             wanted = row;
-            CHECK_REFUSED("rows with logits is " + std::to_string(row),
+            CHECK_REFUSED("a row with logits is " + std::to_string(row),
                           pass([](Batch& b, Segment&) { b.logit_rows = &wanted; }));
         }
         CHECK_REFUSED("2 rows of a pass, and 1 of its segments", pass([](Batch& b, Segment&) { b.rows = 2; }));
@@ -241,28 +267,28 @@ void check_batches(const Kernels& k) {
                       pass([](Batch& b, Segment&) { b.stride = 63; }));
         CHECK_REFUSED("logits of 0 columns", pass([](Batch& b, Segment&) { b.logits = nullptr; }));
         CHECK_REFUSED("threads of a pass is -1", pass([](Batch& b, Segment&) { b.threads = -1; }));
-        CHECK_REFUSED("rows with logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
+        CHECK_REFUSED("the vocabulary of logits is 51", pass([](Batch& b, Segment&) { b.vocabulary = 51; }));
         pass([](Batch& b, Segment&) { b.vocabulary = 16, b.stride = 16; });
-        if (x.model->spec.rotary_dim)
+        if (x.model->spec.rope_width)
             CHECK_REFUSED("need their tables", pass([](Batch&, Segment& s) { s.sine = nullptr; }));
-        if (x.model->spec.rotary_dim)
+        if (x.model->spec.rope_width)
             CHECK_REFUSED("holds 5 from 3 on", pass([](Batch&, Segment& s) { s.rope_start = 3, s.rope_rows = 5; }));
-        CHECK_REFUSED("a pool of 0 blocks", Blocks(*x.model, 0, BF16));
-        CHECK_REFUSED("a pool of 2147483648", Blocks(*x.model, int64_t(1) << 31, BF16));
+        CHECK_REFUSED("a pool of 0 blocks", Blocks(x.model, 0, BF16));
+        CHECK_REFUSED("a pool of 2147483648", Blocks(x.model, int64_t(1) << 31, BF16));
         const Fixture wide(k, FORMATS[0], kind, 1), narrow(k, FORMATS[1], kind, 1);
-        CHECK_REFUSED("in precision 0 for attention in precision 1", Blocks(*narrow.model, 1, FP32));
-        CHECK_REFUSED("in precision 3 for attention in precision 0", Blocks(*wide.model, 1, INT4));
-        CHECK(!Blocks(*x.model, 1, INT8).fits(*narrow.model) && Blocks(*x.model, 1, INT8).fits(*x.model), "int8");
-        CHECK(!Blocks(*wide.model, 1, FP32).fits(*narrow.model), "fp32");
-        CHECK(Blocks(*wide.model, 1, BF16).fits(*narrow.model), "bf16");
+        CHECK_REFUSED("in precision 0 for attention in precision 1", Blocks(narrow.model, 1, FP32));
+        CHECK_REFUSED("in precision 3 for attention in precision 0", Blocks(wide.model, 1, INT4));
+        CHECK(!Blocks(x.model, 1, INT8).fits(*narrow.model) && Blocks(x.model, 1, INT8).fits(*x.model), "int8");
+        CHECK(!Blocks(wide.model, 1, FP32).fits(*narrow.model), "fp32");
+        CHECK(Blocks(wide.model, 1, BF16).fits(*narrow.model), "bf16");
         CHECK_REFUSED("block -1 of a pool of 23", x.blocks->copy(x.pool, 0, -1));
         CHECK_REFUSED("block 23 of a pool of 23", x.blocks->copy(x.pool, 23, 0));
         const int32_t beyond[] = {0, 23};
         CHECK_REFUSED("block 23 of a pool of 23", x.blocks->discard(beyond, 2));
-        Spec spec = x.model->spec;
-        const std::vector<int32_t> windows(size_t(spec.layers), 0);
-        Model empty(spec, windows.data(), &k);
-        CHECK_REFUSED("keys of int8 for a model without weights", Blocks(empty, 1, INT8));
+        const KindSpec spec(FORMATS[3], kind);
+        const auto made_empty = std::make_shared<Model>(spec.model, spec.layers.data(), &k);
+        Model& empty = *made_empty;
+        CHECK_REFUSED("keys of int8 for a model without weights", Blocks(made_empty, 1, INT8));
         const PassRequest made = x.make_pass({1}, {0}, {&table}, logits.data());
         const Batch& batch = made.batch;
         CHECK_REFUSED("no weights yet", ipex_assist::Pass(Program(empty), x.pool, x.activations, batch));
@@ -274,10 +300,9 @@ void check_batches(const Kernels& k) {
 // Weights in 4 bits that come with scales of their own, and orders of columns.
 void check_stored_weights(const Kernels& k) {
     Pool pool(2, nullptr);
-    Spec spec = base_spec(FORMATS[3]);
+    UniformSpec spec = base_spec(FORMATS[3]);
     spec.ordered = 1;
-    const int32_t windows[2] = {};
-    Model model(spec, windows, &k);
+    Model model(spec.model(), spec.layer_specs().data(), &k);
     const std::vector<uint8_t> values(40 * 40, 7), zeros(40 * 2, 8);
     std::vector<float> scales(40 * 2, 0.5f);
     const auto pack = [&] {
@@ -311,6 +336,7 @@ void test_refusals(const Kernels& k) {
     check_poisoned_cache(k);
     check_draft_of_no_numbers(k);
     check_specs(k);
+    check_sums(k);
     check_weights(k);
     check_stored_weights(k);
     check_batches(k);

@@ -12,15 +12,63 @@ namespace {
 
 constexpr int32_t VOCAB = 50, POSITIONS = 400;
 
+// A model whose layers are alike but for what a Kind changes, said flat.
+struct UniformSpec : ModelSpec {
+    int32_t intermediate_size, heads, kv_heads, head_dim;
+    NormPlace norm_place;
+    Activation activation;
+    int32_t gated, qkv_bias, output_bias, mlp_bias, parallel, shared_norm;
+    HeadNorm qk_norm;
+    float attention_scale, attention_cap, residual_multiplier;
+    int32_t attention_sinks;
+    int32_t rotary_dim, rotary_tables;  // the last layer is rotated by the last table
+    int32_t experts, experts_per_token, experts_normalised, router_bias, shared_size, shared_gate;
+    Precision expert_precision;
+
+    std::vector<LayerSpec> layer_specs(int32_t window = 0, const float* slopes = nullptr) const {
+        LayerSpec each{};
+        AttentionSpec& a = each.attention;
+        a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.window = window;
+        a.rotary_dim = a.paired_dim = rotary_dim;
+        a.qk_norm = qk_norm, a.qkv_bias = qkv_bias, a.output_bias = output_bias, a.sinks = attention_sinks;
+        a.scale = attention_scale, a.cap = attention_cap, a.alibi_slopes = slopes;
+        MlpSpec& m = each.mlp;
+        m.intermediate_size = intermediate_size, m.activation = activation, m.gated = gated, m.bias = mlp_bias;
+        m.precision = experts ? expert_precision : precision;
+        m.experts = experts, m.experts_per_token = experts_per_token, m.experts_normalised = experts_normalised;
+        m.router_bias = router_bias, m.shared_size = shared_size, m.shared_gate = shared_gate;
+        each.norm_place = norm_place, each.parallel = parallel, each.shared_norm = shared_norm;
+        each.residual_multiplier = residual_multiplier;
+        std::vector<LayerSpec> specs(size_t(std::max(0, layers)), each);
+        if (rotary_dim && !specs.empty()) specs.back().attention.rope_column = (rotary_tables - 1) * rotary_dim;
+        return specs;
+    }
+    ModelSpec model() const {
+        ModelSpec made = *this;
+        made.rope_width = rotary_dim * rotary_tables;
+        return made;
+    }
+};
+
 struct Kind {
     const char* name;
     int32_t window;
-    void (*change)(Spec&);
-    bool sloped = false;  // ALiBi's slopes
+    void (*change)(UniformSpec&);
+    bool sloped = false;                        // ALiBi's slopes
+    void (*change_last)(LayerSpec&) = nullptr;  // what the last layer has otherwise
 };
 
-Spec base_spec(const Format& f) {
-    Spec spec{};
+// A kind of model in a format, as the core reads it.
+struct KindSpec {
+    KindSpec(const Format& f, const Kind& kind);
+    ModelSpec model;
+    std::vector<LayerSpec> layers;
+};
+
+constexpr float SLOPES[] = {0.5f, 0.25f, 0.125f, 0.0625f};
+
+UniformSpec base_spec(const Format& f) {
+    UniformSpec spec{};
     spec.precision = spec.outer_precision = spec.expert_precision = f.precision;
     spec.group = f.group;
     spec.vocab_size = VOCAB;
@@ -32,89 +80,131 @@ Spec base_spec(const Format& f) {
     return spec;
 }
 
+inline KindSpec::KindSpec(const Format& f, const Kind& kind) {
+    UniformSpec spec = base_spec(f);
+    kind.change(spec);
+    model = spec.model(), layers = spec.layer_specs(kind.window, kind.sloped ? SLOPES : nullptr);
+    if (kind.change_last) kind.change_last(layers.back());
+    for (const LayerSpec& each : layers) {
+        const AttentionSpec& a = each.attention;
+        model.rope_width = std::max(model.rope_width, a.rope_column + a.rotary_dim);
+    }
+}
+
 const Kind KINDS[] = {
-    {"grouped queries, gated, rotary, biases", 0, [](Spec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
+    {"grouped queries, gated, rotary, biases", 0, [](UniformSpec& s) { s.qkv_bias = s.output_bias = s.mlp_bias = 1; }},
     {"learned positions, projected, norm behind", 0,
-     [](Spec& s) {
-         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1, s.norm_place = OF_SUM;
+     [](UniformSpec& s) {
+         s.positions = POSITIONS + 2, s.position_offset = 2, s.rms_norm = 0, s.norm_bias = 1,
+         s.norm_place = POST_RESIDUAL;
          s.rotary_dim = s.rotary_tables = 0, s.final_norm = 0, s.gated = 0, s.activation = RELU, s.tied_head = 1,
          s.projected_embedding = 1;
          s.embedding_size = 24, s.qkv_bias = 1, s.kv_heads = 4;
      }},
     {"one KV head, window, norms of heads, sinks", 30,
-     [](Spec& s) {
+     [](UniformSpec& s) {
          s.attention_sinks = 1, s.kv_heads = 1, s.head_dim = s.rotary_dim = 16, s.qk_norm = ONE_FOR_HEADS,
          s.tied_head = 1, s.activation = GELU;
      }},
     {"norms around, soft caps, two rotation tables, a norm of all heads, sinks, a clamped activation", 30,
-     [](Spec& s) {
-         s.norm_place = AROUND, s.attention_cap = 2, s.logit_cap = 5, s.rotary_tables = 2, s.qk_norm = ALL_HEADS;
+     [](UniformSpec& s) {
+         s.norm_place = SANDWICH, s.attention_cap = 2, s.logit_cap = 5, s.rotary_tables = 2, s.qk_norm = ALL_HEADS;
          s.attention_sinks = 1, s.activation = CLAMPED_SWIGLU;
          s.embedding_multiplier = 3, s.residual_multiplier = 0.5f, s.tied_head = 1;
      }},
     {"parallel behind one norm, slopes, a norm of each head, a norm of the embedding", 0,
-     [](Spec& s) {
+     [](UniformSpec& s) {
          s.parallel = s.shared_norm = s.embedding_norm = s.head_bias = 1, s.rms_norm = 0, s.qk_norm = EACH_HEAD;
          s.rotary_dim = s.rotary_tables = 0;
      },
      true},
     {"norms behind, a part of each head turns", 0,
-     [](Spec& s) { s.norm_place = BEHIND, s.rotary_dim = 6, s.gated = 0, s.norm_bias = 1, s.rms_norm = 0; }},
+     [](UniformSpec& s) { s.norm_place = POST, s.rotary_dim = 6, s.gated = 0, s.norm_bias = 1, s.rms_norm = 0; }},
     {"experts, and one that all share", 0,
-     [](Spec& s) {
+     [](UniformSpec& s) {
          s.experts = 7, s.experts_per_token = 3, s.shared_size = 45, s.shared_gate = s.router_bias = s.mlp_bias = 1;
+     }},
+    {"an MLP, then experts; other heads, another window and rope", 30, [](UniformSpec& s) { s.rotary_tables = 1; },
+     false,
+     [](LayerSpec& layer) {
+         AttentionSpec& a = layer.attention;
+         a.heads = 3, a.kv_heads = 3, a.head_dim = 17, a.window = 0, a.rotary_dim = a.paired_dim = 8;
+         a.rope_column = 10, a.qk_norm = ONE_FOR_HEADS, a.sinks = a.output_bias = 1, a.scale = 0.2f;
+         MlpSpec& m = layer.mlp;
+         m.experts = 5, m.experts_per_token = 2, m.intermediate_size = 33, m.shared_size = 20, m.router_bias = 1;
+         layer.norm_place = SANDWICH, layer.residual_multiplier = 0.5f;
+     }},
+    {"experts, then a plain MLP parallel to attention; fewer heads", 0,
+     [](UniformSpec& s) { s.experts = 4, s.experts_per_token = 3, s.norm_place = POST, s.rms_norm = 0; }, false,
+     [](LayerSpec& layer) {
+         AttentionSpec& a = layer.attention;
+         a.heads = 2, a.kv_heads = 1, a.head_dim = 32, a.rotary_dim = 0, a.qkv_bias = 1;
+         layer.mlp.experts = layer.mlp.experts_per_token = layer.mlp.gated = 0;
+         layer.mlp.intermediate_size = 130, layer.mlp.bias = 1, layer.mlp.activation = GELU;
+         layer.norm_place = PRE, layer.parallel = layer.shared_norm = 1;
      }},
 };
 
+// A weight: its place as Model::pack takes it, and its shape.
 struct Shape {
     Slot slot;
-    bool layered, bias;
+    int32_t layer;  // -1: outside of layers
+    bool bias;
     int64_t rows, columns;
-    int32_t expert = -1;
-    int32_t index(const Spec& s, int32_t layer) const { return layer + s.layers * (expert + 1); }
+    int32_t index = 0;
 };
 
-// Every weight that a model of any spec may have.
-std::vector<Shape> shapes(const Spec& s) {
-    const int64_t hidden = s.hidden_size, inner = s.intermediate_size, attended = int64_t(s.heads) * s.head_dim;
-    const int64_t kv = int64_t(s.kv_heads) * s.head_dim;
-    std::vector<Shape> all = {{EMBED_TOKENS, false, false, s.vocab_size, s.embedding_size}};
-    if (!s.tied_head) all.push_back({LM_HEAD, false, false, s.vocab_size, s.embedding_size});
-    if (s.positions) all.push_back({EMBED_POSITIONS, false, false, s.positions, hidden});
-    if (s.projected_embedding) all.push_back({PROJECT_IN, false, false, hidden, s.embedding_size});
-    if (s.projected_embedding) all.push_back({PROJECT_OUT, false, false, s.embedding_size, hidden});
+void list_layer_shapes(const ModelSpec& model, const LayerSpec& layer, int32_t number, std::vector<Shape>& all) {
+    const AttentionSpec& a = layer.attention;
+    const MlpSpec& m = layer.mlp;
+    const int64_t hidden = model.hidden_size;
+    const auto add = [&](Slot slot, bool bias, int64_t rows, int64_t columns, int32_t expert = -1) {
+        all.push_back({slot, number, bias, rows, columns, number + model.layers * (expert + 1)});
+    };
+    for (const bool bias : {false, true}) {
+        if (bias && !model.norm_bias) continue;
+        if (layer.norm_place != POST) add(ATTENTION_NORM, bias, hidden, 1);
+        if (layer.norm_place != POST && !layer.shared_norm) add(MLP_NORM, bias, hidden, 1);
+        if (layer.has_post_norms()) add(ATTENTION_OUT_NORM, bias, hidden, 1);
+        if (layer.has_post_norms()) add(MLP_OUT_NORM, bias, hidden, 1);
+    }
+    const bool one = a.qk_norm == ONE_FOR_HEADS;
+    if (a.qk_norm) add(Q_NORM, false, one ? a.head_dim : a.query_width(), 1);
+    if (a.qk_norm) add(K_NORM, false, one ? a.head_dim : a.kv_width(), 1);
+    if (a.sinks) add(SINKS, false, a.heads, 1);
+    const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
+        add(slot, false, rows, columns, expert);
+        if (bias) add(slot, true, rows, 1, expert);
+    };
+    linear(Q_PROJ, a.qkv_bias, a.query_width(), hidden);
+    linear(K_PROJ, a.qkv_bias, a.kv_width(), hidden);
+    linear(V_PROJ, a.qkv_bias, a.kv_width(), hidden);
+    linear(O_PROJ, a.output_bias, hidden, a.query_width());
+    for (int32_t e = m.experts ? 0 : -1; e < m.count(); e++) {
+        const int64_t size = m.experts && e == m.experts ? m.shared_size : m.intermediate_size;
+        if (m.gated) linear(GATE_PROJ, m.bias, size, hidden, e);
+        linear(UP_PROJ, m.bias, size, hidden, e);
+        linear(DOWN_PROJ, m.bias, hidden, size, e);
+    }
+    if (m.experts) linear(ROUTER, m.router_bias, m.experts, hidden);
+    if (m.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
+}
+
+// Every weight that a model has.
+std::vector<Shape> shapes(const ModelSpec& s, const std::vector<LayerSpec>& layers) {
+    const int64_t hidden = s.hidden_size;
+    std::vector<Shape> all = {{EMBED_TOKENS, -1, false, s.vocab_size, s.embedding_size}};
+    if (!s.tied_head) all.push_back({LM_HEAD, -1, false, s.vocab_size, s.embedding_size});
+    if (s.positions) all.push_back({EMBED_POSITIONS, -1, false, s.positions, hidden});
+    if (s.projected_embedding) all.push_back({PROJECT_IN, -1, false, hidden, s.embedding_size});
+    if (s.projected_embedding) all.push_back({PROJECT_OUT, -1, false, s.embedding_size, hidden});
     for (const bool bias : {false, true}) {
         if (bias && !s.norm_bias) continue;
-        if (s.final_norm) all.push_back({FINAL_NORM, false, bias, hidden, 1});
-        if (s.embedding_norm) all.push_back({EMBED_NORM, false, bias, hidden, 1});
-        const bool behind = s.norm_place == BEHIND || s.norm_place == AROUND;
-        if (s.norm_place != BEHIND) all.push_back({ATTENTION_NORM, true, bias, hidden, 1});
-        if (s.norm_place != BEHIND && !s.shared_norm) all.push_back({MLP_NORM, true, bias, hidden, 1});
-        if (behind) all.push_back({ATTENTION_OUT_NORM, true, bias, hidden, 1});
-        if (behind) all.push_back({MLP_OUT_NORM, true, bias, hidden, 1});
+        if (s.final_norm) all.push_back({FINAL_NORM, -1, bias, hidden, 1});
+        if (s.embedding_norm) all.push_back({EMBED_NORM, -1, bias, hidden, 1});
     }
-    if (s.head_bias) all.push_back({LM_HEAD, false, true, s.vocab_size, 1});
-    const bool one = s.qk_norm == ONE_FOR_HEADS;
-    if (s.qk_norm) all.push_back({Q_NORM, true, false, one ? s.head_dim : attended, 1});
-    if (s.qk_norm) all.push_back({K_NORM, true, false, one ? s.head_dim : kv, 1});
-    if (s.attention_sinks) all.push_back({SINKS, true, false, s.heads, 1});
-    const auto linear = [&](Slot slot, int32_t bias, int64_t rows, int64_t columns, int32_t expert = -1) {
-        all.push_back({slot, true, false, rows, columns, expert});
-        if (bias) all.push_back({slot, true, true, rows, 1, expert});
-    };
-    linear(Q_PROJ, s.qkv_bias, attended, hidden);
-    linear(K_PROJ, s.qkv_bias, kv, hidden);
-    linear(V_PROJ, s.qkv_bias, kv, hidden);
-    linear(O_PROJ, s.output_bias, hidden, attended);
-    const int32_t experts = s.experts + (s.shared_size ? 1 : 0);
-    for (int32_t e = s.experts ? 0 : -1; e < (s.experts ? experts : 0); e++) {
-        const int64_t size = s.experts && e == s.experts ? s.shared_size : inner;
-        if (s.gated) linear(GATE_PROJ, s.mlp_bias, size, hidden, e);
-        linear(UP_PROJ, s.mlp_bias, size, hidden, e);
-        linear(DOWN_PROJ, s.mlp_bias, hidden, size, e);
-    }
-    if (s.experts) linear(ROUTER, s.router_bias, s.experts, hidden);
-    if (s.shared_gate) linear(SHARED_GATE, 0, 1, hidden);
+    if (s.head_bias) all.push_back({LM_HEAD, -1, true, s.vocab_size, 1});
+    for (size_t i = 0; i < layers.size(); i++) list_layer_shapes(s, layers[i], int32_t(i), all);
     return all;
 }
 
@@ -159,40 +249,36 @@ struct Fixture {
         : pool(threads, nullptr, spread(threads, nodes)),
           cosine(POSITIONS * 32),
           sine(POSITIONS * 32) {
-        Spec spec = base_spec(f);
-        kind.change(spec);
-        const std::vector<int32_t> windows(size_t(spec.layers), kind.window);
-        // The last layer turns by the last table.
-        std::vector<int32_t> tables(size_t(spec.layers), spec.rotary_dim ? 0 : -1);
-        tables.back() = spec.rotary_tables - 1;
-        const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
-        model = std::make_unique<Model>(spec, windows.data(), &k, tables.data(), kind.sloped ? slopes.data() : nullptr);
+        const KindSpec spec(f, kind);
+        model = std::make_shared<Model>(spec.model, spec.layers.data(), &k);
         model->allocate(pool);
         program = std::make_unique<Program>(*model);
         Random random(1);
-        for (const Shape& shape : shapes(spec)) {
-            for (int32_t layer = 0; layer < (shape.layered ? spec.layers : 1); layer++) {
-                const int32_t index = shape.index(spec, layer);
-                Buffer<float> tensor(size_t(shape.rows * shape.columns));
-                for (size_t i = 0; i < tensor.size(); i++)
-                    tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
-                if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
-                CHECK(model->pack(pool, shape.slot, index, shape.bias, SOURCE_F32, tensor.data(), shape.rows,
-                                  shape.columns),
-                      "%s: no place for weight %d", kind.name, shape.slot);
-                const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
-                CHECK(!matrix || !model->pack(pool, shape.slot, index, false, SOURCE_F32, tensor.data(), shape.rows,
-                                              shape.columns - 1),
-                      "%s: weight %d may have another shape", kind.name, shape.slot);
-            }
-        }
-        blocks = std::make_unique<Blocks>(*model, BLOCKS, int8 ? INT8 : model->attention_precision());
-        const int32_t dim = spec.rotary_dim, width = int32_t(model->rotation_width());
-        for (int32_t i = 0; i < POSITIONS * width; i++) {
-            const double base = i % width < dim ? 1e4 : 50,
-                         angle = i / width * std::pow(base, -2.0 * (i % dim % (dim / 2)) / dim);
-            cosine[size_t(i)] = float(std::cos(angle)),
-            sine[size_t(i)] = float((i % dim < dim / 2 ? -1 : 1) * std::sin(angle));
+        for (const Shape& shape : shapes(spec.model, spec.layers)) pack_random(random, shape, kind.name);
+        blocks = std::make_unique<Blocks>(model, BLOCKS, int8 ? INT8 : model->attention_precision());
+        for (const LayerSpec& layer : spec.layers) fill_rope(layer.attention);
+    }
+
+    void pack_random(Random& random, const Shape& shape, const char* name) {
+        Buffer<float> tensor(size_t(shape.rows * shape.columns));
+        for (size_t i = 0; i < tensor.size(); i++) tensor[i] = random.normal() * (shape.columns > 1 ? 0.2f : 0.5f);
+        if (shape.slot == EMBED_TOKENS) table.assign(tensor.data(), tensor.data() + tensor.size());
+        const auto pack = [&](bool bias, int64_t columns) {
+            return model->pack(pool, shape.slot, shape.index, bias, SOURCE_F32, tensor.data(), shape.rows, columns);
+        };
+        CHECK(pack(shape.bias, shape.columns), "%s: no place for weight %d", name, shape.slot);
+        const bool matrix = shape.columns > 1 && shape.slot != EMBED_POSITIONS && shape.slot != EMBED_TOKENS;
+        CHECK(!matrix || !pack(false, shape.columns - 1), "%s: weight %d may have another shape", name, shape.slot);
+    }
+
+    // The columns of cos and sin that rotate a layer's heads; the first table has another base than the others.
+    void fill_rope(const AttentionSpec& a) {
+        const int32_t dim = a.rotary_dim, half = dim / 2;
+        for (int32_t i = 0; i < POSITIONS * dim; i++) {
+            const int32_t position = i / dim, d = i % dim;
+            const double angle = position * std::pow(a.rope_column ? 50 : 1e4, -2.0 * (d % half) / dim);
+            const size_t at = size_t(position * model->spec.rope_width + a.rope_column + d);
+            cosine[at] = float(std::cos(angle)), sine[at] = float((d < half ? -1 : 1) * std::sin(angle));
         }
     }
 
@@ -227,9 +313,9 @@ struct Fixture {
         Segment s{};
         s.blocks = table.ids.data(), s.block_count = int32_t(table.ids.size());
         s.start = start, s.rows = rows;
-        s.cosine = model->spec.rotary_dim ? cosine.data() : nullptr;
-        s.sine = model->spec.rotary_dim ? sine.data() : nullptr;
-        s.rope_rows = model->spec.rotary_dim ? POSITIONS : 0;
+        s.cosine = model->spec.rope_width ? cosine.data() : nullptr;
+        s.sine = model->spec.rope_width ? sine.data() : nullptr;
+        s.rope_rows = model->spec.rope_width ? POSITIONS : 0;
         return s;
     }
 
@@ -260,7 +346,7 @@ struct Fixture {
         return run(tokens, positions, std::vector<const Table*>(tokens.size(), &table));
     }
 
-    // Up to `count` tokens drafted behind `tokens` at `start`, out of the first `vocabulary`.
+    // Up to `count` tokens drafted after `tokens` at `start`, out of the first `vocabulary`.
     std::vector<int32_t> draft(const Table& table, int32_t start, const std::vector<int32_t>& tokens, int32_t count,
                                int32_t vocabulary, std::vector<float>* likely = nullptr) {
         std::vector<float> logits((VOCAB + LANES - 1) / LANES * LANES);
@@ -281,7 +367,7 @@ struct Fixture {
     Pool pool;
     int32_t threads = 0;  // of its passes; 0: all
     Activations activations;
-    std::unique_ptr<Model> model;
+    std::shared_ptr<Model> model;
     std::unique_ptr<Program> program;
     std::unique_ptr<Blocks> blocks;
     int32_t taken = 0;  // of them

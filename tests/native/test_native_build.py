@@ -312,7 +312,7 @@ def test_a_library_of_another_interface(change: str, monkeypatch: pytest.MonkeyP
         library.library.cache_clear()
     assert reason is not None
     was, wanted = ctypes.sizeof(LongerBatch) - 8, ctypes.sizeof(library.Batch)
-    assert re.search(rf"its interface is \d+ with structures of \d+ and {was} bytes, .* and {wanted}\)", reason)
+    assert re.search(rf"its interface is \d+ with structures of \d+, \d+ and {was} bytes, .* and {wanted}\)", reason)
     assert reason.endswith(f"build it again: pip install --no-deps -e {ROOT}")
 
 
@@ -326,7 +326,8 @@ C_TYPES = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "char*": ctypes.c_char_p,
-    "Spec*": ctypes.POINTER(library.Spec),
+    "ModelSpec*": ctypes.POINTER(structures.CModelSpec),
+    "LayerSpec*": ctypes.POINTER(structures.CLayerSpec),
     "Batch*": ctypes.POINTER(library.Batch),
     "GreedyDraft*": ctypes.POINTER(library.GreedyDraft),
     "TopTokens*": ctypes.POINTER(library.TopTokens),
@@ -360,7 +361,10 @@ def test_python_calls_what_is_declared() -> None:
 @pytest.mark.parametrize(
     ("header", "structure"),
     [
-        ("packing/model.h", library.Spec),
+        ("packing/spec.h", structures.CModelSpec),
+        ("packing/spec.h", structures.CLayerSpec),
+        ("packing/spec.h", structures.CAttentionSpec),
+        ("packing/spec.h", structures.CMlpSpec),
         ("operations/batch.h", structures.Segment),
         ("operations/batch.h", library.Batch),
         ("operations/batch.h", library.GreedyDraft),
@@ -369,9 +373,11 @@ def test_python_calls_what_is_declared() -> None:
 )
 def test_structures_are_those_declared(header: str, structure: type[ctypes.Structure]) -> None:
     """The same fields in the same order: two of the same type that change places keep the size."""
-    body = re.search(rf"struct {structure.__name__} {{(.*?)}};", (build.HERE / header).read_text(), re.DOTALL)
+    name = structure.__name__.removeprefix("C")  # where a class of models/spec.py has the name already
+    body = re.search(rf"struct {name} {{(.*?)\n}};", (build.HERE / header).read_text(), re.DOTALL)
     assert body is not None
-    declarations = re.sub(r"//.*", "", body[1]).split(";")
+    functions = re.compile(r"[^;{}]*\([^()]*\) const \{[^}]*\}")
+    declarations = functions.sub("", re.sub(r"//.*", "", body[1])).split(";")
     declared = [name for line in declarations for name in re.findall(r"(\w+)\s*(?:,|$)", line.strip())]
     assert declared == [field[0] for field in structure._fields_]
 

@@ -11,6 +11,8 @@ pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings i
 from ipex_assist.serve.backend import OutputChunk
 from ipex_assist.serve.choice_runner import ChoiceEvent, ChoiceRunner
 
+pytestmark = pytest.mark.one_stack
+
 
 def test_a_cancel_is_not_forgotten_where_news_come_at_that_moment() -> None:
     """asyncio.wait_for did so until Python 3.12: half of the clients that went away were written for to the end."""

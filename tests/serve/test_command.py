@@ -138,7 +138,7 @@ def test_a_second_signal_ends_at_once() -> None:
             while server.process.poll() is None:
                 server.process.terminate()  # the same wish within half a second, and then another
                 time.sleep(0.05)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 60  # of a grace of 1,000 s
         assert server.end()[0] == 128 + signal.SIGTERM
     assert gone([engine])
 

@@ -27,6 +27,8 @@ from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.placement import unplaced_commands
 from ipex_assist.workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.one_stack
+
 OPTIONS = [
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3),
     GenerationOptions(max_new_tokens=24, ignore_eos=True, num_assistant_tokens=3, do_sample=True, seed=7),

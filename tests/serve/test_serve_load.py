@@ -115,7 +115,7 @@ def test_a_slow_reader_stops_nobody(client, backend):
     backend.reply = REPLY
     started = time.monotonic()
     assert client.post(CHAT, json=HI).json()["choices"][0]["message"]["content"] == REPLY
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # the slow reader would hold it up for good
     connection.close()
     soon(lambda: backend.running == 0)
 

@@ -14,6 +14,8 @@ import torch
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.speculative import calibration
 
+pytestmark = pytest.mark.one_stack
+
 
 class Clock:
     """A clock whose time only passes take."""

@@ -24,9 +24,18 @@ from ipex_assist.speculative.prompt_lookup import LookupWithFallback, PromptLook
 from ipex_assist.speculative.sampling import Sampling
 from ipex_assist.speculative.schedule import HeuristicSchedule
 
+QUICK = ("opt-350m", "mistral-window")
 
-@pytest.mark.parametrize("variant", ["llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic"])
-@pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
+
+@pytest.mark.parametrize(
+    ("variant", "executor", "precision"),
+    [
+        # PyTorch's kernels know no families: two show what its rows need, and the native core runs all.
+        pytest.param(variant, *kind, marks=[pytest.mark.full] if kind[0] == "torch" and variant not in QUICK else [])
+        for kind in PRECISIONS
+        for variant in ("llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic")
+    ],
+)
 def test_assisted_equals_plain(variant: str, executor: str, precision: str, tmp_path: Path) -> None:
     """Every script and a second random model, k from 1 to 8: a wrong rollback or a row that feels its neighbours."""
     tiny_models.save(tmp_path / "target", variant)

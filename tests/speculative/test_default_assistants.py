@@ -7,6 +7,8 @@ import pytest
 from ipex_assist.checkpoints.hub import canonical_id
 from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS, default_assistant
 
+pytestmark = pytest.mark.one_stack
+
 
 def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -> dict[str, object]:
     return {

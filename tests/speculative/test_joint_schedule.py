@@ -12,6 +12,8 @@ from ipex_assist.speculative.joint_draft_choice import BatchCosts, best_joint_dr
 from ipex_assist.speculative.joint_schedule import JointDraft, JointSchedule
 from ipex_assist.speculative.schedule import RoundState
 
+pytestmark = pytest.mark.one_stack
+
 ROWS = 64
 
 

@@ -13,6 +13,8 @@ from ipex_assist.executors.interface import LogitsError
 from ipex_assist.speculative.sampling import Sampling, choose
 from ipex_assist.speculative.verify import choices, verify
 
+pytestmark = pytest.mark.one_stack
+
 VOCAB, DRAWS = 8, 3000
 GREEDY = Sampling()
 

@@ -9,6 +9,8 @@ import pytest
 from ipex_assist.env.errors import UsageError
 from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
 
+pytestmark = pytest.mark.one_stack
+
 
 class Tokenizer:
     def __init__(self, tokens: list[str | None]) -> None:
@@ -78,6 +80,6 @@ def test_limits_join(limit, wanted, limited):
 def test_large_vocabularies_are_compared_quickly():
     """Would catch looking tokens up one by one in the tokenizer: 150,000 ids must not cost seconds."""
     tokens = [f"token{index}" for index in range(150_000)]
-    start = time.perf_counter()
+    start = time.thread_time()
     share_vocabulary(Tokenizer(tokens), Tokenizer(tokens[:-1]), 151_936, 151_936)
-    assert time.perf_counter() - start < 2.0
+    assert time.thread_time() - start < 2.0

@@ -52,12 +52,12 @@ def test_an_instance_that_reads_nothing() -> None:
     assert pool.wait(0.0) == []
     pool.end(0, "had enough")
     assert pool.wait(5.0) == [Ended(0, "had enough")]
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
     assert gone([ready.facts["pid"]])
     pool.close()
 
 
-def test_answers_bear_the_ids_of_their_requests() -> None:
+def test_answers_bear_the_ids_of_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come in any order, and what is cancelled is told so while others are under way."""
     pool = pool_of(
         READY + "sys.stdin.readline(); lines = [json.loads(sys.stdin.readline()) for _ in range(4)]; "
@@ -73,9 +73,10 @@ def test_answers_bear_the_ids_of_their_requests() -> None:
     pool.cancel(0, 7)
     events = until(pool, lambda events: len(events) == 2)
     assert events == [Answered(0, {}, request=9), Answered(0, None, "cancelled", request=7)]
+    monkeypatch.setattr(sys.modules[type(pool).__module__], "CLOSE_SECONDS", 60.0)
     started = time.monotonic()
     pool.close()  # the third is still under way: nobody waits for it
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 20
 
 
 def test_a_long_prompt_arrives_whole() -> None:
@@ -122,7 +123,7 @@ def test_close_leaves_nobody() -> None:
     assert isinstance(ready, Ready)
     started = time.monotonic()
     pool.close()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 20
     assert gone([ready.facts["pid"]])
 
 

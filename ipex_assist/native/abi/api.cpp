@@ -34,9 +34,11 @@ struct Buffers {
     int64_t experts_read = 0;  // by the last call
 };
 
+// The model itself is shared with what needs it for longer than this handle: blocks of its keys and values, and models
+// that look tokens up in its table.
 struct Handle {
-    Model model;
-    Program program{model};
+    std::shared_ptr<Model> model;
+    Program program{*model};
     Leased<Buffers> buffers{};
 };
 
@@ -47,7 +49,7 @@ public:
         : handle_(*static_cast<const Handle*>(handle)),
           lease_(static_cast<Handle*>(handle)->buffers) {}
 
-    const Model& model() const { return handle_.model; }
+    const Model& model() const { return *handle_.model; }
     const Program& program() const { return handle_.program; }
     Buffers& buffers() const { return *lease_; }
 
@@ -55,6 +57,8 @@ private:
     const Handle& handle_;
     const Lease<Buffers> lease_;
 };
+
+Model& model_of(void* handle) { return *static_cast<Handle*>(handle)->model; }
 
 // Runs f; where it throws, keeps the message and returns `failed`.
 template <class T, class F>
@@ -117,12 +121,14 @@ void count(Buffers& buffers, const Pass& done) {
 
 #define IPEX_ASSIST_API extern "C" __attribute__((visibility("default")))
 
-// The version of this interface, and in `sizes` the bytes of Spec and Batch: Python compares them before it calls
-// anything else. ABI_VERSION in structures.py is the same number; both change with any function or structure here.
+// The version of this interface, and in `sizes` the bytes of ModelSpec, LayerSpec and Batch: Python compares them
+// before it calls anything else. ABI_VERSION in structures.py is the same number; both change with any function or
+// structure here.
 IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
-    sizes[0] = int32_t(sizeof(Spec));
-    sizes[1] = int32_t(sizeof(Batch));
-    return 8;
+    sizes[0] = int32_t(sizeof(ModelSpec));
+    sizes[1] = int32_t(sizeof(LayerSpec));
+    sizes[2] = int32_t(sizeof(Batch));
+    return 10;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -149,6 +155,14 @@ IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool
 
 // How many of a pool's threads are on the first one's memory node.
 IPEX_ASSIST_API int32_t ia_pool_first_node(void* pool) { return static_cast<Pool*>(pool)->first_thread(1); }
+
+// How many memory nodes these CPUs are on; 1 where nobody knows.
+IPEX_ASSIST_API int32_t ia_memory_nodes(const int32_t* cpus, int32_t count) {
+    return guarded(1, [&] {
+        const std::vector<int32_t> nodes = memory_nodes(cpus, count);
+        return nodes.empty() ? 1 : nodes.back() + 1;
+    });
+}
 
 // Runs, barriers, and what all threads waited and parked at them, since the pool was made.
 IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {
@@ -177,25 +191,23 @@ IPEX_ASSIST_API double ia_barrier_seconds(void* pool_handle, int64_t count) {
 
 // Of a model's image.
 IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
-    return guarded(-1,
-                   [&] { return *sum = static_cast<Handle*>(handle)->model.checksum(*static_cast<Pool*>(pool)), 0; });
+    return guarded(-1, [&] { return *sum = model_of(handle).checksum(*static_cast<Pool*>(pool)), 0; });
 }
 
-// See Model: windows (layers), tables (layers) or null, slopes (heads) or null.
-IPEX_ASSIST_API void* ia_model_new(const void* kernels, const Spec* spec, const int32_t* windows, const int32_t* tables,
-                                   const float* slopes) {
+// See Model: layers (spec->layers).
+IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, const LayerSpec* layers) {
     return guarded<void*>(nullptr, [&] {
-        return new Handle{Model(*spec, windows, static_cast<const Kernels*>(kernels), tables, slopes)};
+        return new Handle{std::make_shared<Model>(*spec, layers, static_cast<const Kernels*>(kernels))};
     });
 }
 
 IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
-IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return static_cast<Handle*>(handle)->model.image_bytes(); }
+IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return model_of(handle).image_bytes(); }
 
 // See Model::image; null where there is none, or less of it.
 IPEX_ASSIST_API const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer) {
     return guarded<const void*>(nullptr, [&] {
-        const Model& model = static_cast<Handle*>(handle)->model;
+        const Model& model = model_of(handle);
         if (!model.has_memory() || offset < 0 || bytes < 1 || bytes > model.image_bytes() - offset) {
             refuse("%lld bytes from %lld on of an image of %lld", (long long)bytes, (long long)offset,
                    (long long)model.image_bytes());
@@ -205,29 +217,26 @@ IPEX_ASSIST_API const void* ia_model_image(void* handle, int64_t offset, int64_t
 }
 
 IPEX_ASSIST_API int32_t ia_model_allocate(void* handle, void* pool) {
-    return guarded(-1, [&] { return static_cast<Handle*>(handle)->model.allocate(*static_cast<Pool*>(pool)), 0; });
+    return guarded(-1, [&] { return model_of(handle).allocate(*static_cast<Pool*>(pool)), 0; });
 }
 
 // how: 0 maps, 1 copies, 2 maps what ia_model_settle is to copy, where that makes sense. 0 done, 1 it is to settle,
 // -1 failed.
 IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t how) {
     return guarded(-1, [&] {
-        Model& model = static_cast<Handle*>(handle)->model;
+        Model& model = model_of(handle);
         return model.adopt(*static_cast<Pool*>(pool), file, offset, Model::Adoption(how)) ? 0 : 1;
     });
 }
 
 // 0 all is there, 1 there is more, -1 failed: what is mapped stays so.
 IPEX_ASSIST_API int32_t ia_model_settle(void* handle, void* pool, int64_t bytes) {
-    return guarded(
-        -1, [&] { return static_cast<Handle*>(handle)->model.settle(*static_cast<Pool*>(pool), bytes) ? 0 : 1; });
+    return guarded(-1, [&] { return model_of(handle).settle(*static_cast<Pool*>(pool), bytes) ? 0 : 1; });
 }
 
 // 0 done, 1 where the tables differ in shape.
 IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
-    return guarded(-1, [&] {
-        return static_cast<Handle*>(handle)->model.share_table(static_cast<const Handle*>(other)->model) ? 0 : 1;
-    });
+    return guarded(-1, [&] { return model_of(handle).share_table(static_cast<const Handle*>(other)->model) ? 0 : 1; });
 }
 
 // 0 done, 1 no such weight in this model, or another shape, 2 it holds NaN or infinity (ia_last_error says where),
@@ -235,8 +244,8 @@ IPEX_ASSIST_API int32_t ia_model_share_table(void* handle, const void* other) {
 IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, int32_t index, int32_t bias, int32_t type,
                                       const void* data, int64_t rows, int64_t columns) {
     return guarded_numbers(2, [&] {
-        return static_cast<Handle*>(handle)->model.pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0,
-                                                        SourceType(type), data, rows, columns)
+        return model_of(handle).pack(*static_cast<Pool*>(pool), Slot(slot), index, bias != 0, SourceType(type), data,
+                                     rows, columns)
                    ? 0
                    : 1;
     });
@@ -246,7 +255,7 @@ IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, in
 IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t index, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
     return guarded_numbers(2, [&] {
-        Model& model = static_cast<Handle*>(handle)->model;
+        Model& model = model_of(handle);
         Pool& threads = *static_cast<Pool*>(pool);
         return model.pack_int4(threads, Slot(slot), index, values, scales, zeros, columns, width) ? 0 : 1;
     });
@@ -255,14 +264,12 @@ IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slo
 // The order of a linear's input columns, see Model::set_order. Likewise 0, 1 or -1.
 IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
                                            int64_t width) {
-    return guarded(
-        -1, [&] { return static_cast<Handle*>(handle)->model.set_order(Slot(slot), index, order, width) ? 0 : 1; });
+    return guarded(-1, [&] { return model_of(handle).set_order(Slot(slot), index, order, width) ? 0 : 1; });
 }
 
 // Bytes of a block of keys and values of this model in a precision that Blocks takes; -1 for another.
 IPEX_ASSIST_API int64_t ia_block_bytes(void* handle, int32_t precision) {
-    return guarded<int64_t>(
-        -1, [&] { return Blocks::bytes_each(static_cast<Handle*>(handle)->model, Precision(precision)); });
+    return guarded<int64_t>(-1, [&] { return Blocks::bytes_each(model_of(handle), Precision(precision)); });
 }
 
 // A pool of `count` blocks, whose memory is taken when it is written.

@@ -20,7 +20,7 @@ void refuse(const char* format, ...) {
 
 namespace {
 
-// Sizes of a model, each and their products, stay far below what 64 bits hold.
+// Sizes of a model, each and the products of two, stay far below what 64 bits hold; Model::take sees to the sum of all.
 constexpr int64_t LARGEST = 1 << 24, MOST_LAYERS = 4096;
 
 void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
@@ -30,78 +30,96 @@ void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
     }
 }
 
-void check_heads(const Spec& s) {
-    check_range("num_attention_heads", s.heads, 1, LARGEST);
-    check_range("num_key_value_heads", s.kv_heads, 1, LARGEST);
-    check_range("head_dim", s.head_dim, 1, LARGEST);
-    check_range("num_attention_heads x head_dim", int64_t(s.heads) * s.head_dim, 1, LARGEST);
-    if (s.heads % s.kv_heads) {
-        refuse("%d attention heads cannot share %d key/value heads evenly", s.heads, s.kv_heads);
-    }
-    check_range("values of a head that rotary positions turn", s.rotary_dim, 0, s.head_dim);
-    check_range("rotation tables", s.rotary_tables, s.rotary_dim ? 1 : 0, 2);
-    if (s.rotary_dim % 2)
-        refuse("rotary positions turn %d values of a head: it must be even, as halves are turned", s.rotary_dim);
+void check_multiplier(float factor) {
+    if (!std::isfinite(factor) || factor == 0) refuse("a multiplier is %g and must be a number but 0", double(factor));
 }
 
-void check_formats(const Spec& s) {
+void check_cap(float cap) {
+    if (!std::isfinite(cap) || cap < 0) refuse("a soft cap is %g and must be a number from 0 on", double(cap));
+}
+
+void check_attention(const ModelSpec& s, const AttentionSpec& a) {
+    check_range("num_attention_heads", a.heads, 1, LARGEST);
+    check_range("num_key_value_heads", a.kv_heads, 1, LARGEST);
+    check_range("head_dim", a.head_dim, 1, LARGEST);
+    check_range("num_attention_heads x head_dim", a.query_width(), 1, LARGEST);
+    if (a.heads % a.kv_heads) {
+        refuse("%d attention heads cannot share %d key/value heads evenly", a.heads, a.kv_heads);
+    }
+    check_range("an attention window", a.window, 0, INT32_MAX);
+    check_range("rotary_dim", a.rotary_dim, 0, a.head_dim);
+    check_range("paired_dim", a.paired_dim, 0, a.head_dim);
+    if (a.rotary_dim % 2 || a.paired_dim % 2) {
+        refuse("%d values of a head are rotated: it must be even, as halves are rotated against each other",
+               a.rotary_dim % 2 ? a.rotary_dim : a.paired_dim);
+    }
+    check_range("the first column of a rotary table", a.rope_column, 0, int64_t(s.rope_width) - a.rotary_dim);
+    check_range("qk_norm", a.qk_norm, NO_NORM, ALL_HEADS);
+    if (!std::isfinite(a.scale)) refuse("the attention scale is %g and must be a number", double(a.scale));
+    check_cap(a.cap);
+    for (int32_t i = 0; a.alibi_slopes && i < a.heads; i++) {
+        if (!std::isfinite(a.alibi_slopes[i])) {
+            refuse("a slope of ALiBi is %g and must be a number", double(a.alibi_slopes[i]));
+        }
+    }
+}
+
+void check_int4_group(const ModelSpec& s, Precision precision) {
+    if (precision == INT4 && s.group != 32 && s.group != 64 && s.group != 128)
+        refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
+}
+
+void check_mlp(const ModelSpec& s, const MlpSpec& m) {
+    check_range("intermediate_size", m.intermediate_size, 1, LARGEST);
+    check_range(m.experts ? "precision of experts" : "precision", m.precision, FP32, MXFP4);
+    check_int4_group(s, m.precision);
+    check_range("activation", m.activation, SILU, m.gated ? CLAMPED_SWIGLU : GELU_TANH);
+    check_range("experts of a layer", m.experts, 0, 1024);
+    check_range("experts of a token", m.experts_per_token, m.experts ? 1 : 0, m.experts);
+    check_range("the shared expert's intermediate_size", m.shared_size, 0, m.experts ? LARGEST : 0);
+    if (m.shared_gate && !m.shared_size) refuse("a gate of a shared expert that is not there");
+}
+
+void check_layer(const ModelSpec& s, const LayerSpec& layer) {
+    check_attention(s, layer.attention);
+    check_mlp(s, layer.mlp);
+    check_range("norm_place", layer.norm_place, PRE, SANDWICH);
+    check_multiplier(layer.residual_multiplier);
+    if (layer.parallel && layer.norm_place != PRE) refuse("norms of parallel layers are before them");
+    if (layer.shared_norm && !layer.parallel) refuse("attention and MLP share a norm in parallel layers only");
+    if (layer.mlp.experts && (!layer.mlp.gated || layer.parallel))
+        refuse("experts are gated, and not parallel to attention");
+}
+
+void check_model(const ModelSpec& s) {
+    check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
+    check_range("vocab_size", s.vocab_size, 1, LARGEST);
+    check_range("hidden_size", s.hidden_size, 1, LARGEST);
+    check_range("embedding_size", s.embedding_size, 1, LARGEST);
+    check_range("rows of the position table", s.positions, 0, LARGEST);
+    check_range("position_offset", s.position_offset, 0, LARGEST);
+    check_range("rope_width", s.rope_width, 0, LARGEST);
     check_range("precision", s.precision, FP32, MXFP4);
     check_range("outer_precision", s.outer_precision, FP32, MXFP4);
-    check_range("activation", s.activation, SILU, s.gated ? CLAMPED_SWIGLU : GELU_TANH);
-    check_range("norm_place", s.norm_place, BEFORE, AROUND);
-    check_range("qk_norm", s.qk_norm, NO_NORM, ALL_HEADS);
-    const bool int4 = s.precision == INT4 || s.outer_precision == INT4;
-    if (int4 && s.group != 32 && s.group != 64 && s.group != 128)
-        refuse("groups of %d columns in int4: they have 32, 64 or 128", s.group);
+    check_int4_group(s, s.precision);
+    check_int4_group(s, s.outer_precision);
     const bool head_is_table = s.tied_head && (s.precision == FP32 || s.precision == BF16);
     if (head_is_table && s.outer_precision != s.precision)
         refuse("a head that is the embedding has its precision, too");
     if (!std::isfinite(s.norm_eps) || s.norm_eps < 0)
         refuse("the norms' epsilon is %g and must be a number from 0 on", double(s.norm_eps));
-    if (!std::isfinite(s.attention_scale))
-        refuse("the attention scale is %g and must be a number", double(s.attention_scale));
-    for (const float factor : {s.embedding_multiplier, s.residual_multiplier}) {
-        if (!std::isfinite(factor) || factor == 0)
-            refuse("a multiplier is %g and must be a number but 0", double(factor));
+    check_multiplier(s.embedding_multiplier);
+    check_cap(s.logit_cap);
+    if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
+        refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
     }
-    for (const float cap : {s.attention_cap, s.logit_cap}) {
-        if (!std::isfinite(cap) || cap < 0) refuse("a soft cap is %g and must be a number from 0 on", double(cap));
-    }
-    if (s.parallel && s.norm_place != BEFORE) refuse("norms of parallel layers are before them");
-    if (s.shared_norm && !s.parallel) refuse("attention and MLP share a norm in parallel layers only");
-}
-
-void check_experts(const Spec& s) {
-    check_range("experts of a layer", s.experts, 0, 1024);
-    check_range("experts of a token", s.experts_per_token, s.experts ? 1 : 0, s.experts);
-    check_range("the shared expert's intermediate_size", s.shared_size, 0, s.experts ? LARGEST : 0);
-    if (s.shared_gate && !s.shared_size) refuse("a gate of a shared expert that is not there");
-    check_range("precision of experts", s.expert_precision, FP32, MXFP4);
-    if (s.experts && (!s.gated || s.parallel)) refuse("experts are gated, and not parallel to attention");
 }
 
 }  // namespace
 
-const Spec& checked(const Spec& s, const int32_t* windows, const int32_t* tables, const float* slopes) {
-    check_range("num_hidden_layers", s.layers, 1, MOST_LAYERS);
-    check_range("vocab_size", s.vocab_size, 1, LARGEST);
-    check_range("hidden_size", s.hidden_size, 1, LARGEST);
-    check_range("intermediate_size", s.intermediate_size, 1, LARGEST);
-    check_range("embedding_size", s.embedding_size, 1, LARGEST);
-    check_range("rows of the position table", s.positions, 0, LARGEST);
-    check_range("position_offset", s.position_offset, 0, LARGEST);
-    check_heads(s);
-    check_formats(s);
-    check_experts(s);
-    if (!s.projected_embedding && s.embedding_size != s.hidden_size) {
-        refuse("an embedding of %d for a hidden size of %d needs projections", s.embedding_size, s.hidden_size);
-    }
-    for (int32_t i = 0; i < s.layers; i++) check_range("an attention window", windows[i], 0, INT32_MAX);
-    for (int32_t i = 0; tables && i < s.layers; i++)
-        check_range("a rotation table", tables[i], -1, int64_t(s.rotary_tables) - 1);
-    for (int32_t i = 0; slopes && i < s.heads; i++) {
-        if (!std::isfinite(slopes[i])) refuse("a slope of ALiBi is %g and must be a number", double(slopes[i]));
-    }
+const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
+    check_model(s);
+    for (int32_t i = 0; i < s.layers; i++) check_layer(s, layers[i]);
     return s;
 }
 
@@ -132,7 +150,7 @@ void check_sizes(const Model& model, const Batch& b) {
 // The positions of a segment up to `last`, of what is drafted after it, are in its table, the position tables and the
 // pool.
 void check_segment(const Model& model, const Batch& b, int32_t index, int64_t last) {
-    const Spec& s = model.spec;
+    const ModelSpec& s = model.spec;
     const Segment& segment = b.segments[index];
     if (segment.start < 0 || last >= INT32_MAX)
         refuse("segment %d is at position %lld", index,
@@ -152,9 +170,8 @@ void check_segment(const Model& model, const Batch& b, int32_t index, int64_t la
             refuse("segment %d is at position %lld, and the model has %d", index, static_cast<long long>(last),
                    s.positions - s.position_offset);
         }
-        return;
     }
-    if (!s.rotary_dim) return;
+    if (!s.rope_width) return;
     if (!(segment.cosine && segment.sine)) refuse("rotary positions need their tables");
     if (segment.start < segment.rope_start || last - segment.rope_start >= segment.rope_rows) {
         refuse("segment %d is at positions %d to %lld, and its cos/sin table holds %d from %d on", index, segment.start,

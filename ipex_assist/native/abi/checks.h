@@ -5,8 +5,8 @@
 
 namespace ipex_assist {
 
-// The spec, if a model can have it with these windows, rotation tables and slopes: see Model.
-const Spec& checked(const Spec& spec, const int32_t* windows, const int32_t* tables, const float* slopes);
+// The spec, if a model can have it and these layers (spec.layers).
+const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 
 // The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted after each segment, if
 // given.

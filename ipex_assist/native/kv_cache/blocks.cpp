@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "abi/checks.h"
@@ -36,61 +37,84 @@ size_t checked_bytes(int64_t count, int64_t each) {
 
 }  // namespace
 
-Blocks::Blocks(const Model& model, int64_t count, Precision precision)
-    : model_(&model),
-      precision_(checked_precision(model, precision)),
-      attention_precision_(precision == INT8 ? model.attention_precision() : precision),
+BlockLayout::BlockLayout(const Model& model, Precision precision) {
+    int32_t most = 0, count = 0;
+    for (const Layer& layer : model.layers) {
+        first.push_back(count);
+        count += layer.attention.kv_heads;
+        most = std::max(most, layer.attention.kv_heads);
+    }
+    first.push_back(count);
+    parts.resize(size_t(count));
+    for (int32_t h = 0; h < most; h++) {
+        for (int32_t i = 0; i < layers(); i++) {
+            if (h >= kv_heads(i)) continue;
+            const AttentionSpec& a = model.layers[size_t(i)].attention;
+            HeadPart& part = parts[size_t(first[size_t(i)] + h)];
+            part.offset = bytes;
+            part.key_bytes = BLOCK_POSITIONS * a.key_depth() * element(precision);
+            part.value_bytes = BLOCK_POSITIONS * a.value_width() * element(precision);
+            part.bytes = part.key_bytes + part.value_bytes + scales(precision);
+            bytes += part.bytes;
+        }
+    }
+}
+
+Blocks::Blocks(std::shared_ptr<const Model> model, int64_t count, Precision precision)
+    : model_(std::move(model)),
+      precision_(checked_precision(*model_, precision)),
+      attention_precision_(precision == INT8 ? model_->attention_precision() : precision),
       count_(checked_count(count)),
-      layers_(model.spec.layers),
-      kv_heads_(model.spec.kv_heads),
-      head_dim_(model.spec.head_dim),
-      key_bytes_(BLOCK_POSITIONS * model.key_depth() * element(precision)),
-      value_bytes_(BLOCK_POSITIONS * model.value_width() * element(precision)),
-      scale_bytes_(scales(precision)),
-      key_factors_(precision == INT8 ? ipex_assist::key_factors(model) : std::vector<float>()),
-      data_(checked_bytes(count_, bytes())) {}
+      layout_(*model_, precision),
+      key_factors_(precision == INT8 ? ipex_assist::key_factors(*model_) : std::vector<std::vector<float>>()),
+      data_(checked_bytes(count_, layout_.bytes)) {}
 
 int64_t Blocks::bytes_each(const Model& model, Precision precision) {
-    const int64_t part =
-        BLOCK_POSITIONS * (model.key_depth() + model.value_width()) * element(checked_precision(model, precision));
-    return int64_t(model.spec.layers) * model.spec.kv_heads * (part + scales(precision));
+    return BlockLayout(model, checked_precision(model, precision)).bytes;
 }
 
 bool Blocks::fits(const Model& model) const {
-    if (precision_ == INT8) return model_ == &model;  // by whose weights keys are divided
-    return layers_ == model.spec.layers && kv_heads_ == model.spec.kv_heads &&
-           key_bytes_ == BLOCK_POSITIONS * model.key_depth() * element(precision_) &&
-           value_bytes_ == BLOCK_POSITIONS * model.value_width() * element(precision_) &&
-           (precision_ == BF16 || attention_precision_ == model.attention_precision());
+    if (model_.get() == &model) return true;
+    if (precision_ == INT8) return false;  // keys are divided by what its own model's weights say
+    if (precision_ != BF16 && attention_precision_ != model.attention_precision()) return false;
+    return layout_ == BlockLayout(model, precision_);
 }
 
 void Blocks::check(int64_t id) const {
     if (id < 0 || id >= count_) refuse("block %lld of a pool of %lld", (long long)id, (long long)count_);
 }
 
-int Blocks::owner(int32_t id, int32_t kv_head, int threads) const {
+int Blocks::owner(int32_t id, int32_t layer, int32_t kv_head, int threads) const {
     // Where every thread can have whole heads it has them; else heads of blocks go round, so that many short sequences
     // are everybody's work as a long one is.
-    if (kv_heads_ % threads == 0) return int(share(threads, kv_head, int(kv_heads_)));
-    return int((id * kv_heads_ + kv_head) % threads);
+    const int32_t heads = layout_.kv_heads(layer);
+    if (heads % threads == 0) return int(share(threads, kv_head, heads));
+    return int((int64_t(id) * heads + kv_head) % threads);
 }
 
 void Blocks::copy(Pool& pool, int32_t from, int32_t to) const {
     check(from), check(to);
     if (from == to) return;
-    const uint8_t* source = data_.data() + from * bytes();
-    uint8_t* target = data_.data() + to * bytes();
-    const int64_t parts = layers_ * kv_heads_, part = bytes() / parts;
+    const uint8_t* source = data_.data() + from * layout_.bytes;
+    uint8_t* target = data_.data() + to * layout_.bytes;
     pool.run([&](int thread) {
-        for (int32_t h = 0; pool.several_nodes() && h < kv_heads_; h++) {
-            const int64_t first = h * layers_ * part;
-            if (owner(to, h, pool.threads()) == thread)
-                std::memcpy(target + first, source + first, size_t(layers_ * part));
-        }
-        if (pool.several_nodes()) return;
-        const int64_t first = share(parts, thread, pool.threads()), last = share(parts, thread + 1, pool.threads());
-        std::memcpy(target + first * part, source + first * part, size_t((last - first) * part));
+        if (pool.several_nodes()) return copy_owned(pool, thread, from, to);
+        const int64_t lines = layout_.bytes / 64;  // parts are whole ones
+        const int64_t first = share(lines, thread, pool.threads()) * 64;
+        const int64_t last = share(lines, thread + 1, pool.threads()) * 64;
+        std::memcpy(target + first, source + first, size_t(last - first));
     });
+}
+
+void Blocks::copy_owned(Pool& pool, int thread, int32_t from, int32_t to) const {
+    for (int32_t layer = 0; layer < layout_.layers(); layer++) {
+        for (int32_t h = 0; h < layout_.kv_heads(layer); h++) {
+            if (owner(to, layer, h, pool.threads()) != thread) continue;
+            const BlockLayout::HeadPart& part = layout_.part(layer, h);
+            std::memcpy(data_.data() + to * layout_.bytes + part.offset,
+                        data_.data() + from * layout_.bytes + part.offset, size_t(part.bytes));
+        }
+    }
 }
 
 void Blocks::discard(const int32_t* ids, int64_t number) const {
@@ -101,7 +125,8 @@ void Blocks::discard(const int32_t* ids, int64_t number) const {
     for (size_t i = 0; i < sorted.size();) {
         size_t end = i + 1;  // of neighbours, whose memory goes at once: a page may lie in two of them
         while (end < sorted.size() && sorted[end] <= sorted[end - 1] + 1) end++;
-        const int64_t first = round_up(sorted[i] * bytes(), PAGE), last = (sorted[end - 1] + 1) * bytes() / PAGE * PAGE;
+        const int64_t first = round_up(sorted[i] * layout_.bytes, PAGE),
+                      last = (sorted[end - 1] + 1) * layout_.bytes / PAGE * PAGE;
         if (first < last) madvise(data_.data() + first, size_t(last - first), MADV_DONTNEED);
         i = end;
     }

@@ -22,8 +22,8 @@ float sign(uint32_t number) {
 
 // The norm whose rows a layer's keys are made of, none where they are an embedding's.
 Norm norm_before(const Model& model, size_t layer) {
-    const Join& join = model.layers[layer].into_attention;
-    return join.before ? *join.before : join.sum ? *join.sum : Norm{};
+    const ResidualNorm& into = model.layers[layer].into_attention;
+    return into.pre ? *into.pre : into.post_residual ? *into.post_residual : Norm{};
 }
 
 // Keys (ROWS, stride) of a layer.
@@ -40,7 +40,8 @@ void probe(const Model& model, size_t index, const Rows& in, float* keys, int64_
         const float* x = Model::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
         model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
     }
-    model.multiply(layer.qkv, in, ROWS, model.key_column() / LANES, model.value_column() / LANES, keys, stride);
+    const AttentionSpec& a = layer.attention;
+    model.multiply(layer.qkv, in, ROWS, a.key_column() / LANES, a.value_column() / LANES, keys, stride);
 }
 
 // A power of two near the square root of a magnitude, which is given squared.
@@ -50,38 +51,44 @@ float factor(double square) {
     return float(std::exp2(exponent < -30 ? -30 : exponent > 30 ? 30 : exponent));
 }
 
-}  // namespace
-
-std::vector<float> key_factors(const Model& model) {
-    if (!model.ready()) refuse("keys of int8 for a model without weights");
-    const Spec& spec = model.spec;
-    const int32_t dim = spec.head_dim, half = spec.rotary_dim / 2;
-    const int64_t depth = model.layers[0].qkv.depth, stride = model.value_column() - model.key_column();
-    const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
-    const Rows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
+// Of a layer: (kv_heads, head_dim).
+std::vector<float> layer_factors(const Model& model, size_t index, const Rows& in) {
+    const Layer& layer = model.layers[index];
+    const AttentionSpec& a = layer.attention;
+    const int32_t dim = a.head_dim, half = a.paired_dim / 2;
+    const int64_t stride = a.value_column() - a.key_column();
     std::vector<float> keys(size_t(ROWS * stride)), factors;
-    for (size_t layer = 0; layer < model.layers.size(); layer++) {
-        probe(model, layer, in, keys.data(), stride);
-        for (int32_t r = 0; spec.qk_norm == ALL_HEADS && r < ROWS; r++) {
-            float* row = keys.data() + r * stride;
-            model.kernels->normalize(true, row, model.layers[layer].k_norm, nullptr, spec.norm_eps,
-                                     int64_t(spec.kv_heads) * dim, row);
+    probe(model, index, in, keys.data(), stride);
+    const float epsilon = model.spec.norm_eps;
+    for (int32_t r = 0; a.qk_norm == ALL_HEADS && r < ROWS; r++) {
+        float* row = keys.data() + r * stride;
+        model.kernels->normalize(true, row, layer.k_norm, nullptr, epsilon, a.kv_width(), row);
+    }
+    for (int32_t h = 0; h < a.kv_heads; h++) {
+        std::vector<double> squares(static_cast<size_t>(dim));
+        const float* norm = a.head_norm(layer.k_norm, h);
+        for (int32_t r = 0; r < ROWS; r++) {
+            float* key = keys.data() + r * stride + int64_t(h) * dim;
+            if (norm) model.kernels->normalize(a.qk_norm != EACH_HEAD, key, norm, nullptr, epsilon, dim, key);
+            for (int32_t d = 0; d < dim; d++) squares[size_t(d)] += double(key[d]) * key[d] / ROWS;
         }
-        for (int32_t h = 0; h < spec.kv_heads; h++) {
-            std::vector<double> squares(static_cast<size_t>(dim));
-            for (int32_t r = 0; r < ROWS; r++) {
-                float* key = keys.data() + r * stride + int64_t(h) * dim;
-                const float* norm = model.head_norm(model.layers[layer].k_norm, h);
-                if (norm)
-                    model.kernels->normalize(spec.qk_norm != EACH_HEAD, key, norm, nullptr, spec.norm_eps, dim, key);
-                for (int32_t d = 0; d < dim; d++) squares[size_t(d)] += double(key[d]) * key[d] / ROWS;
-            }
-            for (int32_t d = 0; d < dim; d++) {
-                const size_t other = size_t(half && d < 2 * half ? (d + half) % (2 * half) : d);
-                factors.push_back(factor((squares[size_t(d)] + squares[other]) / 2));
-            }
+        for (int32_t d = 0; d < dim; d++) {
+            const size_t other = size_t(half && d < 2 * half ? (d + half) % (2 * half) : d);
+            factors.push_back(factor((squares[size_t(d)] + squares[other]) / 2));
         }
     }
+    return factors;
+}
+
+}  // namespace
+
+std::vector<std::vector<float>> key_factors(const Model& model) {
+    if (!model.ready()) refuse("keys of int8 for a model without weights");
+    const int64_t depth = model.layers[0].qkv.depth;
+    const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
+    const Rows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
+    std::vector<std::vector<float>> factors;
+    for (size_t i = 0; i < model.layers.size(); i++) factors.push_back(layer_factors(model, i, in));
     return factors;
 }
 

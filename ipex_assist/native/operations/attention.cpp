@@ -26,18 +26,13 @@ AttentionView::AttentionView(Pass& pass_, const LayerStep& step, int thread_)
       index(step.index),
       thread(thread_) {}
 
-const float* AttentionView::head_norm(const float* norms, int32_t head) const {
-    if (spec.qk_norm == ALL_HEADS || !norms) return nullptr;
-    return norms + (spec.qk_norm == EACH_HEAD ? int64_t(head) * spec.head_dim : 0);
-}
-
 KeyValueBlock AttentionView::block(const RowRange& rows, int32_t kv_head, int64_t block) const {
     return blocks.at(segment(rows).blocks[block], index, kv_head);
 }
 
 bool AttentionView::owns(size_t segment, int64_t block, int32_t kv_head) const {
     if (!plan.several_nodes) return true;
-    return blocks.owner(plan.segments[segment].blocks[block], kv_head, plan.threads) == thread;
+    return blocks.owner(plan.segments[segment].blocks[block], index, kv_head, plan.threads) == thread;
 }
 
 float* AttentionView::attended(int64_t row, int32_t head) const {
@@ -88,8 +83,8 @@ AttentionTile prepare_tile(const AttentionView& v, int32_t kv_head, const RowRan
     for (int32_t q = 0; q < t.queries; q++) {
         const int32_t row = rows.first + q / a.group(), head = kv_head * a.group() + q % a.group();
         std::memcpy(query, v.qkv(row) + int64_t(head) * a.head_dim, size_t(a.head_dim) * 4);
-        rotate_head(v.pass, v.layer, v.head_norm(v.layer.q_norm, head), v.segment(rows), v.plan.positions[size_t(row)],
-                    query);
+        rotate_head(v.pass, v.layer, v.spec.head_norm(v.layer.q_norm, head), v.segment(rows),
+                    v.plan.positions[size_t(row)], query);
         if (t.slopes) own.slopes.data[q] = a.alibi_slopes[head];
         for (int32_t d = 0; factors && d < a.head_dim; d++) query[d] *= factors[d];
         uint8_t* to = own.query.data + q * t.key_depth * bytes;

@@ -8,8 +8,6 @@ namespace ipex_assist {
 struct AttentionView {
     AttentionView(Pass& pass, const LayerStep& step, int thread);
 
-    // The weights of a norm (q_norm or k_norm of the layer) for one head, null where heads have no norm of their own.
-    const float* head_norm(const float* norms, int32_t head) const;
     KeyValueBlock block(const RowRange& rows, int32_t kv_head, int64_t block) const;
     const Segment& segment(const RowRange& rows) const { return plan.segments[size_t(rows.segment)]; }
     // Whether this thread owns a KV head's part of a segment's block; where there is one memory node, all of them do.

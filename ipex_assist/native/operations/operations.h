@@ -10,7 +10,8 @@ void embed(Pass& pass, int thread);
 // residual_norm.cpp
 // Residual addition and norms, then the rows in the form that `next` multiplies: of all rows, or of those that `kept`
 // names, which `next` gets side by side. Ends with a barrier unless each thread prepares all rows.
-void residual_norm(Pass& pass, int thread, const Join& join, const std::vector<int32_t>* kept, const Linear& next);
+void residual_norm(Pass& pass, int thread, const ResidualNorm& join, const std::vector<int32_t>* kept,
+                   const Linear& next);
 void prepare_attention(Pass& pass, const LayerStep& step, int thread);
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread);
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);

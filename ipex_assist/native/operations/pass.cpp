@@ -54,7 +54,7 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
 
 // What the widest attention and MLP of the model need.
 void size_layers(const Pass& pass, ActivationSizes& s) {
-    const Spec& spec = pass.model.spec;
+    const ModelSpec& spec = pass.model.spec;
     for (const Layer& layer : pass.model.layers) {
         const AttentionSpec& a = layer.attention;
         s.qkv = std::max(s.qkv, a.qkv_width());
@@ -88,7 +88,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
 }
 
 ActivationSizes sizes_of(const Pass& pass, const int32_t* counts) {
-    const Spec& spec = pass.model.spec;
+    const ModelSpec& spec = pass.model.spec;
     ActivationSizes s{};
     s.rows = pass.plan.rows(), s.logit_rows = int64_t(pass.plan.logit_rows.size());
     s.vocabulary_chunks = (vocabulary_columns(pass) + VOCABULARY_CHUNK - 1) / VOCABULARY_CHUNK;

@@ -12,24 +12,25 @@ void multiply(float* x, float factor, int64_t size) {
 
 // x += delta, with the norms and the multiplier of the layer. `delta` stays as it is, as other threads may read it,
 // too; `changed` is room for a row that it becomes.
-void add_delta(const Pass& pass, const Join& join, float* x, const float* delta, float* changed) {
+void add_delta(const Pass& pass, const ResidualNorm& between, float* x, const float* delta, float* changed) {
     const int64_t size = pass.model.spec.hidden_size;
-    const float factor = pass.model.spec.residual_multiplier;
-    if (join.behind) normalize(pass, *join.behind, delta, changed);
+    const float factor = between.multiplier;
+    if (between.post) normalize(pass, *between.post, delta, changed);
     else if (factor != 1) std::copy(delta, delta + size, changed);
     if (factor != 1) multiply(changed, factor, size);
-    pass.kernels.add(x, join.behind || factor != 1 ? changed : delta, size);
-    if (join.sum) normalize(pass, *join.sum, x, x);
+    pass.kernels.add(x, between.post || factor != 1 ? changed : delta, size);
+    if (between.post_residual) normalize(pass, *between.post_residual, x, x);
 }
 
 }  // namespace
 
 void normalize(const Pass& pass, const Norm& norm, const float* x, float* out) {
-    const Spec& spec = pass.model.spec;
+    const ModelSpec& spec = pass.model.spec;
     pass.kernels.normalize(spec.rms_norm, x, norm.weight, norm.bias, spec.norm_eps, spec.hidden_size, out);
 }
 
-void residual_norm(Pass& pass, int thread, const Join& join, const std::vector<int32_t>* kept, const Linear& next) {
+void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const std::vector<int32_t>* kept,
+                   const Linear& next) {
     const PassPlan& plan = pass.plan;
     const ThreadBuffers& own = pass.activations.own(thread);
     const int64_t count = kept ? int64_t(kept->size()) : plan.rows(), size = pass.model.spec.hidden_size;
@@ -42,12 +43,12 @@ void residual_norm(Pass& pass, int thread, const Join& join, const std::vector<i
         float* x = stream.row(row);
         // Where the last layer has dropped rows, those of delta lie side by side.
         const float* delta = pass.delta(thread).row(kept && plan.narrows ? i : row);
-        if (join.add && !join.late) add_delta(pass, join, x, delta, own.row.data);
-        if (join.before) normalize(pass, *join.before, x, own.row.data);
-        const float* from = join.before ? own.row.data : x;
+        if (between.add && !between.late) add_delta(pass, between, x, delta, own.row.data);
+        if (between.pre) normalize(pass, *between.pre, x, own.row.data);
+        const float* from = between.pre ? own.row.data : x;
         if (all) prepare_row(pass, thread, from, size, 0, next.depth, i, next, own.inputs.with_depth(next.depth));
         else prepare_row(pass, thread, from, size, 0, next.depth, i, next, &NodeBuffers::inputs);
-        if (join.late) add_delta(pass, join, x, delta, own.row.data);
+        if (between.late) add_delta(pass, between, x, delta, own.row.data);
     }
     if (!all) pass.wait(thread);
 }

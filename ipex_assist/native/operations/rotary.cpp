@@ -24,7 +24,7 @@ void rotate_head(const Pass& pass, const Layer& layer, const float* norm, const 
         pass.kernels.normalize(rms, head, norm, nullptr, pass.model.spec.norm_eps, a.head_dim, head);
     }
     if (!a.rotary_dim) return;
-    const int64_t at = int64_t(position - s.rope_start) * pass.model.rotation_width() + a.rope_column;
+    const int64_t at = int64_t(position - s.rope_start) * pass.model.spec.rope_width + a.rope_column;
     pass.kernels.apply_rotary(head, a.rotary_dim, s.cosine + at, s.sine + at);
 }
 

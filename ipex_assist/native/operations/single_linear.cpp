@@ -12,17 +12,22 @@ void run_linears(const Model& model, Pool& pool, LinearBuffers& buffers, Which w
     if (!model.has_memory()) refuse("the model has no weights yet");
     if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
-    const Spec& spec = model.spec;
-    if (spec.experts && which >= UP) refuse("linear %d is one of each expert's", which);
     const auto choose = [&](const Layer& layer) -> const Linear& {
         return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
     };
-    const int64_t attended = int64_t(spec.heads) * spec.head_dim;
-    const int64_t width = which == OUTPUT ? attended : which == DOWN ? spec.intermediate_size : spec.hidden_size;
-    const int64_t columns = choose(model.layers[0]).blocks * LANES;
+    const Layer& first_layer = model.layers[0];
+    const int64_t width = which == OUTPUT ? first_layer.attention.query_width()
+                          : which == DOWN ? first_layer.mlp.intermediate_size
+                                          : model.spec.hidden_size;
+    const int64_t columns = choose(first_layer).blocks * LANES;
+    for (const Layer& layer : model.layers) {
+        if (layer.mlp.experts && which >= UP) refuse("linear %d is one of each expert's", which);
+        if (choose(layer).blocks * LANES != columns || choose(layer).depth != choose(first_layer).depth)
+            refuse("linear %d differs in shape between layers", which);
+    }
     if (stride < columns)
         refuse("%lld columns for the results of a linear of %lld", (long long)stride, (long long)columns);
-    const int64_t depth = choose(model.layers[0]).depth, padded = round_up(rows, 32);
+    const int64_t depth = choose(first_layer).depth, padded = round_up(rows, 32);
     buffers.values.grow(size_t(padded * depth * 4));
     buffers.scales.grow(size_t(padded * depth / 32 * 4));
     buffers.sums.grow(size_t(padded * depth / 32 * 4));

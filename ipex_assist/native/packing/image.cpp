@@ -61,8 +61,8 @@ bool Model::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
 }
 
 const uint8_t* Model::image(int64_t offset, int64_t bytes, uint8_t* buffer) const {
-    const auto starts_behind = [](int64_t place, const Piece& piece) { return place < piece.start; };
-    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset, starts_behind) - 1;
+    const auto starts_after = [](int64_t place, const Piece& piece) { return place < piece.start; };
+    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset, starts_after) - 1;
     if (offset + bytes <= piece->start + piece->bytes) return piece->at + (offset - piece->start);
     for (int64_t done = 0; done < bytes; piece++) {
         const int64_t skipped = offset + done - piece->start, size = std::min(piece->bytes - skipped, bytes - done);
@@ -78,8 +78,7 @@ bool Model::settle(Pool& pool, int64_t bytes) {
     if (bytes < PAGE) refuse("%lld bytes of an image are no page", static_cast<long long>(bytes));
     const uint8_t* start = image_.data() + settled_;
     int64_t size = std::min(bytes / PAGE * PAGE, end - settled_);
-    const int64_t over =
-        int64_t((uintptr_t(start) + size_t(size)) % (size_t(2) << 20));  // behind a border of huge pages
+    const int64_t over = int64_t((uintptr_t(start) + size_t(size)) % (size_t(2) << 20));  // past a border of huge pages
     if (settled_ + size < end && over < size) size -= over;
     Memory piece = Memory::like(start, size_t(size));
     pool.run([&](int thread) {

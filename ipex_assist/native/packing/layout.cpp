@@ -1,10 +1,11 @@
 // Where a model's weights lie: in the image, which is the same on every machine, and in memory.
 //
 // Where all threads are on one memory node, memory is the image. Else the blocks of all linears that the threads of a
-// node compute (Model::slice) lie one behind the other, from a border of huge pages on, so that no page has those of
+// node compute (Model::slice) lie one after the other, from a border of huge pages on, so that no page has those of
 // two nodes; and what is not blocks of linears lies before them, in the order that it has in the image.
 #include <utility>
 
+#include "abi/checks.h"
 #include "packing/model.h"
 
 namespace ipex_assist {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t WEIGHTS_ALIGNMENT = 4096;
 constexpr int64_t HUGE_PAGE = int64_t(2) << 20;
+constexpr int64_t MOST_BYTES = int64_t(1) << 60;  // of an image: what one tensor adds is far less, so sums stay exact
 
 size_t whole_pages(size_t bytes) { return size_t(round_up(int64_t(bytes), HUGE_PAGE)); }
 
@@ -60,6 +62,7 @@ bool Model::follows(const Pool& pool) const {
 
 const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
     const int64_t at = round_up(image_bytes_, alignment);
+    if (bytes > MOST_BYTES - at) refuse("the weights of such a model take more than 2^60 bytes");
     image_bytes_ = at + bytes;
     return reinterpret_cast<const uint8_t*>(base_ + uintptr_t(at - elsewhere_));
 }
@@ -72,7 +75,7 @@ void Model::end_piece() {
         {start, image_bytes_ - start, reinterpret_cast<uint8_t*>(base_ + uintptr_t(start - elsewhere_)), -1});
 }
 
-// Each node's threads' blocks of a linear behind those of the linears before.
+// Each node's threads' blocks of a linear, after those of the linears before.
 void Model::place_on_nodes(Linear& linear) {
     const int64_t each = block_bytes(linear.precision, linear.group, linear.depth);
     const auto pointer = [](uintptr_t address) { return reinterpret_cast<uint8_t*>(address); };
@@ -117,38 +120,21 @@ Norm Model::make_norm() {
     return norm;
 }
 
-// The one place that says what lies where; layout version in ipex_assist/packed_cache.py changes with it.
+// The one place that says what lies where; layout version in executors/packed_cache.py changes with it.
 void Model::lay_out() {
     image_bytes_ = elsewhere_ = 0;
     base_ = reinterpret_cast<uintptr_t>(image_.data());
     node_at_ = node_starts_;
     pieces_.clear(), parts_.clear();
-    const int64_t attended = int64_t(spec.heads) * spec.head_dim;
-    const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
-    layers.assign(size_t(spec.layers), Layer{});
-    for (size_t i = 0; i < layers.size(); i++) {
-        Layer& layer = layers[i];
-        layer.attention = attention_spec(i);
-        layer.mlp = mlp_spec();
-        layer.window = windows_[i];
-        layer.rotation = tables_[i] < 0 ? -1 : tables_[i] * spec.rotary_dim;
-        if (spec.norm_place != BEHIND) layer.attention_norm = make_norm();
-        layer.qkv = make_linear(value_column() + value_column() - key_column(), spec.hidden_size, spec.qkv_bias,
-                                spec.precision);
-        if (spec.qk_norm) {
-            layer.q_norm = make_vector(vector_size(Q_NORM));
-            layer.k_norm = make_vector(vector_size(K_NORM));
-        }
-        if (spec.attention_sinks) layer.sinks = make_vector(spec.heads);
-        layer.output = make_linear(part_width(spec.hidden_size), attended, spec.output_bias, spec.precision);
-        if (behind) layer.attention_out_norm = make_norm();
-        if (spec.norm_place != BEHIND && !spec.shared_norm) layer.mlp_norm = make_norm();
-        lay_out_mlp(layer);
-        if (behind) layer.mlp_out_norm = make_norm();
+    layers.clear();
+    layers.reserve(layer_specs_.size());  // norms and linears are pointed to
+    for (const LayerSpec& each : layer_specs_) {
+        layers.push_back({each});
+        lay_out_layer(layers.back());
     }
     if (spec.final_norm) final_norm = make_norm();
     if (spec.embedding_norm) embedding_norm = make_norm();
-    make_joins();
+    make_residual_norms();
     if (spec.projected_embedding) {
         project_in = make_linear(part_width(spec.hidden_size), spec.embedding_size, false, spec.outer_precision);
         project_out = make_linear(part_width(spec.embedding_size), spec.hidden_size, false, spec.outer_precision);
@@ -160,85 +146,81 @@ void Model::lay_out() {
     }
     take(0, 4096);
     end_piece();
+    list_linears();
+}
+
+void Model::lay_out_layer(Layer& layer) {
+    const AttentionSpec& a = layer.attention;
+    const bool first_norms = layer.norm_place != POST;
+    if (first_norms) layer.attention_norm = make_norm();
+    layer.qkv = make_linear(a.qkv_width(), spec.hidden_size, a.qkv_bias, spec.precision);
+    const bool one = a.qk_norm == ONE_FOR_HEADS;
+    if (a.qk_norm) layer.q_norm = make_vector(one ? a.head_dim : a.query_width());
+    if (a.qk_norm) layer.k_norm = make_vector(one ? a.head_dim : a.kv_width());
+    if (a.sinks) layer.sinks = make_vector(a.heads);
+    layer.output = make_linear(part_width(spec.hidden_size), a.query_width(), a.output_bias, spec.precision);
+    if (layer.has_post_norms()) layer.attention_out_norm = make_norm();
+    if (first_norms && !layer.shared_norm) layer.mlp_norm = make_norm();
+    lay_out_mlp(layer);
+    if (layer.has_post_norms()) layer.mlp_out_norm = make_norm();
+}
+
+void Model::lay_out_mlp(Layer& layer) {
+    const MlpSpec& mlp = layer.mlp;
+    if (!mlp.experts) {
+        const Mlp made = make_mlp(mlp, mlp.intermediate_size);
+        layer.up = made.up, layer.down = made.down;
+        return;
+    }
+    layer.router =
+        make_linear(part_width(mlp.experts) + (mlp.shared_gate ? LANES : 0), spec.hidden_size, mlp.router_bias, FP32);
+    for (int32_t e = 0; e < mlp.experts; e++) layer.experts.push_back(make_mlp(mlp, mlp.intermediate_size));
+    if (mlp.shared_size) layer.experts.push_back(make_mlp(mlp, mlp.shared_size));
+}
+
+Mlp Model::make_mlp(const MlpSpec& mlp, int64_t size) {
+    Mlp made;
+    made.up = make_linear(part_width(size) * (mlp.gated ? 2 : 1), spec.hidden_size, mlp.bias, mlp.precision,
+                          mlp.gated ? 2 : 1);
+    made.down = make_linear(part_width(spec.hidden_size), size, mlp.bias, mlp.precision);
+    return made;
+}
+
+void Model::list_linears() {
     linears_.clear();
     for (const Layer& layer : layers) {
         linears_.insert(linears_.end(), {&layer.qkv, &layer.output});
-        if (!spec.experts) linears_.insert(linears_.end(), {&layer.up, &layer.down});
-        if (spec.experts) linears_.push_back(&layer.router);
+        if (layer.mlp.experts) linears_.push_back(&layer.router);
+        else linears_.insert(linears_.end(), {&layer.up, &layer.down});
         for (const Mlp& expert : layer.experts) linears_.insert(linears_.end(), {&expert.up, &expert.down});
     }
     if (spec.projected_embedding) linears_.insert(linears_.end(), {&project_in, &project_out});
     linears_.push_back(&head);
 }
 
-AttentionSpec Model::attention_spec(size_t layer) const {
-    AttentionSpec a{};
-    a.heads = spec.heads, a.kv_heads = spec.kv_heads, a.head_dim = spec.head_dim;
-    a.window = windows_[layer];
-    a.rotary_dim = tables_[layer] < 0 ? 0 : spec.rotary_dim;
-    a.rope_column = tables_[layer] < 0 ? 0 : tables_[layer] * spec.rotary_dim;
-    a.qk_norm = spec.qk_norm;
-    a.qkv_bias = spec.qkv_bias, a.output_bias = spec.output_bias, a.sinks = spec.attention_sinks;
-    a.scale = spec.attention_scale, a.cap = spec.attention_cap;
-    a.alibi_slopes = slopes.empty() ? nullptr : slopes.data();
-    return a;
-}
-
-MlpSpec Model::mlp_spec() const {
-    MlpSpec m{};
-    m.intermediate_size = spec.intermediate_size;
-    m.activation = spec.activation;
-    m.gated = spec.gated, m.bias = spec.mlp_bias;
-    m.precision = spec.experts ? spec.expert_precision : spec.precision;
-    m.experts = spec.experts, m.experts_per_token = spec.experts_per_token;
-    m.experts_normalised = spec.experts_normalised, m.router_bias = spec.router_bias;
-    m.shared_size = spec.shared_size, m.shared_gate = spec.shared_gate;
-    return m;
-}
-
-void Model::lay_out_mlp(Layer& layer) {
-    if (!spec.experts) {
-        const Mlp mlp = make_mlp(spec.intermediate_size);
-        layer.up = mlp.up, layer.down = mlp.down;
-        return;
-    }
-    layer.router = make_linear(part_width(spec.experts) + (spec.shared_gate ? LANES : 0), spec.hidden_size,
-                               spec.router_bias, FP32);
-    for (int32_t e = 0; e < spec.experts; e++) layer.experts.push_back(make_mlp(spec.intermediate_size));
-    if (spec.shared_size) layer.experts.push_back(make_mlp(spec.shared_size));
-}
-
-Mlp Model::make_mlp(int64_t size) {
-    Mlp mlp;
-    const Precision precision = spec.experts ? spec.expert_precision : spec.precision;
-    mlp.up = make_linear(part_width(size) * (spec.gated ? 2 : 1), spec.hidden_size, spec.mlp_bias, precision,
-                         spec.gated ? 2 : 1);
-    mlp.down = make_linear(part_width(spec.hidden_size), size, spec.mlp_bias, precision);
-    return mlp;
-}
-
-// What a row goes through between linears: see Join.
-void Model::make_joins() {
-    const bool before = spec.norm_place == BEFORE || spec.norm_place == AROUND, of_sum = spec.norm_place == OF_SUM;
-    const bool behind = spec.norm_place == BEHIND || spec.norm_place == AROUND;
+// What a row goes through between linears: see ResidualNorm.
+void Model::make_residual_norms() {
     const Layer* last = nullptr;
-    const auto behind_last = [&](Join& join) {
+    const auto after_last = [&](ResidualNorm& join) {
         join.add = last != nullptr;
-        if (behind && last) join.behind = &last->mlp_out_norm;
-        if (of_sum && last) join.sum = &last->mlp_norm;
+        if (!last) return;
+        join.multiplier = last->residual_multiplier;
+        if (last->has_post_norms()) join.post = &last->mlp_out_norm;
+        if (last->norm_place == POST_RESIDUAL) join.post_residual = &last->mlp_norm;
     };
     for (Layer& layer : layers) {
-        behind_last(layer.into_attention);
-        layer.into_mlp.late = spec.parallel;
-        if (behind) layer.into_mlp.behind = &layer.attention_out_norm;
-        if (of_sum) layer.into_mlp.sum = &layer.attention_norm;
-        if (before) layer.into_attention.before = &layer.attention_norm;
-        if (before) layer.into_mlp.before = spec.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
+        after_last(layer.into_attention);
+        layer.into_mlp.late = layer.parallel;
+        layer.into_mlp.multiplier = layer.residual_multiplier;
+        if (layer.has_post_norms()) layer.into_mlp.post = &layer.attention_out_norm;
+        if (layer.norm_place == POST_RESIDUAL) layer.into_mlp.post_residual = &layer.attention_norm;
+        if (layer.has_pre_norms()) layer.into_attention.pre = &layer.attention_norm;
+        if (layer.has_pre_norms()) layer.into_mlp.pre = layer.shared_norm ? &layer.attention_norm : &layer.mlp_norm;
         last = &layer;
     }
-    into_head = Join{};
-    behind_last(into_head);
-    if (spec.final_norm) into_head.before = &final_norm;
+    into_head = ResidualNorm{};
+    after_last(into_head);
+    if (spec.final_norm) into_head.pre = &final_norm;
 }
 
 }  // namespace ipex_assist

@@ -11,14 +11,16 @@
 
 namespace ipex_assist {
 
-Model::Model(const Spec& given, const int32_t* windows, const Kernels* kernels_, const int32_t* tables,
-             const float* slopes_)
-    : spec(checked(given, windows, tables, slopes_)),
+Model::Model(const ModelSpec& given, const LayerSpec* layers_, const Kernels* kernels_)
+    : spec(checked(given, layers_)),
       kernels(kernels_),
-      windows_(windows, windows + given.layers) {
-    tables_.assign(size_t(spec.layers), spec.rotary_dim ? 0 : -1);
-    if (tables) tables_.assign(tables, tables + spec.layers);
-    for (int32_t h = 0; slopes_ && h < spec.heads; h++) slopes.push_back(slopes_[h] / spec.attention_scale);
+      layer_specs_(layers_, layers_ + given.layers) {
+    for (LayerSpec& each : layer_specs_) {
+        AttentionSpec& a = each.attention;
+        slopes_.emplace_back();
+        for (int32_t h = 0; a.alibi_slopes && h < a.heads; h++) slopes_.back().push_back(a.alibi_slopes[h] / a.scale);
+        a.alibi_slopes = slopes_.back().empty() ? nullptr : slopes_.back().data();
+    }
     lay_out();  // from address 0: how many bytes it takes
 }
 
@@ -27,40 +29,50 @@ std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int t
     return {share(units, thread, threads) * linear.unit, share(units, thread + 1, threads) * linear.unit};
 }
 
-Part Model::part(Slot slot, int32_t index) const {
-    if (slot >= GATE_PROJ) return mlp_part(slot, index);
-    if (slot >= Q_PROJ && size_t(index) >= layers.size()) return {};
-    const Layer* layer = slot >= Q_PROJ ? &layers[size_t(index)] : nullptr;
-    const int64_t hidden = spec.hidden_size, attended = int64_t(spec.heads) * spec.head_dim;
-    const int64_t kv = int64_t(spec.kv_heads) * spec.head_dim;
+PackTarget Model::target(Slot slot, int32_t index) const {
+    if (slot >= GATE_PROJ) return mlp_target(slot, index);
+    if (slot >= Q_PROJ) return attention_target(slot, index);
+    const int64_t hidden = spec.hidden_size;
     switch (slot) {
         case EMBED_TOKENS: return {spec.tied_head ? &head : nullptr, 0, 1, spec.vocab_size, spec.embedding_size};
         case LM_HEAD: return {&head, 0, 1, spec.vocab_size, spec.embedding_size};
         case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
         case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
-        case Q_PROJ: return {&layer->qkv, 0, 1, attended, hidden};
-        case K_PROJ: return {&layer->qkv, key_column() / LANES, 1, kv, hidden};
-        case V_PROJ: return {&layer->qkv, value_column() / LANES, 1, kv, hidden};
-        case O_PROJ: return {&layer->output, 0, 1, hidden, attended};
         default: return {};
     }
 }
 
-Part Model::mlp_part(Slot slot, int32_t index) const {
-    if (index < 0 || index >= spec.layers * (1 + mlps())) return {};
+PackTarget Model::attention_target(Slot slot, int32_t index) const {
+    if (size_t(index) >= layers.size()) return {};
+    const Layer& layer = layers[size_t(index)];
+    const AttentionSpec& a = layer.attention;
+    const int64_t hidden = spec.hidden_size;
+    switch (slot) {
+        case Q_PROJ: return {&layer.qkv, 0, 1, a.query_width(), hidden};
+        case K_PROJ: return {&layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
+        case V_PROJ: return {&layer.qkv, a.value_column() / LANES, 1, a.kv_width(), hidden};
+        case O_PROJ: return {&layer.output, 0, 1, hidden, a.query_width()};
+        default: return {};
+    }
+}
+
+PackTarget Model::mlp_target(Slot slot, int32_t index) const {
+    if (index < 0) return {};
     const Layer& layer = layers[size_t(index % spec.layers)];
+    const MlpSpec& mlp = layer.mlp;
     const int32_t expert = index / spec.layers - 1;
+    if (expert >= int32_t(layer.experts.size())) return {};
     const int64_t hidden = spec.hidden_size,
-                  size = spec.experts && expert == spec.experts ? spec.shared_size : spec.intermediate_size;
+                  size = mlp.experts && expert == mlp.experts ? mlp.shared_size : mlp.intermediate_size;
     const Linear& up = expert < 0 ? layer.up : layer.experts[size_t(expert)].up;
     const Linear& down = expert < 0 ? layer.down : layer.experts[size_t(expert)].down;
     switch (slot) {
-        case GATE_PROJ: return {spec.gated ? &up : nullptr, 0, 2, size, hidden};
-        case UP_PROJ: return {&up, spec.gated ? 1 : 0, spec.gated ? 2 : 1, size, hidden};
+        case GATE_PROJ: return {mlp.gated ? &up : nullptr, 0, 2, size, hidden};
+        case UP_PROJ: return {&up, mlp.gated ? 1 : 0, mlp.gated ? 2 : 1, size, hidden};
         case DOWN_PROJ: return {&down, 0, 1, hidden, size};
-        case ROUTER: return {expert < 0 ? &layer.router : nullptr, 0, 1, spec.experts, hidden};
+        case ROUTER: return {expert < 0 ? &layer.router : nullptr, 0, 1, mlp.experts, hidden};
         case SHARED_GATE:
-            return {expert < 0 && spec.shared_gate ? &layer.router : nullptr, part_width(spec.experts) / LANES, 1, 1,
+            return {expert < 0 && mlp.shared_gate ? &layer.router : nullptr, part_width(mlp.experts) / LANES, 1, 1,
                     hidden};
         default: return {};
     }
@@ -91,9 +103,9 @@ bool Model::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType typ
     if (!data || rows < 1 || columns < 1)
         refuse("a weight of %lld rows and %lld columns", (long long)rows, (long long)columns);
     if (!exists(slot, index, bias)) return false;
-    const Part where = part(slot, index);
+    const PackTarget where = target(slot, index);
     float* to = const_cast<float*>(vector(slot, index, bias));
-    if (to || bias ? rows * columns != (to ? vector_size(slot) : where.columns)
+    if (to || bias ? rows * columns != (to ? vector_size(slot, index) : where.columns)
                    : rows != where.columns || columns != where.width) {
         return false;
     }
@@ -106,19 +118,19 @@ bool Model::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType typ
 }
 
 // False where NaN or infinity is among the values.
-bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data) {
-    const Linear& linear = *part.linear;
-    const int64_t count = (part.columns + LANES - 1) / LANES, bytes = type == SOURCE_F32 ? 4 : 2;
+bool Model::pack_linear(Pool& pool, const PackTarget& target, bool bias, SourceType type, const void* data) {
+    const Linear& linear = *target.linear;
+    const int64_t count = (target.columns + LANES - 1) / LANES, bytes = type == SOURCE_F32 ? 4 : 2;
     const auto source = [&](int64_t column, int64_t width) {
         return static_cast<const uint8_t*>(data) + column * width * bytes;
     };
     const auto columns_of = [&](int64_t i) {
-        return part.columns - i * LANES < LANES ? part.columns - i * LANES : LANES;
+        return target.columns - i * LANES < LANES ? target.columns - i * LANES : LANES;
     };
     std::atomic<bool> numbers{true};
     if (bias) {
         for (int64_t i = 0; i < count; i++) {
-            float* to = const_cast<float*>(linear.bias) + (part.first + i * part.step) * LANES;
+            float* to = const_cast<float*>(linear.bias) + (target.first + i * target.step) * LANES;
             if (!kernels->widen(type, source(i * LANES, 1), columns_of(i), to)) numbers = false;
         }
         return numbers;
@@ -130,12 +142,12 @@ bool Model::pack_linear(Pool& pool, const Part& part, bool bias, SourceType type
         const auto [first, last] = slice(linear, thread, pool.threads());
         const int64_t end = owned ? count : share(count, thread + 1, pool.threads());
         for (int64_t i = owned ? 0 : share(count, thread, pool.threads()); i < end; i++) {
-            const int64_t block = part.first + i * part.step;
+            const int64_t block = target.first + i * target.step;
             if (owned && (block < first || block >= last)) continue;
             float* scales = linear.scales ? const_cast<float*>(linear.scales) + block * LANES : nullptr;
-            if (!kernels->pack(linear.precision, linear.group, type, source(i * LANES, part.width), part.width,
-                               columns_of(i), part.width, linear.depth, const_cast<uint8_t*>(weights_of(linear, block)),
-                               scales, scratch.data())) {
+            if (!kernels->pack(linear.precision, linear.group, type, source(i * LANES, target.width), target.width,
+                               columns_of(i), target.width, linear.depth,
+                               const_cast<uint8_t*>(weights_of(linear, block)), scales, scratch.data())) {
                 numbers = false;
             }
         }
@@ -162,7 +174,7 @@ void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int6
 bool Model::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
                       const uint8_t* zeros, int64_t columns, int64_t width) {
     require_memory();
-    const Part where = part(slot, index);
+    const PackTarget where = target(slot, index);
     if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
     if (columns != where.columns || width != where.width) return false;
     const Linear& linear = *where.linear;
@@ -220,13 +232,16 @@ bool Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t ro
     return numbers;
 }
 
-bool Model::share_table(const Model& other) {
-    const bool fits = other.spec.vocab_size == spec.vocab_size && other.spec.embedding_size == spec.embedding_size;
+bool Model::share_table(std::shared_ptr<const Model> other) {
+    for (const Model* each = other.get(); each; each = each->table_of_.get()) {
+        if (each == this) refuse("a model cannot look tokens up in a table that is looked up in its own");
+    }
+    const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.embedding_size;
     if (!fits || shared_table()) return fits;
-    table_of_ = &other;
+    table_of_ = std::move(other);
     if (!spec.tied_head) arrived(EMBED_TOKENS, 0, false);
     if (!image_.data()) return fits;
-    // Behind it come no other weights that all nodes read; zero from now on, it takes no memory.
+    // No other weights that all nodes read come after it; zero from now on, it takes no memory.
     constexpr int64_t PAGE = 4096;
     const int64_t first = round_up(table_ - image_.data(), PAGE), end = image_bytes_ - elsewhere_;
     if (first < end) madvise(image_.data() + first, size_t(end - first), MADV_DONTNEED);

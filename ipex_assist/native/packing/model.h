@@ -1,5 +1,6 @@
 // A model's packed weights: where each of them lies in one image, and how they get there.
 #pragma once
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -10,44 +11,6 @@
 #include "threads/pool.h"
 
 namespace ipex_assist {
-
-// Where a layer's two norms are: before attention and MLP (Llama), of the sum behind each (OPT-350m), of what each of
-// them gives, before it is added (OLMo 2), or both before and behind (Gemma 2).
-enum NormPlace : int32_t { BEFORE, OF_SUM, BEHIND, AROUND };
-
-// Mirrors ipex_assist/native/structures.py.
-struct Spec {
-    Precision precision;
-    int32_t group;  // input columns that share an int4 scale
-    int32_t vocab_size, hidden_size, intermediate_size, layers, heads, kv_heads, head_dim;
-    int32_t positions;  // rows of the learned table, 0 with rotary positions
-    int32_t position_offset;
-    int32_t embedding_size;
-    int32_t rms_norm, norm_weight, norm_bias;
-    NormPlace norm_place;
-    int32_t final_norm;
-    Activation activation;
-    int32_t gated, qkv_bias, output_bias, mlp_bias;
-    HeadNorm qk_norm;
-    int32_t tied_head, projected_embedding;
-    float norm_eps, attention_scale;
-    Precision outer_precision;  // of the head and of project_in and project_out
-    int32_t ordered;            // whether linears have an order of input columns of their own (GPTQ's act-order)
-    int32_t parallel;           // attention and MLP read the same rows, and both are added to them
-    int32_t shared_norm;        // of these, one norm serves both
-    int32_t embedding_norm, head_bias;
-    int32_t attention_sinks;  // whether each query head has a logit beside the scores of its softmax
-    int32_t rotary_dim,
-        rotary_tables;  // of each head, so many values turn, by one of so many tables; 0 of learned positions
-    float embedding_multiplier, residual_multiplier;
-    float attention_cap, logit_cap;  // soft caps of scores and logits, 0: none
-    // Of each layer, in the place of its MLP: 0 where it has one. A row passes through so many of them; their weights
-    // sum to 1 where they are normalised, else all experts' do.
-    int32_t experts, experts_per_token, experts_normalised, router_bias;
-    int32_t shared_size;         // intermediate_size of the expert that every row passes through, 0: none
-    int32_t shared_gate;         // whether a sigmoid weights it
-    Precision expert_precision;  // of the linears of all of them
-};
 
 enum Slot : int32_t {
     EMBED_TOKENS,
@@ -81,14 +44,15 @@ struct Norm {
     const float* bias = nullptr;
 };
 
-// A step between two linears: a row's x gets what the first gave (delta), and the second gets x; with the norms that
-// there are.
-struct Join {
-    bool add = true;               // not before the first layer
-    bool late = false;             // the second gets what x was before delta came: in parallel layers
-    const Norm* behind = nullptr;  // of delta
-    const Norm* sum = nullptr;     // of x and delta, which becomes x
-    const Norm* before = nullptr;  // of what the second gets
+// What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
+// gets x; with the norms that there are.
+struct ResidualNorm {
+    bool add = true;                      // not before the first layer
+    bool late = false;                    // the second gets what x was before delta came: in parallel layers
+    float multiplier = 1;                 // of delta
+    const Norm* post = nullptr;           // of delta
+    const Norm* post_residual = nullptr;  // of x and delta, which becomes x
+    const Norm* pre = nullptr;            // of what the second gets
 };
 
 struct Mlp {
@@ -97,22 +61,18 @@ struct Mlp {
 
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two.
-struct Layer {
-    AttentionSpec attention;
-    MlpSpec mlp;
+struct Layer : LayerSpec {
     Linear qkv, output, up, down;
     Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
     std::vector<Mlp> experts;  // the shared one is the last
-    Join into_attention, into_mlp;
-    Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is behind
+    ResidualNorm into_attention, into_mlp;
+    Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
     const float *q_norm = nullptr, *k_norm = nullptr;
     const float* sinks = nullptr;  // (heads), or null
-    int32_t window = 0;            // positions a row may see, 0: all
-    int32_t rotation = -1;         // first column of its table among those of a position, -1: its heads do not turn
 };
 
 // Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
-struct Part {
+struct PackTarget {
     const Linear* linear;
     int64_t first, step, columns, width;
 };
@@ -124,11 +84,8 @@ struct NotFinite : std::runtime_error {
 
 class Model {
 public:
-    // Throws std::invalid_argument for a spec that no model can have.
-    // windows: of each layer, 0 for none. tables: of each layer, the number of its rotation table, -1 for none; null:
-    // the first for all. slopes: of each query head, ALiBi's; null for none.
-    Model(const Spec& spec, const int32_t* windows, const Kernels* kernels, const int32_t* tables = nullptr,
-          const float* slopes = nullptr);
+    // layers: (spec.layers). Throws std::invalid_argument for specs that no model can have.
+    Model(const ModelSpec& spec, const LayerSpec* layers, const Kernels* kernels);
 
     // Bytes of the image; it is the same on every machine and for any number of threads.
     int64_t image_bytes() const { return image_bytes_; }
@@ -154,9 +111,10 @@ public:
     // Copies the next `bytes` or so of a mapped image and puts the copy in its place, between two passes. True where
     // there is nothing left to copy.
     bool settle(Pool& pool, int64_t bytes);
-    // Look tokens up in another model's table, which must outlive this one. Before `pack`, which then leaves ours
-    // empty, or when the image is there: its own table's memory is given back.
-    bool share_table(const Model& other);
+    // Look tokens up in another model's table, which stays as long as this model does. Before `pack`, which then leaves
+    // ours empty, or when the image is there: its own table's memory is given back. False where the tables differ in
+    // shape.
+    bool share_table(std::shared_ptr<const Model> other);
 
     // Where weights go is said by a slot and, of a layer's, an index: its number, or of its expert e (the shared one is
     // the last) number + layers · (e + 1). Packs a contiguous tensor of the checkpoint (rows, columns). False where no
@@ -183,27 +141,15 @@ public:
     void embed(int32_t token, float* out) const;
     const float* position_row(int32_t position) const;
 
-    int64_t key_depth() const { return padded_depth(FP32, spec.head_dim); }
-    int64_t value_width() const { return round_up(spec.head_dim, LANES); }
     // Of queries and probabilities, and, unless fewer bits are asked for, of keys and values.
     Precision attention_precision() const { return spec.precision == FP32 ? FP32 : BF16; }
-    int64_t key_column() const { return part_width(int64_t(spec.heads) * spec.head_dim); }
-    int64_t value_column() const { return key_column() + part_width(int64_t(spec.kv_heads) * spec.head_dim); }
 
-    const Spec spec;
+    const ModelSpec spec;
     const Kernels* const kernels;
     std::vector<Layer> layers;
     Linear head{}, project_in{}, project_out{};
     Norm final_norm, embedding_norm;
-    Join into_head;
-    std::vector<float> slopes;  // (heads) ÷ attention_scale, or empty
-
-    // The weights of norms (q_norm or k_norm of a layer) for one head, null where heads have no norm of their own.
-    const float* head_norm(const float* norms, int32_t head) const {
-        if (spec.qk_norm == ALL_HEADS || !norms) return nullptr;
-        return norms + (spec.qk_norm == EACH_HEAD ? int64_t(head) * spec.head_dim : 0);
-    }
-    int64_t rotation_width() const { return int64_t(spec.rotary_dim) * spec.rotary_tables; }  // of a position's tables
+    ResidualNorm into_head;
 
 private:
     static int64_t part_width(int64_t columns) { return round_up(columns, LANES); }
@@ -225,16 +171,16 @@ private:
     Linear make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision, int64_t unit = 1);
     const float* make_vector(int64_t size);
     Norm make_norm();
-    void make_joins();
-    AttentionSpec attention_spec(size_t layer) const;
-    MlpSpec mlp_spec() const;
+    void lay_out_layer(Layer& layer);
     void lay_out_mlp(Layer& layer);
-    Mlp make_mlp(int64_t size);
-    int32_t mlps() const { return spec.experts ? spec.experts + (spec.shared_size ? 1 : 0) : 0; }  // experts of a layer
-    Part part(Slot slot, int32_t index) const;
-    Part mlp_part(Slot slot, int32_t index) const;
+    Mlp make_mlp(const MlpSpec& mlp, int64_t size);
+    void list_linears();
+    void make_residual_norms();
+    PackTarget target(Slot slot, int32_t index) const;
+    PackTarget attention_target(Slot slot, int32_t index) const;
+    PackTarget mlp_target(Slot slot, int32_t index) const;
     const float* vector(Slot slot, int32_t index, bool bias) const;
-    int64_t vector_size(Slot slot) const;
+    int64_t vector_size(Slot slot, int32_t index) const;
     bool exists(Slot slot, int32_t index, bool bias) const;
     size_t flag(Slot slot, int32_t index, bool bias) const;
     void expect_weights();
@@ -242,10 +188,11 @@ private:
     void arrived(Slot slot, int32_t index, bool bias);
     void require_memory() const;
     [[noreturn]] void refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const;
-    bool pack_linear(Pool& pool, const Part& part, bool bias, SourceType type, const void* data);
+    bool pack_linear(Pool& pool, const PackTarget& target, bool bias, SourceType type, const void* data);
     bool pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns);
 
-    std::vector<int32_t> windows_, tables_;
+    std::vector<std::vector<float>> slopes_;  // of each layer
+    std::vector<LayerSpec> layer_specs_;
     std::vector<const Linear*> linears_;
     int64_t image_bytes_ = 0, elsewhere_ = 0;  // and of these, blocks on nodes
     uintptr_t base_ = 0;                       // of the image while it is laid out
@@ -258,7 +205,7 @@ private:
     int64_t settled_ = 0;        // of a mapped image, bytes that are memory of our own by now
     std::vector<bool> missing_;  // by flag(): weights that this model has and nobody packed
     int64_t missing_count_ = 0;
-    const Model* table_of_ = nullptr;
+    std::shared_ptr<const Model> table_of_;
     const uint8_t* table_ = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves
     const float* positions_ = nullptr;  // (positions, hidden)
 };

@@ -1,4 +1,5 @@
 // Which weights a model has, which of them have arrived, and what is wrong with those that cannot be used.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -15,18 +16,16 @@ bool Model::exists(Slot slot, int32_t index, bool bias) const {
     if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
     if (vector(slot, index, bias)) return true;
-    const Part where = part(slot, index);
+    const PackTarget where = target(slot, index);
     return where.linear && where.linear->weights && (!bias || where.linear->bias);
 }
 
-int64_t Model::vector_size(Slot slot) const {
-    switch (slot) {
-        case EMBED_POSITIONS: return int64_t(spec.positions) * spec.hidden_size;
-        case Q_NORM: return spec.head_dim * (spec.qk_norm == ONE_FOR_HEADS ? 1 : int64_t(spec.heads));
-        case K_NORM: return spec.head_dim * (spec.qk_norm == ONE_FOR_HEADS ? 1 : int64_t(spec.kv_heads));
-        case SINKS: return spec.heads;
-        default: return spec.hidden_size;
-    }
+int64_t Model::vector_size(Slot slot, int32_t index) const {
+    if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
+    if (slot != Q_NORM && slot != K_NORM && slot != SINKS) return spec.hidden_size;
+    const AttentionSpec& a = layers[size_t(index)].attention;
+    if (slot == SINKS) return a.heads;
+    return a.qk_norm == ONE_FOR_HEADS ? a.head_dim : slot == Q_NORM ? a.query_width() : a.kv_width();
 }
 
 size_t Model::flag(Slot slot, int32_t index, bool bias) const {
@@ -35,7 +34,9 @@ size_t Model::flag(Slot slot, int32_t index, bool bias) const {
 }
 
 void Model::expect_weights() {
-    const int32_t places = spec.layers * (1 + mlps());
+    int32_t experts = 0;  // of the layer that has most
+    for (const Layer& layer : layers) experts = std::max(experts, layer.mlp.count());
+    const int32_t places = spec.layers * (1 + experts);
     missing_.assign(size_t(places) * SLOTS * 2, false);
     missing_count_ = 0;
     for (int32_t number = EMBED_TOKENS; number < SLOTS; number++) {
@@ -86,7 +87,7 @@ void Model::refuse_values(SourceType type, const void* data, int64_t rows, int64
 
 bool Model::set_order(Slot slot, int32_t index, const int32_t* order, int64_t width) {
     require_memory();
-    const Part where = part(slot, index);
+    const PackTarget where = target(slot, index);
     if (!where.linear || !where.linear->order || width != where.width) return false;
     std::vector<bool> seen(static_cast<size_t>(width));
     for (int64_t i = 0; i < width; i++) {
