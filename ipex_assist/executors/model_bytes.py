@@ -15,6 +15,7 @@ from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.executors.traffic import linear_bytes, table_bytes
 from ipex_assist.models import Source, find
 from ipex_assist.models.spec import DecoderSpec
+from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.sizes import core_sizes, workspace_bytes
 from ipex_assist.quantization.precision import INT4_GROUP, kv_precision_of, kv_sizes
 
@@ -45,7 +46,7 @@ def native_bytes(
         unit=BLOCK,
         unit_bytes=sizes.block,
         context=context,
-        workspace=workspace_bytes(spec, planned_threads(), wanted, length),
+        workspace=workspace_bytes(spec, planned_threads(), wanted, length, planned_nodes()),
     )
 
 
@@ -92,3 +93,9 @@ def planned_threads() -> int:
     """Threads that the launcher has planned for this process; as many as it may run on where there is no plan."""
     plan = launch.inherited_plan(os.environ)
     return plan.threads if plan is not None else len(os.sched_getaffinity(0))
+
+
+def planned_nodes() -> int:
+    """Memory nodes of the CPUs that the launcher has planned; 1 without a plan, as threads then have no place."""
+    plan = launch.inherited_plan(os.environ)
+    return memory_nodes(plan.cpus) if plan is not None else 1

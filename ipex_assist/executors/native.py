@@ -29,6 +29,7 @@ from ipex_assist.executors.native_sequence import NativeSequence, reserve
 from ipex_assist.executors.pass_lock import pass_lock
 from ipex_assist.executors.rope import Floats, RotaryTable
 from ipex_assist.native.blocks import BlockMemory, reserve_blocks
+from ipex_assist.native.library import memory_nodes
 from ipex_assist.native.model import PackedModel
 from ipex_assist.native.sizes import PASS_ROWS, workspace_bytes
 from ipex_assist.native.structures import Batch, GreedyDraft, Segment, TopTokens
@@ -64,7 +65,9 @@ class NativeModel(Model):
         self.kv_precision = kv_precision_of(packed.precision, kv_precision)
         self.rotary = RotaryTable(self.spec) if self.spec.rotary_tables else None
         self._kv_memory = kv_memory or KvMemory()
-        workspace = workspace_bytes(self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length)
+        workspace = workspace_bytes(
+            self.spec, packed.pool.threads, PASS_ROWS, self.spec.context_length, memory_nodes(packed.pool.cpus)
+        )
         # A mapped image counts as free memory now, and will be copied into memory later.
         self._kv_memory.join(
             self.block_bytes, self.spec.context_length, workspace + (packed.nbytes if packed.settles else 0)

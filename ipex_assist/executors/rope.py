@@ -52,15 +52,15 @@ class RotaryTable:
         return self._tables([rule.angles(positions) for rule in self.rules])
 
     def stretches(self, prompt_length: int) -> bool:
-        """Whether rows of a prompt of this length turn otherwise than those of decode steps."""
+        """Whether rows of a prompt of this length are rotated otherwise than those of decode steps."""
         return any(rule.stretches(prompt_length) for rule in self.rules)
 
     def rows(self, start: int, count: int, prompt_length: int | None) -> tuple[Floats, Floats]:
         """(cos, sin) of positions start…start+count-1, each (count, 1, rotary_width), for torch_rope.py.
 
         `prompt_length` is the length of the text's prompt, None where it has none: under the dynamic rule and longrope
-        every row of a prompt longer than the trained length turns by the frequencies of the whole prompt, and rows
-        behind it do not.
+        every row of a prompt longer than the trained length is rotated by the frequencies of the whole prompt, and
+        rows after it are not.
         """
         cos, sin = self.tables
         if prompt_length is None or start >= prompt_length or not self.stretches(prompt_length):
@@ -68,8 +68,8 @@ class RotaryTable:
         end = min(start + count, prompt_length)
         positions = np.arange(start, end, dtype=np.float32)
         prompt_cos, prompt_sin = self._tables([rule.prompt_angles(positions, prompt_length) for rule in self.rules])
-        behind = slice(end, start + count)
-        return np.concatenate((prompt_cos, cos[behind])), np.concatenate((prompt_sin, sin[behind]))
+        after = slice(end, start + count)
+        return np.concatenate((prompt_cos, cos[after])), np.concatenate((prompt_sin, sin[after]))
 
     def _tables(self, angles: list[Floats]) -> tuple[Floats, Floats]:
         cosines, sines = [], []
@@ -99,7 +99,7 @@ class _Rule:
         angles = positions[:, None] * self._inv_freq[None, :]
         beyond = positions[max(0, int(self.trained_length - positions[0])) :]
         if self.rope.by_length and len(beyond):
-            # A decode step at position p sees a sequence of p + 1 tokens, and turns by that length.
+            # A decode step at position p sees a sequence of p + 1 tokens, and is rotated by that length.
             angles[-len(beyond) :] = beyond[:, None] * self._stretched(beyond + 1)
         return angles
 

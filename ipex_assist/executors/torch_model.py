@@ -44,7 +44,7 @@ class Stretch:
 
 
 class TorchSequence:
-    """A Sequence (see executors/interface.py) in tensors, with room for the padding rows behind its tokens."""
+    """A Sequence (see executors/interface.py) in tensors, with room for the padding rows after its tokens."""
 
     def __init__(self, model: TorchModel, capacity: int, prompt_length: int | None = None) -> None:
         self.model, self.capacity, self.length = model, capacity, 0
@@ -105,11 +105,11 @@ class TorchModel(Model):
             raise IpexAssistError(f"no memory for a sequence of {capacity} tokens: {error}") from error
 
     def new_cache(self, rows: int, layers: int | None = None) -> KVCache:
-        """Keys and values of so many rows, of the first `layers` layers, all where None."""
+        """Keys and values of `rows` rows, of the first `layers` layers, all where None."""
         return KVCache(self.spec, rows, self.kernels.dtype, self.kv_precision, self.key_factors, layers)
 
     def rows_of(self, capacity: int) -> int:
-        """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding behind them."""
+        """Rows of keys and values that a sequence of `capacity` tokens takes, with the padding after them."""
         return self.plan.key_length(capacity + self.plan.sizes[-1])
 
     @torch.inference_mode()

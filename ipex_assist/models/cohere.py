@@ -1,4 +1,4 @@
-"""Cohere's Command R, R+ and Aya 23: attention and MLP side by side behind one layer norm, neighbours turn."""
+"""Cohere's Command R, R+ and Aya 23: attention and MLP side by side after one layer norm; rotates pairs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shared(config: Config) -> dict[str, Any]:
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Query, key and their norms in the order that turns by halves; logits' multiplier goes into the final norm."""
+    """Query, key and their norms in the order that is rotated by halves; the logits' factor goes to the final norm."""
     fields = rotated_by_pairs(spec) | {"final_norm": {"factor": spec.logit_multiplier}}
     fields |= {name: {"flat": True, **fields["q_proj"]} for name in HEAD_NORMS}
     return named(spec, norms={"attention_norm": "input_layernorm", **HEAD_NORMS}, fields=fields)

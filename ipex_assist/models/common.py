@@ -86,7 +86,7 @@ def _longrope(config: Config, part: Config, scaling: dict[str, Any]) -> None:
 
 
 def rotary_part(config: Config, head_dim: int, default: float) -> int:
-    """How many values of each head rotary positions turn. ConfigError where that is none, or more than a head."""
+    """How many values of each head are rotated. ConfigError where that is none, or more than a head."""
     part = Config(config.part("rope_parameters") or config.part("rope_scaling"))
     share = part.number("partial_rotary_factor", config.number("partial_rotary_factor", default))
     if not 0 < share <= 1 or int(head_dim * share) < 2:

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and MLP and of each head; beside windowed layers, others have no positions."""
+"""EXAONE 4: norms after attention and MLP and of each head; beside windowed layers, others have no positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and behind, soft caps of scores and logits, a window in every second layer."""
+"""Gemma 2: norms before and after, soft caps of scores and logits, a window in every second layer."""
 
 from __future__ import annotations
 

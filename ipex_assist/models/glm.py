@@ -1,4 +1,4 @@
-"""GLM-4 9B (0414's predecessor), as transformers has it: Llama whose neighbours in half of each head turn."""
+"""GLM-4 9B (0414's predecessor), as transformers has it: Llama that rotates pairs in half of each head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shared(config: Config) -> dict[str, Any]:
 
 
 def weights(spec: DecoderSpec, norms: dict[str, str] = LLAMA_NORMS) -> dict[str, Source]:
-    """Gate and up are one tensor; query and key in the order that turns by halves."""
+    """Gate and up are one tensor; query and key in the order that is rotated by halves."""
     fused = dict.fromkeys(("gate_proj", "up_proj"), "mlp.gate_up_proj")
     fields = merged(stacked_gate_up(spec), rotated_by_pairs(spec))
     return named(spec, linears=LLAMA_LINEARS | fused, norms=norms, fields=fields)

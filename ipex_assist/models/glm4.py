@@ -1,4 +1,4 @@
-"""GLM-4 0414 (9B, 32B, Z1): GLM-4 with norms behind attention and MLP, too."""
+"""GLM-4 0414 (9B, 32B, Z1): GLM-4 with norms after attention and MLP, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly, RedPajama; attention and MLP side by side, a quarter of each head turns."""
+"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly, RedPajama; attention and MLP side by side, a quarter of a head is rotated."""
 
 from __future__ import annotations
 

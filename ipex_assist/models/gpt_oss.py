@@ -19,7 +19,7 @@ NAMES = {
 }
 _BOTH, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 _NAMES = ExpertNames(("mlp.router",), {"gate_proj": _BOTH, "up_proj": _BOTH, "down_proj": _DOWN})
-# Experts' matrices are stored (in, out), with gate and up by turns. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
+# Experts' matrices are stored (in, out), gate and up alternating. (In MXFP4 they are shown so: checkpoints/mxfp4.py.)
 _FIELDS: Fields = {
     "gate_proj": {"transposed": True, "every": (0, 2)},
     "up_proj": {"transposed": True, "every": (1, 2)},

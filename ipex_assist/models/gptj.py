@@ -1,4 +1,4 @@
-"""GPT-J 6B: attention and MLP side by side behind one norm, neighbours of the first rotary_dim values turn."""
+"""GPT-J 6B: attention and MLP side by side after one norm; rotates pairs of the first rotary_dim values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def weights(spec: DecoderSpec) -> dict[str, Source]:
-    """Query and key in the order that turns by halves."""
+    """Query and key in the order that is rotated by halves."""
     return named(
         spec,
         prefix="transformer.",

@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with its norms behind attention and MLP, and one norm over all heads of query, and of key."""
+"""OLMo 2: Llama with its norms after attention and MLP, and one norm over all heads of query, and of key."""
 
 from __future__ import annotations
 

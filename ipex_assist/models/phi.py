@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side behind one norm, biases everywhere, the head's, too."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side after one norm, biases everywhere, the head's, too."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _FUSED = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "self_attn.qkv_proj") | d
 
 
 def spec(config: Config) -> DecoderSpec:
-    """A sliding window, where there is one, is every layer's; Phi-4-mini turns three quarters of each head."""
+    """A sliding window, where there is one, is every layer's; Phi-4-mini rotates three quarters of each head."""
     window = config.optional_integer("sliding_window")
     head_dim = config.optional_integer("head_dim") or even_head_dim(config)
     return llama_like(

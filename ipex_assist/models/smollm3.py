@@ -19,16 +19,16 @@ def spec(config: Config) -> DecoderSpec:
     layers, every = layer_count(config), config.integer("no_rope_layer_interval", 4)
     if every < 1:
         raise ConfigError("no_rope_layer_interval", every, "at least 1")
-    turned = config.optional_flags("no_rope_layers") or [(layer + 1) % every != 0 for layer in range(layers)]
+    rotated = config.optional_flags("no_rope_layers") or [(layer + 1) % every != 0 for layer in range(layers)]
     windowed = config.flag("use_sliding_window", False) and config.optional_integer("sliding_window") is not None
-    kinds = layer_kinds(config, lambda layer: windowed and layer < len(turned) and not turned[layer])
+    kinds = layer_kinds(config, lambda layer: windowed and layer < len(rotated) and not rotated[layer])
     bias = config.flag("attention_bias", False)
     return llama_like(
         "smollm3",
         config,
         num_key_value_heads=config.integer("num_key_value_heads", 4),
         ropes=(rope(config, 2000000.0),),
-        layer_ropes=tuple(0 if turns else None for turns in turned[:layers]),
+        layer_ropes=tuple(0 if here else None for here in rotated[:layers]),
         sliding_windows=windows(config, kinds) if windowed and SLIDING in kinds else (),
         qkv_bias=bias,
         output_bias=bias,

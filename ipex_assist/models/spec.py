@@ -38,7 +38,7 @@ HeadNorm = Literal["head", "each_head", "all_heads"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh", "clamped_swiglu"]
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
-# Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions behind them.
+# Hugging Face's names of activations (transformers.activations.ACT2FN) and the four functions that they name.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -155,7 +155,7 @@ class AttentionSpec:
     head_dim: int
     window: int | None = None  # how many of the latest positions a row may see; None is all of them
     rope: int | None = None  # which of the model's `ropes` rotates query and key; None: none does
-    rotary_dim: int | None = None  # of each head, so many values are rotated; head_dim where None
+    rotary_dim: int | None = None  # how many values of each head are rotated; head_dim where None
     alibi_slopes: tuple[float, ...] = ()  # one a head; empty: none
     qk_norm: HeadNorm | None = None
     qkv_bias: bool = False
@@ -321,13 +321,13 @@ class DecoderSpec:
             raise ConfigError("rope", attention.rope, f"one of the {len(self.ropes)} of the model")
         for rope in self.ropes:
             if size % 2:
-                raise ConfigError(name, size, "even, because rotary positions turn its halves")
+                raise ConfigError(name, size, "even, because its halves are rotated against each other")
             if rope.kind == "dynamic" and size < 4:
                 raise ConfigError(name, size, "at least 4 with dynamic rope scaling")
             for factors in ("short_factor", "long_factor") if rope.kind == "longrope" else ():
                 count = len(rope.scaling[factors])
                 if count != size // 2:
-                    raise ConfigError(factors, f"a list of {count}", f"of {size // 2} numbers, half of what turns")
+                    raise ConfigError(factors, f"a list of {count}", f"of {size // 2} numbers, half of what is rotated")
 
     @property
     def num_hidden_layers(self) -> int:

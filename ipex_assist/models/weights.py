@@ -203,9 +203,9 @@ def rows_of(tensor: torch.Tensor, source: Source, head_dim: int) -> torch.Tensor
     return tensor
 
 
-def _halves(turned: int, head_dim: int) -> list[int]:
-    """The order of a head's rows in which the first `turned` turn by halves, where they turned by neighbours."""
-    return [*range(0, turned, 2), *range(1, turned, 2), *range(turned, head_dim)]
+def _halves(rotated: int, head_dim: int) -> list[int]:
+    """The order of a head's rows in which the first `rotated` are rotated by halves instead of by pairs."""
+    return [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, head_dim)]
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,11 @@ class Source:
     expert: int | None = None  # of a tensor that holds all experts' (count, …)
     transposed: bool = False  # stored (in, out), as GPT-2's linears are
     rows: tuple[int, int] | None = None
-    every: tuple[int, int] | None = None  # row `first` and each `step`-th behind it: parts that take turns (gpt-oss)
+    every: tuple[int, int] | None = None  # row `first` and each `step`-th after it: parts that alternate (gpt-oss)
     # Heads first … last of every `parts` of them (GPTBigCode with multi_query=False, GPT-NeoX: (1, 2, 3) are keys).
     interleaved: tuple[int, int, int] | None = None
     flat: bool = False  # a matrix that is a vector here
-    pairs: int = 0  # the first so many rows of each head turn by neighbours: put in the order that turns by halves
+    pairs: int = 0  # this many rows of each head are rotated by pairs: put in the order of halves
     plus: float = 0.0
     factor: float = 1.0
     alternatives: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ia_pool_new": (_p, (_i32, ctypes.POINTER(_i32))),
     "ia_pool_delete": (None, (_p,)),
     "ia_pool_first_node": (_i32, (_p,)),
+    "ia_memory_nodes": (_i32, (ctypes.POINTER(_i32), _i32)),
     "ia_pool_statistics": (_i32, (_p, ctypes.POINTER(ctypes.c_uint64))),
     "ia_barrier_seconds": (ctypes.c_double, (_p, _i64)),
     "ia_checksum": (_i32, (_p, _p, ctypes.POINTER(ctypes.c_uint64))),
@@ -187,6 +188,11 @@ class PoolStatistics:
     def __sub__(self, earlier: PoolStatistics) -> PoolStatistics:
         """What happened since `earlier`."""
         return PoolStatistics(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+def memory_nodes(cpus: Sequence[int] | None) -> int:
+    """How many memory nodes these CPUs are on; 1 without CPUs, as such threads have no place."""
+    return int(library().ia_memory_nodes((_i32 * len(cpus))(*cpus), len(cpus))) if cpus else 1
 
 
 class Pool:

@@ -17,6 +17,7 @@ _UP_COLUMNS = 256
 _DECODE_ROWS = 16  # kernels.h: DECODE_ROWS
 _PADDED_ROWS = 32  # activations.h: PADDED_ROWS
 _BLOCK = 256  # kernels.h: BLOCK_POSITIONS
+_HUGE_PAGE_FLOATS = (2 << 20) // 4
 _ROTATION_ROWS = 1024  # that a table of rotations has at least
 
 
@@ -55,17 +56,21 @@ def new_model(
     return int(handle)
 
 
-def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int) -> int:
+def workspace_bytes(spec: DecoderSpec, threads: int, wanted: int, context: int, nodes: int = 1) -> int:
     """Bytes that buffers and tables of passes take at most: by `threads` threads, after `context` tokens at most.
+
+    nodes: memory nodes of the threads; what all threads read is there once for each (operations/activations.h).
 
     wanted: rows of a pass whose logits are wanted; what a sampler makes of them counts as much again.
     """
     width = max(spec.hidden_size, spec.embedding_size or 0) + 16
+    copied = _node_floats(spec, width) + max(_slot_input_floats(layer, width) for layer in spec.layers)
     return int(
         4
         * (
             _row_floats(spec, width)
             + max(_slot_floats(layer, width) for layer in spec.layers)
+            + (copied if nodes == 1 else nodes * (copied + _HUGE_PAGE_FLOATS))
             + threads * _thread_floats(spec, width)
             + max(_partial_floats(layer, context) for layer in spec.layers)
             + 2 * wanted * (spec.vocab_size + 16)
@@ -85,8 +90,13 @@ def _row_floats(spec: DecoderSpec, width: int) -> float:
     attended = max(layer.attention.query_size for layer in spec.layers) + 16
     qkv = max(layer.attention.query_size + 2 * layer.attention.key_value_size for layer in spec.layers) + 48
     inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
-    rows = PASS_ROWS * (2 * width + qkv + attended + inner + 1.1 * _depth(spec, width))
-    return rows + 1.1 * _PADDED_ROWS * (inner + 128)
+    return PASS_ROWS * (width + qkv + attended + inner)
+
+
+def _node_floats(spec: DecoderSpec, width: int) -> float:
+    """Of rows that all threads read: the inputs of linears, and what is added to the residual stream."""
+    inner = max(layer.each_mlp.intermediate_size for layer in spec.layers) + 16
+    return PASS_ROWS * (width + 1.1 * _depth(spec, width)) + 1.1 * _PADDED_ROWS * (inner + 128)
 
 
 def _thread_floats(spec: DecoderSpec, width: int) -> float:
@@ -105,12 +115,22 @@ def _partial_floats(layer: LayerSpec, context: int) -> int:
 
 
 def _slot_floats(layer: LayerSpec, width: int) -> float:
-    """Of the buffers of experts' rows (experts.cpp), where a layer has experts."""
+    """Of the outputs of experts (experts.cpp) and the router's logits, where a layer has experts."""
     experts = layer.experts
     if experts is None:
         return 0
     chosen, inner = PASS_ROWS * experts.per_token, experts.intermediate_size + 128
     shared, shared_inner = (PASS_ROWS, experts.shared_size + 128) if experts.shared_size else (0, 0)
-    padding = 1.1 * _PADDED_ROWS * (width + 128 + inner + shared_inner)
-    slots = (chosen + shared) * 2.1 * (width + 128) + 2.1 * (chosen * inner + shared * shared_inner)
-    return slots + padding + PASS_ROWS * (experts.count + 48)
+    slots = (chosen + shared) * (width + 128) + chosen * inner + shared * shared_inner
+    return slots + PASS_ROWS * (experts.count + 48)
+
+
+def _slot_input_floats(layer: LayerSpec, width: int) -> float:
+    """Of the inputs of experts' linears, a row for each expert of a token."""
+    experts = layer.experts
+    if experts is None:
+        return 0
+    chosen, inner = PASS_ROWS * experts.per_token, experts.intermediate_size + 128
+    shared, shared_inner = (PASS_ROWS, experts.shared_size + 128) if experts.shared_size else (0, 0)
+    padding = _PADDED_ROWS * (width + 128 + inner + shared_inner)
+    return 1.1 * (padding + (chosen + shared) * (width + 128) + chosen * inner + shared * shared_inner)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_assist.engine.prefix_cache import NaivePrefixes, PrefixCache
+from ipex_assist.engine.prefix_cache import CachedPrefix, PrefixCache, common_tokens, min_shared_tokens
 from ipex_assist.executors.blocks import BlockPool
 
 pytestmark = pytest.mark.one_stack
@@ -18,6 +19,79 @@ SIZE = 4
 TEXTS = st.lists(st.integers(0, 1), min_size=0, max_size=20)
 KINDS = (("read", TEXTS), ("give up", st.none()), ("let go", TEXTS))
 STEPS = st.lists(st.one_of(*(st.tuples(st.just(kind), given) for kind, given in KINDS)), max_size=40)
+
+
+class NaivePrefixes:
+    """A PrefixCache that compares with every cached prefix."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        # (prefix up to the end of a block's tokens, that block), least recently used first.
+        self._known: list[tuple[tuple[int, ...], int]] = []
+
+    def find(self, tokens: Sequence[int]) -> CachedPrefix:
+        """Return the longest cached prefix of `tokens`."""
+        text, size, least = tuple(tokens), self._pool.size, min_shared_tokens(self._pool)
+        blocks: list[int] = []
+        length = 0
+        while True:
+            after = [  # matching tokens of each block that follows the same prefix
+                (common_tokens(known, text) - length, i)
+                for i, (known, _) in enumerate(self._known)
+                if length < len(known) <= length + size and known[:length] == text[:length]
+            ]
+            common, at = max(after, default=(0, -1))
+            if common < least:
+                return CachedPrefix(blocks, length)
+            blocks.append(self._use(at))
+            length += common
+            if common < size:
+                return CachedPrefix(blocks, length)
+
+    def keep(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+        """Insert blocks."""
+        size = self._pool.size
+        for index, block in enumerate(blocks):
+            beginning = tuple(tokens[: (index + 1) * size])
+            start = index * size
+            if len(beginning) - start < min_shared_tokens(self._pool):
+                return
+            same = [
+                i
+                for i, (known, _) in enumerate(self._known)
+                if start < len(known) <= start + size and known[: len(beginning)] == beginning
+            ]
+            if same:
+                self._use(same[-1])
+                continue
+            for known, other in list(self._known):
+                if start < len(known) < len(beginning) and beginning[: len(known)] == known:
+                    self._known.remove((known, other))
+                    self._pool.release(other)
+            self._pool.share(block)
+            self._known.append((beginning, block))
+
+    def _use(self, at: int) -> int:
+        self._known.append(self._known.pop(at))
+        return self._known[-1][1]
+
+    def evict(self) -> bool:
+        """Free the least recently used block that no sequence and no longer cached prefix needs."""
+        for i, (beginning, block) in enumerate(self._known):
+            longer = any(other[: len(beginning)] == beginning != other for other, _ in self._known)
+            if not longer and self._pool.references(block) == 1:
+                del self._known[i]
+                self._pool.release(block)
+                return True
+        return False
+
+    def discard(self, block: int) -> None:
+        """Forget a block that no cached block follows."""
+        for known, other in list(self._known):
+            longer = any(text[: len(known)] == known != text for text, _ in self._known)
+            if other == block and not longer:
+                self._known.remove((known, other))
+                self._pool.release(other)
 
 
 def pool() -> BlockPool:

@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.executors.interface import ANY_ROWS, Model, Rows
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import library_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.models import ARCHITECTURES
@@ -121,7 +122,7 @@ def expected() -> torch.Tensor:
 
 @functools.cache
 def loaded(executor: str, precision: str) -> Model:
-    return load_model(Differing(), precision, executor)
+    return load_model(LoadRequest(Differing(), precision, executor))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -109,6 +109,17 @@ def test_buffers_are_no_larger_than_planned() -> None:
     assert 0.3 * planned < taken < planned
 
 
+@native
+def test_a_copy_for_each_memory_node_is_planned() -> None:
+    """Rows that all threads read are there once a node, with whole huge pages each; other buffers are not."""
+    spec = RandomCheckpoint("wide", WIDE).spec
+    one, two, four = (workspace_bytes(spec, 4, PASS_ROWS, 2048, nodes) for nodes in (1, 2, 4))
+    inputs = 4 * PASS_ROWS * 2 * spec.hidden_size  # of a linear, and of the residual stream: bytes at least
+    assert two - one >= inputs + (4 << 20)
+    assert four - two == 2 * (two - one - (2 << 21)) + (4 << 20)
+    assert four < 4 * one
+
+
 BLOCK = ModelBytes(weights=3 << 30, table=0, unit=256, unit_bytes=1 << 20, context=1 << 24, workspace=50 << 20)
 
 

@@ -94,6 +94,12 @@ private:
     std::normal_distribution<float> normal_;
 };
 
+inline std::vector<float> normal_row(Random& random, int64_t size) {
+    std::vector<float> row(static_cast<size_t>(size));
+    for (float& value : row) value = random.normal();
+    return row;
+}
+
 template <class T>
 T bits_as(const void* from) {
     T value;
@@ -198,7 +204,9 @@ void test_packing(const Kernels& k);
 void test_int4_bits(const Kernels& k);  // a part of it
 void test_linears(const Kernels& k);
 void test_rows(const Kernels& k);
+void test_quantization(const Kernels& k);  // a part of it
 void test_attention(const Kernels& k);
+void test_attention_bits(const Kernels& k);  // a part of it
 void test_model(const Kernels& k);
 void test_nodes(const Kernels& k);  // a part of it
 void test_refusals(const Kernels& k);

@@ -22,7 +22,7 @@ pytest.importorskip("llguidance")
 
 from ipex_assist.serve.grammar_checker import byte_tokenizer
 from ipex_assist.serve.structured_output import grammar_of
-from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, start_of
+from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
 pytestmark = pytest.mark.one_stack
 
@@ -42,7 +42,7 @@ def grammar(schema: Any) -> LlguidanceGrammar:
     """Of a schema, as a request's would be made. IpexAssistError where it is refused."""
     spec = grammar_of({"guided_json": schema})
     assert isinstance(spec, GrammarSpec)
-    made = LlguidanceGrammar(start_of(spec, TOKENIZER), 257, frozenset([256]))
+    made = LlguidanceGrammar(initial_matcher(spec, TOKENIZER), 257, frozenset([256]))
     made.mask()
     return made
 

@@ -128,7 +128,7 @@ IPEX_ASSIST_API int32_t ia_abi(int32_t* sizes) {
     sizes[0] = int32_t(sizeof(ModelSpec));
     sizes[1] = int32_t(sizeof(LayerSpec));
     sizes[2] = int32_t(sizeof(Batch));
-    return 9;
+    return 10;
 }
 
 IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
@@ -155,6 +155,14 @@ IPEX_ASSIST_API void ia_pool_delete(void* pool) { delete static_cast<Pool*>(pool
 
 // How many of a pool's threads are on the first one's memory node.
 IPEX_ASSIST_API int32_t ia_pool_first_node(void* pool) { return static_cast<Pool*>(pool)->first_thread(1); }
+
+// How many memory nodes these CPUs are on; 1 where nobody knows.
+IPEX_ASSIST_API int32_t ia_memory_nodes(const int32_t* cpus, int32_t count) {
+    return guarded(1, [&] {
+        const std::vector<int32_t> nodes = memory_nodes(cpus, count);
+        return nodes.empty() ? 1 : nodes.back() + 1;
+    });
+}
 
 // Runs, barriers, and what all threads waited and parked at them, since the pool was made.
 IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {
