@@ -53,9 +53,7 @@ def main() -> int:
     found = owners()
     double = {name: files for name, files in found.items() if len(files) > 1}
     faults = [
-        f"{name} is defined in {', '.join(files)}"
-        for name, files in sorted(double.items())
-        if not mirrors(name, files)
+        f"{name} is defined in {', '.join(files)}" for name, files in sorted(double.items()) if not mirrors(name, files)
     ]
     faults += [f"{name} is no mirror any more" for name in sorted((MIRRORS | SPECS) - double.keys())]
     print("\n".join(faults) or f"{len(found)} class names have one owner each")
