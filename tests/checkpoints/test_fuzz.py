@@ -176,7 +176,7 @@ def test_indexes(house: Path, data: st.DataObject) -> None:
 @given(data=st.data())
 @examples(200)
 def test_safetensors_headers(house: Path, data: st.DataObject) -> None:
-    """Changed as JSON, so that what is behind the parser is met, too, and as bytes."""
+    """Changed as JSON, so that the code after the parser runs as well, and as bytes."""
     folder = fresh(house)
     whole = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(whole[:8], "little")

@@ -22,6 +22,7 @@ from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.load import load_model
+from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.native.library import unavailable
 
 NEEDS_NATIVE = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
@@ -91,7 +92,7 @@ def test_quantized_tensors_are_exact_at_fp32(tmp_path, executor):
     model.save_pretrained(tmp_path / "folder")
     logits = []
     for source in ("m.gguf", "folder"):
-        loaded = load_model(open_checkpoint(str(tmp_path / source)), "fp32", executor)
+        loaded = load_model(LoadRequest(open_checkpoint(str(tmp_path / source)), "fp32", executor))
         logits.append(loaded.extend(loaded.new_sequence(40), list(range(5, 25)), last=20))
     assert torch.equal(*logits)
 

@@ -36,7 +36,7 @@ ELSEWHERE = {
     "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",
 }
 # The README's examples and Python's run on both stacks. The other pages' differ from them by flags, which a stack does
-# not know of; what is behind those has its own tests.
+# not know of; the code that those reach has its own tests.
 ON_ITS_STACKS = [
     pytest.param(page, id=page.stem, marks=() if page.stem in ("README", "python") else pytest.mark.one_stack)
     for page in PAGES

@@ -79,7 +79,7 @@ def test_sigterm_raises_meanwhile_and_is_given_back() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("end", ["0", "sys.exit(0)"])  # a command's, and argparse's behind the help
+@pytest.mark.parametrize("end", ["0", "sys.exit(0)"])  # a command's, and argparse's after the help
 def test_a_full_disk_is_one_sentence_and_exit_1(end: str) -> None:
     """What was not written is not tried again at exit, which would end with 120 and a second message."""
     code = (

@@ -1,4 +1,4 @@
-"""Every family in every precision: near transformers, exact in any company, and drafting is decoding."""
+"""Every family in every precision: near transformers, exact in any batch, and drafting is decoding."""
 
 from __future__ import annotations
 

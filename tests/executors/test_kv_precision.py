@@ -52,7 +52,7 @@ def test_a_row_that_is_no_number() -> None:
 
 
 def logits(model: Model) -> torch.Tensor:
-    """Of a prompt and of steps behind it, over the end of a block."""
+    """Of a prompt and of the steps after it, across the end of a block."""
     sequence = model.new_sequence(400)
     first = model.extend(sequence, tokens(250, 3), 250)
     return torch.cat((first, *(model.extend(sequence, [token]) for token in tokens(20, 4))))
@@ -119,7 +119,7 @@ def test_forks_and_new_texts_of_the_reference(kv_precision: str) -> None:
 
 
 def test_rows_of_the_reference_have_the_bits_they_have_alone() -> None:
-    """What is read is computed anew in each pass, and must be the same."""
+    """Keys and values are converted again in each pass, and must be the same."""
     model = tiny_models.model(folder("llama"), "torch", "fp32", kv_precision="int8")
     alone, together = model.new_sequence(96), model.new_sequence(96)
     for each in (alone, together):
@@ -157,7 +157,7 @@ def test_channels_of_very_different_size(tmp_path: Path) -> None:
 
 
 def test_factors_are_the_sizes_of_channels(tmp_path: Path) -> None:
-    """Against what keys really are; a channel and the one it is turned against have the same."""
+    """Against what keys really are; a channel and the one it is rotated with have the same factor."""
     with_large_channels(tmp_path)
     model = tiny_models.model(tmp_path, exact=False, kv_precision="int8")
     assert isinstance(model, TorchModel)

@@ -21,7 +21,7 @@ SIZE = 256
 @pytest.mark.parametrize("variant", ["llama", "mistral-window"])
 @pytest.mark.parametrize("precision", [*PRECISIONS, *INT8_KEYS])
 def test_many_drafts_are_the_drafts_of_each(variant: str, precision: str) -> None:
-    """Each ends by itself: at its count, or behind its unsure token; the others go on with fewer rows."""
+    """Each ends by itself: at its count, or after its unsure token; the others go on with fewer rows."""
     model = loaded(variant, precision)
     texts = [tokens(length, length) for length in (5, 40, 255, 256, 300, 1)]
     counts, least = [4, 9, 1, 7, 12, 12], [0.0, 0.0, 0.9, 0.0, 0.0, 0.0]
@@ -38,7 +38,7 @@ def test_many_drafts_are_the_drafts_of_each(variant: str, precision: str) -> Non
     for index, sequence in enumerate(sequences()):
         feed = texts[index][-pending[index] :]
         drafted, likely = model.draft(sequence, feed, counts[index], 150)
-        if index == 3:  # ends behind its least likely token
+        if index == 3:  # ends after its least likely token
             least[3] = sorted(likely)[0] * 1.0001
             ended = next(place for place, each in enumerate(likely) if each < least[3]) + 1
             drafted, likely = drafted[:ended], likely[:ended]
@@ -62,12 +62,12 @@ def test_many_drafts_are_the_drafts_of_each(variant: str, precision: str) -> Non
 @native
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_choices_are_those_of_the_logits(precision: str) -> None:
-    """The likeliest, their log probabilities and the sum, for the rows that are wanted of several sequences."""
+    """The likeliest, their log probabilities and the sum, for the rows with logits of several sequences."""
     model = loaded("qwen3", precision)
     texts = [tokens(40), tokens(3, 1), tokens(7, 2)]
-    wanted = [3, 0, 7]
-    rows = [Rows(model.new_sequence(64), text, last) for text, last in zip(texts, wanted, strict=True)]
-    again = [Rows(model.new_sequence(64), text, last) for text, last in zip(texts, wanted, strict=True)]
+    lasts = [3, 0, 7]
+    rows = [Rows(model.new_sequence(64), text, last) for text, last in zip(texts, lasts, strict=True)]
+    again = [Rows(model.new_sequence(64), text, last) for text, last in zip(texts, lasts, strict=True)]
     for vocabulary in (None, 60):
         expected = model.forward(rows, vocabulary).double()
         choices = model.choose(again, 4, vocabulary)
@@ -81,7 +81,7 @@ def test_choices_are_those_of_the_logits(precision: str) -> None:
         for each in (*rows, *again):
             each.sequence.truncate(0)
     assert model.choose(again)[0].top == []
-    with pytest.raises(IpexAssistError, match="the likeliest 61 of 60 tokens"):
+    with pytest.raises(IpexAssistError, match="the most likely 61 of 60 tokens"):
         model.choose([Rows(model.new_sequence(4), [1])], 61, 60)
 
 

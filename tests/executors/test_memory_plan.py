@@ -95,7 +95,7 @@ def test_a_run_takes_what_was_planned() -> None:
 
 @native
 def test_buffers_are_no_larger_than_planned() -> None:
-    """Of the largest pass there is, behind a long text, all of whose logits are wanted."""
+    """Of the largest possible pass, after a long text, with logits of all rows."""
     checkpoint = RandomCheckpoint("wide", WIDE)
     model = load_model(LoadRequest(checkpoint, "bf16", "native", kv_memory=KvMemory(16 * 8 << 20)))
     assert isinstance(model, NativeModel)

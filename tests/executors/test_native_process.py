@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.one_stack, pytest.mark.skipif(not HAS_NATIVE, reason=u
 
 
 def generated(model: NativeModel, seed: int) -> tuple[torch.Tensor, list[int], list[float]]:
-    """Logits of a prompt and what is drafted behind it, in a sequence of its own."""
+    """Logits of a prompt, and the tokens drafted after it, in a sequence of its own."""
     own = tiny_models.Text(model, 250)
     logits = own.forward(tokens(40 + 40 * seed, seed), last=40)
     return logits, *own.draft(tokens(3, seed), 8)

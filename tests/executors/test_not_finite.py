@@ -136,7 +136,7 @@ def test_a_request_fails_and_the_next_one_is_right(
 
 @pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
 def test_a_sequence_is_used_again(executor: str, precision: str, tmp_path: Path) -> None:
-    """Rows of NaN behind a text's end made NaN of every later text in the same memory: zero times NaN is NaN."""
+    """Rows of NaN after a text's end made NaN of every later text in the same memory: zero times NaN is NaN."""
     model = poisoned(tmp_path, executor, precision)
     fresh, used = (tiny_models.Text(model) for _ in range(2))
     assert bool(used.forward([*PROMPT * 2, POISON, *PROMPT]).isnan().all())

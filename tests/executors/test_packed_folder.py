@@ -58,7 +58,7 @@ def test_what_was_used_longest_ago_goes_first(
     (warning,) = warnings(caplog)
     assert "c.packed, used longest ago: copies may take 0.0 GB" in warning
     packed_folder.note_use(folder / "a.packed")
-    make_room(folder / "b.packed", 9000, asked=False)  # what is written anew does not count itself
+    make_room(folder / "b.packed", 9000, asked=False)  # a copy that is written again does not count itself
     assert names(folder) == ["b"]
 
 

@@ -248,7 +248,7 @@ def check_schedule(
             continue
         logits = model.forward(rows).split([row.last for row in rows])
         for row, got, right in zip(rows, logits, bits, strict=True):
-            assert torch.equal(got[: len(right)], right), f"rows behind {row.sequence.length - row.last}"
+            assert torch.equal(got[: len(right)], right), f"rows after {row.sequence.length - row.last}"
             row.sequence.truncate(row.sequence.length - row.last + len(right))
 
 

@@ -25,7 +25,7 @@ SIZE = 256
 
 
 def model_of(blocks: int, kv_precision: str = "fp32") -> NativeModel:
-    """A model whose pool has so many blocks."""
+    """A model whose pool has this number of blocks."""
     packed = loaded("llama", "fp32").packed
     made = NativeModel(packed, KvMemory(blocks * packed.block_bytes(kv_precision)), kv_precision)
     assert made.blocks.count == blocks

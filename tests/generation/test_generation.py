@@ -72,7 +72,7 @@ def generation(limit: int = 100, eos: frozenset[int] = frozenset(), stop: Sequen
     ],
 )
 def test_ends_inside_a_round(options: dict, text: str, tokens: list[int], reason: str, rounds: int) -> None:
-    """Tokens behind the end are dropped from text and counts, and no further round is asked for."""
+    """Tokens after the end are dropped from text and counts, and no further round is asked for."""
     ours, taken = generation(**options)
     pieces = [chunk.text for chunk in ours]
     result = ours.result()

@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def reference(pair: Any, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities behind each beginning of a text from its prompt's last token on, by one pass and float64."""
+    """Log-probabilities after each prefix of a text from its prompt's last token on, by one pass and float64."""
     prompt = pair.encode(PROMPT)
     sequence = pair.target.new_sequence(len(prompt) + len(tokens))
     logits = pair.target.extend(sequence, [*prompt, *tokens[:-1]], last=len(tokens))
@@ -53,7 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("drafted", [0, 3])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_the_models_own(name: str, drafted: int, pair: Any) -> None:
-    """Not those behind temperature, penalties or filters; as many as tokens, with and without a draft."""
+    """Not those after temperature, penalties or filters; as many as tokens, with and without a draft."""
     result = pair.generate(PROMPT, max_new_tokens=20, logprobs=4, num_assistant_tokens=drafted, **OPTIONS[name])
     assert (result.draft.accepted or 0) > 0 or not drafted
     assert [choice.token for choice in result.logprobs] == result.tokens
@@ -131,7 +131,7 @@ def test_a_source_made_beforehand_shares_the_noise(pair: Any) -> None:
 
 
 def test_through_transformers_there_are_none(tmp_path: Path) -> None:
-    """Its generate would give scores, of which some are behind filters: we say so instead."""
+    """Its generate would give scores, some of them after filters: we refuse instead."""
     save(tmp_path)
     model = ipex_assist.load(str(tmp_path), None, precision="fp32", executor="torch")
     with pytest.raises(UsageError, match="no log-probabilities"):

@@ -34,7 +34,7 @@ ROUNDS = [
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[float, Round]], **fields: Traffic) -> Statistics:
-    """Statistics of rounds that end so many seconds after each other."""
+    """Statistics of rounds that end the given number of seconds after each other."""
     clock = Clock(monkeypatch)
     counts = Statistics(10, _started=clock.now, **fields)
     for seconds, round_ in rounds:

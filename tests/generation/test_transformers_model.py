@@ -1,4 +1,4 @@
-"""Architectures without a spec: transformers' own generation behind our methods."""
+"""Architectures without a spec: transformers' own generation with our methods."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def write(path: Path, **changes: Any) -> None:
 
 
 def test_a_constant_number_is_that_number(tmp_path: Path) -> None:
-    """transformers stops behind a token of less than 0.4 unless told otherwise: 1 of 4 in nearly every round."""
+    """transformers stops after a token of less than 0.4 unless told otherwise: 1 of 4 in nearly every round."""
     save(tmp_path / "target")
     save(tmp_path / "assistant", seed=1)
     model = load(tmp_path / "target", tmp_path / "assistant")

@@ -80,9 +80,9 @@ def test_a_quick_start_says_what_is_wrong_with_the_tokenizer_before_it_packs(
         ipex_assist.load(str(tmp_path / "model"), None, precision="int4", quick_start=True)
 
 
-def started(asked: list[list[str]], behind: str = "", **environment: str) -> list[str]:
-    """The lines that a process prints which runs the command with each of these flags, and then `behind`."""
-    command = [sys.executable, "-c", PROGRAM + behind, json.dumps(asked)]
+def started(asked: list[list[str]], after: str = "", **environment: str) -> list[str]:
+    """The lines that a process prints which runs the command with each of these flags, and then `after`."""
+    command = [sys.executable, "-c", PROGRAM + after, json.dumps(asked)]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()

@@ -1,6 +1,6 @@
 """`ipex-assist submit`: scripts against golden files in tests/jobs, flags, refusals, and handing over.
 
-`python tests/test_submit.py` writes the golden files anew: read the difference before it is kept.
+`python tests/test_submit.py` writes the golden files again: read the difference before you keep it.
 """
 
 from __future__ import annotations
