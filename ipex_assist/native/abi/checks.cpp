@@ -47,7 +47,7 @@ void check_attention(const ModelSpec& s, const AttentionSpec& a) {
         refuse("%d attention heads cannot share %d key/value heads evenly", a.heads, a.kv_heads);
     }
     check_range("an attention window", a.window, 0, INT32_MAX);
-    check_range("rotary_dim", a.rotary_dim, 0, a.head_dim);
+    check_range("rotary_dim", a.rotary_dim, 0, std::min(a.head_dim, s.rope_width));
     check_range("paired_dim", a.paired_dim, 0, a.head_dim);
     if (a.rotary_dim % 2 || a.paired_dim % 2) {
         refuse("%d values of a head are rotated: it must be even, as halves are rotated against each other",
