@@ -1,7 +1,6 @@
 """A class name has one owner: fails where two modules define the same one, in Python, in C++ or in both.
 
-A ctypes structure mirrors one of the C ABI and has its name; these are listed. STILL_DOUBLE lists names that have two
-owners yet: it may only become shorter.
+What mirrors a structure or class of the core in Python may have its name; these are listed.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MIRRORS = {"Batch", "GreedyDraft", "Segment", "TopTokens"}  # of C structures, in native/
-STILL_DOUBLE: set[str] = {"Kernels", "Layer", "Model", "PassThreads", "Pool", "Rows", "Statistics", "_Instance"}
+# Of structures and classes of the core: their ctypes structures and handles in native/.
+MIRRORS = {"Batch", "GreedyDraft", "PackedModel", "Pool", "PoolStatistics", "Segment", "TopTokens"}
+SPECS = {"AttentionSpec", "LayerSpec", "MlpSpec"}  # of models/spec.py, as plain numbers in native/packing/spec.h
 CLASS_IN_C = re.compile(
     r"^(?:class|struct)\s+(?:alignas\([^)]*\)\s*)?(\w+)\s*(?:final\s*)?(?::[^:{;][^{;]*)?\{", re.MULTILINE
 )
@@ -41,26 +41,22 @@ def owners() -> dict[str, list[str]]:
     return found
 
 
-def mirrors(files: list[str]) -> bool:
-    """Whether these are a structure of the core and its mirror in Python."""
-    return (
-        len(files) == 2
-        and all(file.startswith("ipex_assist/native/") for file in files)
-        and sum(file.endswith(".py") for file in files) == 1
-    )
+def mirrors(name: str, files: list[str]) -> bool:
+    """Whether these are a structure or class of the core and its mirror in Python, or a spec and its numbers there."""
+    if name in SPECS:
+        return files == ["ipex_assist/models/spec.py", "ipex_assist/native/packing/spec.h"]
+    in_core = all(file.startswith("ipex_assist/native/") for file in files)
+    return name in MIRRORS and len(files) == 2 and in_core and sum(file.endswith(".py") for file in files) == 1
 
 
 def main() -> int:
     found = owners()
     double = {name: files for name, files in found.items() if len(files) > 1}
     faults = [
-        f"{name} is defined in {', '.join(files)}"
-        for name, files in sorted(double.items())
-        if name not in STILL_DOUBLE and not (name in MIRRORS and mirrors(files))
+        f"{name} is defined in {', '.join(files)}" for name, files in sorted(double.items()) if not mirrors(name, files)
     ]
-    faults += [f"{name} has one owner now: take it from STILL_DOUBLE" for name in sorted(STILL_DOUBLE - double.keys())]
-    faults += [f"{name} is no mirror any more: take it from MIRRORS" for name in sorted(MIRRORS - double.keys())]
-    print("\n".join(faults) or f"{len(found)} class names have one owner each, but for {len(STILL_DOUBLE)}")
+    faults += [f"{name} is no mirror any more" for name in sorted((MIRRORS | SPECS) - double.keys())]
+    print("\n".join(faults) or f"{len(found)} class names have one owner each")
     return bool(faults)
 
 

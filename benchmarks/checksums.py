@@ -524,8 +524,8 @@ def compare(before: dict[str, str], parts: Iterable[dict[str, str]]) -> int:
 
 
 def strangers(expected: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Checkpoints that are not those of a file, with which nothing can be proven."""
-    return [name for name, checksum in found.items() if expected.get(name) != checksum]
+    """Checkpoints that are not those of the same name in a file, with which nothing can be proven."""
+    return [name for name, checksum in found.items() if expected.get(name, checksum) != checksum]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

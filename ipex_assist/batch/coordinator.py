@@ -26,7 +26,7 @@ CANCEL_SECONDS, CANCEL_SHARE, CANCEL_MOST = 1.0, 0.1, 30.0
 
 
 @dataclass
-class _Instance(RestartState):
+class _RunningInstance(RestartState):
     """Holds the state of an instance. timed_out: we are ending it. concurrency: prompts that it may have in flight."""
 
     timed_out: bool = False
@@ -57,7 +57,7 @@ class Coordinator:
         self._progress, self._stop, self._timeout, self._verbose = progress, stop, timeout, verbose
         self._concurrency = concurrency
         self._queue = Queue(todo, len(todo))
-        self._instances = [_Instance() for _ in range(min(pool.size, len(todo)))]
+        self._instances = [_RunningInstance() for _ in range(min(pool.size, len(todo)))]
         self._models = {done.model for done in results.done.values() if done.model is not None}
         self._last_refusal: IpexAssistError | None = None
         self._begun = False
@@ -189,7 +189,7 @@ class Coordinator:
             self._give_up(number, given_up)
         self._check_somebody_is_left(number, reason)
 
-    def _count_end(self, instance: _Instance, event: Ended) -> None:
+    def _count_end(self, instance: _RunningInstance, event: Ended) -> None:
         """Count it, and raise where no other instance can do what this one says that it cannot."""
         instance.count_end(refused=event.refusal is not None)
         if event.refusal is not None:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ipex_assist")
 
-LAYOUT_VERSION = 2  # of the image: changes with kernels/kernels.h, Model::lay_out and packing/pack_block.h in native/
+LAYOUT_VERSION = (
+    2  # of the image: changes with kernels/kernels.h, PackedModel::lay_out and packing/pack_block.h in native/
+)
 MAGIC = "ipex-assist packed weights"
 MODE_VARIABLE = "IPEX_ASSIST_PACKED"
 _MARGIN = 1 << 30  # bytes of memory that a run needs beside its weights

@@ -252,7 +252,7 @@ def _mlp_spec(layer: LayerSpec, precision: str) -> CMlpSpec:
 
 
 def place_of(spec: DecoderSpec, name: str) -> tuple[int, int]:
-    """Where the core has one of our weights: its slot, and the index of its layer or expert (`Model::pack`)."""
+    """Where the core has one of our weights: its slot, and the index of its layer or expert (`PackedModel::pack`)."""
     *prefix, leaf, _kind = name.split(".")
     if not prefix:
         return SLOTS[leaf], 0

@@ -349,7 +349,7 @@ def test_errors_say_what_is_wrong() -> None:
     state = GRAMMARS.grammar(GrammarSpec("choice", '["yes"]'))
     with pytest.raises(IpexAssistError, match="not complete"):
         state.advance(EOS)
-    with pytest.raises(IpexAssistError, match="behind 0 tokens"):
+    with pytest.raises(IpexAssistError, match="after 0 tokens"):
         state.advance(5)
 
 

@@ -76,7 +76,8 @@ constexpr int32_t STRIDE = 64, ROOM = 80;
 // A model behind the C interface, with a pool of its own and learned positions.
 struct Loaded {
     // control: the caller's floating-point control where it calls the core.
-    Loaded(const Kernels& k, int threads, float final_norm = 1, uint32_t control_ = _mm_getcsr()) : control(control_) {
+    Loaded(const KernelTable& k, int threads, float final_norm = 1, uint32_t control_ = _mm_getcsr())
+        : control(control_) {
         {
             const Calling calling(*this);
             pool = ia_pool_new(threads, nullptr);
@@ -213,7 +214,7 @@ void starve(const char* what, const std::function<bool()>& call) {
 }
 
 // Memory runs out at each place of each call, in whichever thread asks for it.
-void test_memory(const Kernels& k) {
+void test_memory(const KernelTable& k) {
     for (int threads = 1; threads <= 3; threads++) {
         Loaded x(k, threads);
         const int64_t hidden = x.spec.hidden_size;
@@ -264,7 +265,7 @@ void test_memory(const Kernels& k) {
 }
 
 // Threads that feed sequences of one model at once: each gets the bits it gets alone.
-void test_callers(const Kernels& k) {
+void test_callers(const KernelTable& k) {
     Loaded x(k, 2);
     constexpr int CALLERS = 4;
     std::vector<std::unique_ptr<Sequence>> sequences;
@@ -287,7 +288,7 @@ void test_callers(const Kernels& k) {
 }
 
 // A caller that flushes denormals gets the logits of one that does not, though all of them are denormal.
-void test_denormals(const Kernels& k) {
+void test_denormals(const KernelTable& k) {
     std::vector<Text> texts;
     for (int threads = 1; threads <= 2; threads++) {
         for (const uint32_t control : {_mm_getcsr(), _mm_getcsr() | 0x8040}) {
@@ -304,7 +305,7 @@ void test_denormals(const Kernels& k) {
 #ifdef FORKS_AMONG_THREADS
 
 // A child of fork() goes on with the parent's model, whatever the parent's threads were doing with it.
-void test_forks(const Kernels& k) {
+void test_forks(const KernelTable& k) {
     Loaded x(k, 2);
     Sequence fed(x, 20, 5), other(x, 60, 6);
     const Text whole = fed.text();
@@ -339,7 +340,7 @@ void test_versions() {
 }
 
 // A handle keeps what it points to: the table of a model that is deleted, and the model of blocks.
-void test_lifetimes(const Kernels& k) {
+void test_lifetimes(const KernelTable& k) {
     auto owner = std::make_unique<Loaded>(k, 2);
     Loaded x(k, 2);
     Text whole;
@@ -368,7 +369,7 @@ void test_lifetimes(const Kernels& k) {
 }
 
 // Bytes that an image does not have would be read from wherever that is.
-void test_image(const Kernels& k) {
+void test_image(const KernelTable& k) {
     Loaded x(k, 2);
     const int64_t size = ia_model_bytes(x.handle);
     std::vector<uint8_t> buffer(100);
@@ -385,7 +386,7 @@ void test_image(const Kernels& k) {
 
 }  // namespace
 
-void test_api(const Kernels& k) {
+void test_api(const KernelTable& k) {
     test_versions();
     test_lifetimes(k);
     test_image(k);

@@ -74,7 +74,7 @@ void check_values(const Head& head, const std::vector<Query>& queries) {
 }
 
 // One block and several, ends anywhere in a block, sliding windows, grouped queries, heads of odd sizes.
-void test_values(const Kernels& k) {
+void test_values(const KernelTable& k) {
     for (const Form& form : FORMS) {
         for (const int32_t dim : {10, 16, 64, 80, 128}) {
             for (const int32_t positions : {1, 16, 37, 256, 257, 700}) {
@@ -93,7 +93,7 @@ void test_values(const Kernels& k) {
 }
 
 // Scores with a soft cap, with ALiBi's slopes, and with both.
-void test_adjusted_scores(const Kernels& k) {
+void test_adjusted_scores(const KernelTable& k) {
     for (const Form& form : FORMS) {
         for (const auto& [cap, sloped] : {std::pair{1.5f, false}, {0.0f, true}, {3.0f, true}}) {
             Head head(k, form, 40, 600, 16);
@@ -107,7 +107,7 @@ void test_adjusted_scores(const Kernels& k) {
 }
 
 // Blocks whose scores lie far apart: the smaller one vanishes, and nothing overflows.
-void test_merge(const Kernels& k) {
+void test_merge(const KernelTable& k) {
     Buffer<float> left(32), right(32);
     for (const float distance : {0.0f, 3.0f, -3.0f, 50.0f, -50.0f, 1e4f, -1e4f}) {
         for (size_t d = 0; d < 32; d++) left[d] = float(d) - 9, right[d] = 20 - float(d) * 2;
@@ -129,8 +129,9 @@ void test_merge(const Kernels& k) {
 
 }  // namespace
 
-// Rows of int8 whose values are all alike, zero, too small for their reciprocals, or half way between two integers.
-void test_integers(const Kernels& k) {
+// LinearRows of int8 whose values are all alike, zero, too small for their reciprocals, or half way between two
+// integers.
+void test_integers(const KernelTable& k) {
     Head head(k, {INT8, FP32}, 20, 256, 16);
     Buffer<float> key(20), value(20);
     const float sizes[] = {0.0f, 1.0f, -1.0f, 1e-30f, 3e38f, 1e-36f, 9e-37f, 1e-44f};
@@ -149,7 +150,7 @@ void test_integers(const Kernels& k) {
     }
 }
 
-void test_attention(const Kernels& k) {
+void test_attention(const KernelTable& k) {
     test_integers(k);
     test_values(k);
     test_adjusted_scores(k);

@@ -14,7 +14,7 @@ bool same(const AttentionPartial& a, const AttentionPartial& b, int32_t size) {
 
 // A query's part of a block has the same bits alone and among up to 64 others that see more or less of the block.
 // Of int8 in integers: of few queries on vectors, of more on tiles, where there are any.
-void test_queries_alone(const Kernels& k) {
+void test_queries_alone(const KernelTable& k) {
     for (const auto& [form, dim] :
          {std::pair{FORMS[0], 40}, {FORMS[1], 40}, {FORMS[2], 40}, {FORMS[3], 40}, {FORMS[3], 16}, {FORMS[3], 136}}) {
         for (const int32_t window : {0, 30}) {
@@ -38,7 +38,7 @@ void test_queries_alone(const Kernels& k) {
 
 // A position that all others are small beside, each by less than half of what its weight is rounded to: together they
 // count.
-void test_small_weights(const Kernels& k) {
+void test_small_weights(const KernelTable& k) {
     Head head(k, {INT8, BF16}, 32, 256, 19);
     const Buffer<float> large(32, 1.0f), small(32, 0.0f), zero(32, 0.0f), one(32, 1.0f);
     for (int32_t i = 0; i < 256; i++) head.put(i, i % 32 ? small : large, i % 32 ? one : zero);
@@ -51,7 +51,7 @@ void test_small_weights(const Kernels& k) {
 
 // Products so small that they round to -0 in all chains of a sum, which the zeros of positions that only a neighbour
 // sees would turn into +0.
-void test_zeros(const Kernels& k) {
+void test_zeros(const KernelTable& k) {
     for (const Form& form : FORMS) {
         Head head(k, form, 24, 256, 15);
         const Buffer<float> large(24, 20.0f), small(24, 3.0f), zero(24, 0.0f), least(24, -1e-10f), one(24, 1.0f);
@@ -65,7 +65,7 @@ void test_zeros(const Kernels& k) {
 }
 
 // What a rolled-back draft left behind the end of a sequence, however large, does not show.
-void test_stale_rows(const Kernels& k) {
+void test_stale_rows(const KernelTable& k) {
     for (const Form& form : FORMS) {
         for (const int32_t end : {1, 15, 16, 100, 241}) {
             Head clean(k, form, 24, 256, 13);
@@ -82,7 +82,7 @@ void test_stale_rows(const Kernels& k) {
 
 // Nor do rows of NaN or infinity, which zero times anything does not take away: behind a sequence's end, in front of
 // its window, and rows of the same pass that only queries behind this one see. Those that see such a row get it.
-void test_rows_that_are_no_numbers(const Kernels& k) {
+void test_rows_that_are_no_numbers(const KernelTable& k) {
     for (const Form& form : FORMS) {
         for (const int32_t dim : {24, 64}) {
             const std::vector<float> x(size_t(dim), 0.5f), y(size_t(dim), -0.5f);
@@ -125,9 +125,9 @@ void test_rows_that_are_no_numbers(const Kernels& k) {
 }  // namespace
 
 // Every level gives the same bits where it multiplies in the same order, in one block and merged with the next.
-void test_attention_agree(const std::vector<const Kernels*>& levels) {
+void test_attention_agree(const std::vector<const KernelTable*>& levels) {
     for (const Form& form : FORMS) {
-        for (const Kernels* k : levels) {
+        for (const KernelTable* k : levels) {
             if (!agree(*levels[0], *k, form.precision)) continue;
             const Head head(*k, form, 40, 300, 17), first(*levels[0], form, 40, 300, 17);
             for (const int32_t window : {0, 30}) {
@@ -140,7 +140,7 @@ void test_attention_agree(const std::vector<const Kernels*>& levels) {
     }
 }
 
-void test_attention_bits(const Kernels& k) {
+void test_attention_bits(const KernelTable& k) {
     test_queries_alone(k);
     test_small_weights(k);
     test_zeros(k);

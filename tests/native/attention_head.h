@@ -29,7 +29,7 @@ struct Integers {
 
 // Keys and values of one KV head in `count` positions, stored through the kernels.
 struct Head {
-    Head(const Kernels& kernels, const Form& form, int32_t dim, int32_t count, uint32_t seed)
+    Head(const KernelTable& kernels, const Form& form, int32_t dim, int32_t count, uint32_t seed)
         : k(kernels),
           stored(form.stored),
           precision(form.precision),
@@ -99,7 +99,7 @@ struct Head {
         return from_bf16(bits_as<uint16_t>(start + k / 2 * 64 + column % LANES * 4 + k % 2 * 2));
     }
 
-    const Kernels& k;
+    const KernelTable& k;
     Precision stored, precision;
     float cap = 0;  // soft, of scores
     bool sloped = false;
@@ -121,7 +121,7 @@ struct Tile {
         : stride(size_t(head.value_width) + LANES),
           outputs(queries.size() * stride, NAN),
           partials(queries.size()) {
-        const Kernels& k = head.k;
+        const KernelTable& k = head.k;
         const int32_t row_bytes = head.precision == FP32 ? 4 : head.integers() ? 2 : k.bf16_row_bytes;
         const size_t shared = size_t(head.key_depth) / ATTENTION_GROUP;
         Buffer<uint8_t> query(queries.size() * size_t(head.key_depth) * size_t(row_bytes));

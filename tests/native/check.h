@@ -134,7 +134,7 @@ inline bool same_bits(const float* a, const float* b, size_t size) {
 
 // Whether sums of these precisions have one order on both levels: those of integers are exact; bf16 is multiplied in
 // pairs, or widened, and AMX's tiles have an order of their own.
-inline bool agree(const Kernels& a, const Kernels& b, Precision precision) {
+inline bool agree(const KernelTable& a, const KernelTable& b, Precision precision) {
     return precision != BF16 || a.bf16_row_bytes == b.bf16_row_bytes;
 }
 
@@ -170,7 +170,7 @@ inline const float HARD[][4] = {{0, 0, 0, 0},
 
 // A matrix of `columns` outputs and `width` inputs as a checkpoint holds it (row-major by output), and packed.
 struct Packed {
-    Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns, int64_t width,
+    Packed(const KernelTable& k, const Format& format, const std::vector<float>& source, int64_t columns, int64_t width,
            const std::vector<float>& bias = {});
     double weight(int64_t column, int64_t k) const;  // read back from the packed bytes by a plain loop
 
@@ -180,9 +180,9 @@ struct Packed {
     Buffer<float> scales, biases;
 };
 
-// Rows in the form that a linear multiplies, with room up to a multiple of 32 rows, and rubbish in that room.
+// LinearRows in the form that a linear multiplies, with room up to a multiple of 32 rows, and rubbish in that room.
 struct Quantized {
-    Quantized(const Kernels& k, const Linear& linear, const float* x, int64_t rows, int64_t width);
+    Quantized(const KernelTable& k, const Linear& linear, const float* x, int64_t rows, int64_t width);
     double value(int64_t row, int64_t column) const;
 
     Precision precision;
@@ -191,7 +191,7 @@ struct Quantized {
     Buffer<uint8_t> values;
     Buffer<float> scales;
     Buffer<int32_t> sums;
-    Rows rows;
+    LinearRows rows;
 };
 
 void test_cpu();
@@ -200,19 +200,19 @@ void test_threads();
 void test_waiting();
 void test_locks_and_forks();
 void test_thread_limit();
-void test_packing(const Kernels& k);
-void test_int4_bits(const Kernels& k);  // a part of it
-void test_linears(const Kernels& k);
-void test_rows(const Kernels& k);
-void test_quantization(const Kernels& k);  // a part of it
-void test_attention(const Kernels& k);
-void test_attention_bits(const Kernels& k);  // a part of it
-void test_model(const Kernels& k);
-void test_nodes(const Kernels& k);  // a part of it
-void test_refusals(const Kernels& k);
-void test_api(const Kernels& k);
-void test_levels_agree(const std::vector<const Kernels*>& levels);
-void test_rows_agree(const std::vector<const Kernels*>& levels);
-void test_attention_agree(const std::vector<const Kernels*>& levels);
+void test_packing(const KernelTable& k);
+void test_int4_bits(const KernelTable& k);  // a part of it
+void test_linears(const KernelTable& k);
+void test_rows(const KernelTable& k);
+void test_quantization(const KernelTable& k);  // a part of it
+void test_attention(const KernelTable& k);
+void test_attention_bits(const KernelTable& k);  // a part of it
+void test_model(const KernelTable& k);
+void test_nodes(const KernelTable& k);  // a part of it
+void test_refusals(const KernelTable& k);
+void test_api(const KernelTable& k);
+void test_levels_agree(const std::vector<const KernelTable*>& levels);
+void test_rows_agree(const std::vector<const KernelTable*>& levels);
+void test_attention_agree(const std::vector<const KernelTable*>& levels);
 
 }  // namespace check

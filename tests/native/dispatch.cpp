@@ -43,7 +43,7 @@ void test_cpu() {
     int before = 0;
     for (int limit = 0; limit <= best; limit++) {
         std::string remark;
-        const Kernels* kernels = choose_kernels(names[limit], remark);
+        const KernelTable* kernels = choose_kernels(names[limit], remark);
         std::printf("%s: %s\n", names[limit], kernels ? kernels->name : remark.c_str());
         const bool as_named = kernels && std::string(kernels->name) == names[limit];
         CHECK(as_named == remark.empty(), "%s: less than is named without a remark, or a remark without need: %s",
@@ -57,7 +57,7 @@ void test_cpu() {
     if (&arch_prctl_refused && before == best) {
         arch_prctl_refused = true;  // as an old kernel or a filter of system calls does
         for (const char* limit : {"", "amx"}) {
-            const Kernels* kernels = choose_kernels(limit, remark);
+            const KernelTable* kernels = choose_kernels(limit, remark);
             CHECK(kernels && std::string(kernels->name) == "avx512_bf16", "AMX without permission");
             CHECK(remark ==
                       "this processor has AMX, but the system does not permit its tiles (arch_prctl: Operation not "

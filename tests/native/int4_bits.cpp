@@ -100,7 +100,7 @@ std::vector<float> varied_values(Random& random, int64_t columns, int64_t width)
 
 }  // namespace
 
-void test_int4_bits(const Kernels& k) {
+void test_int4_bits(const KernelTable& k) {
     Random random(5);
     constexpr int64_t columns = 8 * int64_t(std::size(HARD)) + 5, width = 300;
     const std::vector<float> source = varied_values(random, columns, width);

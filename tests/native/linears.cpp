@@ -9,7 +9,7 @@ namespace check {
 namespace {
 
 struct Case {
-    Case(const Kernels& kernels, const Format& f, int64_t columns, int64_t width, int64_t count, bool bias,
+    Case(const KernelTable& kernels, const Format& f, int64_t columns, int64_t width, int64_t count, bool bias,
          uint32_t seed)
         : k(kernels),
           format(f),
@@ -25,9 +25,9 @@ struct Case {
         return made;
     }
 
-    // Rows from `first` on, `count` of them in one call.
+    // LinearRows from `first` on, `count` of them in one call.
     std::vector<float> run(int64_t first, int64_t count, int parts = 1) const {
-        // Rows of their own, so that nothing lies behind them but what must.
+        // LinearRows of their own, so that nothing lies behind them but what must.
         const Quantized own(k, packed.linear, x.data() + first * packed.width, count, packed.width);
         const int64_t width = packed.linear.blocks * LANES;
         constexpr int64_t gap = 5;  // a stride that is wider than what is written
@@ -69,7 +69,7 @@ struct Case {
     }
 
     static constexpr float SENTINEL = 12345.0f;
-    const Kernels& k;
+    const KernelTable& k;
     Format format;
     Random random;
     std::vector<float> weights, x;
@@ -78,7 +78,7 @@ struct Case {
 };
 
 // 1 to 64 rows of odd shapes; depths beyond the chunk that sums go by (1024).
-void test_values(const Kernels& k) {
+void test_values(const KernelTable& k) {
     const int64_t shapes[][2] = {{1, 1}, {16, 128}, {17, 33}, {40, 200}, {50, 389}, {33, 1100}};
     for (const Format& f : FORMATS) {
         for (const auto& [columns, width] : shapes) {
@@ -103,7 +103,7 @@ void test_values(const Kernels& k) {
 
 // The promise that makes assisted output equal plain output: a row among any number, wherever, has the bits it has
 // alone.
-void test_rows_alone(const Kernels& k) {
+void test_rows_alone(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const int64_t width : {333, 1200, 2300}) {
             const Case c(k, f, 40, width, 70, true, 7);
@@ -126,7 +126,7 @@ void test_rows_alone(const Kernels& k) {
 }
 
 // A prompt: 256 rows, through AMX where this build has it.
-void test_prompt(const Kernels& k) {
+void test_prompt(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         const Case c(k, f, 20, 260, 256, true, 9);
         const std::vector<float> got = c.run(0, 256);
@@ -140,7 +140,7 @@ void test_prompt(const Kernels& k) {
 
 // More blocks and columns than many rows go by at once, and a last part of fewer than 16 rows, of an odd block and of
 // fewer columns: every row has the bits it has alone.
-void test_panels(const Kernels& k) {
+void test_panels(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         const Case c(k, f, 300, 620, 37, true, 11);
         const int64_t stride = c.packed.linear.blocks * LANES;
@@ -154,8 +154,8 @@ void test_panels(const Kernels& k) {
     }
 }
 
-// Rows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
-void test_extremes(const Kernels& k) {
+// LinearRows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
+void test_extremes(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const float sign : {1.0f, -1.0f}) {
             Case c(k, f, 16, 256, 32, false, 1);
@@ -182,7 +182,7 @@ void test_extremes(const Kernels& k) {
 
 // NaN or infinity anywhere in a row is in every output of that row (integers have no such values: the row's scale keeps
 // it), and in none of another row's.
-void test_rows_that_are_no_numbers(const Kernels& k) {
+void test_rows_that_are_no_numbers(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const float bad : {NAN, INFINITY, -INFINITY}) {
             for (const int64_t column : {0, 15, 127, 128, 200, 332}) {
@@ -210,10 +210,10 @@ void test_rows_that_are_no_numbers(const Kernels& k) {
     }
 }
 
-// Kernels compute for more rows than there are, with what an earlier call has left behind them. Nobody sees what comes
-// of it; but where that is numbers so small that the processor has no quick way with them, a few rows take longer than
-// many.
-void test_rows_behind_small_numbers(const Kernels& k) {
+// KernelTable compute for more rows than there are, with what an earlier call has left behind them. Nobody sees what
+// comes of it; but where that is numbers so small that the processor has no quick way with them, a few rows take longer
+// than many.
+void test_rows_behind_small_numbers(const KernelTable& k) {
     constexpr unsigned SMALL_OPERAND = 2, ALL_FLAGS = 0x3f;  // of MXCSR
     for (const Format& f : FORMATS) {
         Case tiny(k, f, 40, 333, 16, true, 3);
@@ -230,7 +230,7 @@ void test_rows_behind_small_numbers(const Kernels& k) {
 
 }  // namespace
 
-void test_linears(const Kernels& k) {
+void test_linears(const KernelTable& k) {
     test_rows_behind_small_numbers(k);
     test_values(k);
     test_rows_alone(k);
@@ -242,10 +242,10 @@ void test_linears(const Kernels& k) {
 
 // A packed image serves every machine, so all levels pack the same bytes; and linears give the same bits on all of
 // them, for few rows and for many, but those of bf16 where their instructions differ.
-void test_levels_agree(const std::vector<const Kernels*>& levels) {
+void test_levels_agree(const std::vector<const KernelTable*>& levels) {
     for (const Format& f : FORMATS) {
         const Case first(*levels[0], f, 40, 333, 64, true, 3);
-        for (const Kernels* k : levels) {
+        for (const KernelTable* k : levels) {
             const Case other(*k, f, 40, 333, 64, true, 3);
             CHECK(!std::memcmp(first.packed.bytes.data(), other.packed.bytes.data(), first.packed.bytes.size()),
                   "%s packed on %s", f.name, k->name);

@@ -9,11 +9,11 @@ using namespace check;
 namespace {
 
 // Each of the library's kernels that this processor can run.
-std::vector<const Kernels*> levels() {
-    std::vector<const Kernels*> found;
+std::vector<const KernelTable*> levels() {
+    std::vector<const KernelTable*> found;
     for (const char* name : {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
         std::string remark;
-        const Kernels* kernels = choose_kernels(name, remark);
+        const KernelTable* kernels = choose_kernels(name, remark);
 #ifdef EMULATED_AMX
         // These are compiled with the instructions of the level below, and with plain arrays for tiles.
         const bool below = !found.empty() && std::string(found.back()->name) == "avx512_bf16";
@@ -41,22 +41,22 @@ int main(int count, char** arguments) {
     } else if (part == "thread-limit") {
         test_thread_limit();
     } else if (part == "levels") {
-        const std::vector<const Kernels*> all = levels();
+        const std::vector<const KernelTable*> all = levels();
         test_levels_agree(all);
         test_rows_agree(all);
         test_attention_agree(all);
     } else {
-        void (*test)(const Kernels&) = part == "packing"     ? test_packing
-                                       : part == "linears"   ? test_linears
-                                       : part == "rows"      ? test_rows
-                                       : part == "attention" ? test_attention
-                                       : part == "model"     ? test_model
-                                       : part == "refusals"  ? test_refusals
-                                       : part == "api"       ? test_api
-                                                             : nullptr;
+        void (*test)(const KernelTable&) = part == "packing"     ? test_packing
+                                           : part == "linears"   ? test_linears
+                                           : part == "rows"      ? test_rows
+                                           : part == "attention" ? test_attention
+                                           : part == "model"     ? test_model
+                                           : part == "refusals"  ? test_refusals
+                                           : part == "api"       ? test_api
+                                                                 : nullptr;
         if (!test) return std::fprintf(stderr, "no part %s\n", part.c_str()), 2;
-        const std::vector<const Kernels*> all = levels();
-        for (const Kernels* kernels : all) {
+        const std::vector<const KernelTable*> all = levels();
+        for (const KernelTable* kernels : all) {
             if (!only.empty() && only != kernels->name) continue;
             // Passes differ by level in the form of their rows only: the first and the last have both.
             if ((part == "model" || part == "refusals" || part == "api") && kernels != all.front() &&

@@ -12,7 +12,7 @@ namespace {
 
 // A prompt up to just before a block's end (the positions before it hold nothing, which is as good as anything), and
 // rows across it: one by one, together, and beside another sequence.
-void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more_threads, bool int8 = false) {
+void check_passes(const KernelTable& k, const Format& f, const Kind& kind, bool more_threads, bool int8 = false) {
     std::vector<float> first_prompt, one_by_one;
     std::vector<uint8_t> first_image;
     const std::vector<int32_t> prompt = some_tokens(70, 1), steps = some_tokens(16, 2), other = some_tokens(5, 3);
@@ -70,7 +70,7 @@ void check_passes(const Kernels& k, const Format& f, const Kind& kind, bool more
 }
 
 // Drafting in one call gives the tokens of single greedy passes, across a block's end, and their probabilities.
-void check_draft(const Kernels& k, const Format& f, const Kind& kind, bool int8 = false) {
+void check_draft(const KernelTable& k, const Format& f, const Kind& kind, bool int8 = false) {
     Fixture x(k, f, kind, f.precision == INT4 && f.group == SCALE_COLUMNS ? 2 : 1, 1, int8);
     const Table table(x, 300);
     x.append(table, 245 - 40, some_tokens(40, 4));
@@ -90,7 +90,7 @@ void check_draft(const Kernels& k, const Format& f, const Kind& kind, bool int8 
 
 // Three drafts in one call are what each is alone, though they end at different places: one by its count, one behind an
 // unsure token, one where its logits hold no number; and they begin with different numbers of rows.
-void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
+void check_drafts(const KernelTable& k, const Format& f, const Kind& kind) {
     Fixture x(k, f, kind, 2);
     constexpr int32_t MOST = 12;
     const std::vector<std::vector<int32_t>> starts = {some_tokens(1, 7), some_tokens(4, 8), some_tokens(2, 9)};
@@ -140,7 +140,7 @@ void check_drafts(const Kernels& k, const Format& f, const Kind& kind) {
 }
 
 // What is chosen is what the logits of the same pass say, in whatever rows; NaN is told of its row alone.
-void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
+void check_choices(const KernelTable& k, const Format& f, const Kind& kind) {
     for (int threads = 1; threads <= 3; threads++) {
         Fixture x(k, f, kind, threads);
         const Table table(x, 300), second(x, 20);
@@ -188,7 +188,7 @@ void check_choices(const Kernels& k, const Format& f, const Kind& kind) {
 
 // Of many rows, those without wanted logits end early in the last layer: the others have the bits they have without
 // that, and so has what later rows see of them.
-void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
+void check_wanted(const KernelTable& k, const Format& f, const Kind& kind) {
     Fixture x(k, f, kind, 2);
     const std::vector<int32_t> tokens = some_tokens(40, 15), next = some_tokens(1, 16);
     const size_t stride = (VOCAB + LANES - 1) / LANES * LANES;
@@ -215,7 +215,7 @@ void check_wanted(const Kernels& k, const Format& f, const Kind& kind) {
 }
 
 // A row of several sequences that share blocks has the bits of sequences of their own; and a copied block is the same.
-void check_sharing(const Kernels& k, const Format& f, const Kind& kind, int nodes, bool int8 = false) {
+void check_sharing(const KernelTable& k, const Format& f, const Kind& kind, int nodes, bool int8 = false) {
     Fixture x(k, f, kind, 3, nodes, int8);
     const std::vector<int32_t> text = some_tokens(290, 13), steps = some_tokens(2, 14);
     const Table table(x, 300);
@@ -236,7 +236,7 @@ void check_sharing(const Kernels& k, const Format& f, const Kind& kind, int node
 
 // Passes of one text whose number of threads changes: a number that bits depend on, or work that nobody does because it
 // is shared among more threads than there are.
-void check_threads(const Kernels& k, const Format& f, const Kind& kind, int nodes) {
+void check_threads(const KernelTable& k, const Format& f, const Kind& kind, int nodes) {
     Fixture x(k, f, kind, 3, nodes), one(k, f, kind, 1);
     const std::vector<int32_t> text = some_tokens(30, 15);
     const Table table(x, 60), expected(one, 60);
@@ -261,9 +261,9 @@ void check_threads(const Kernels& k, const Format& f, const Kind& kind, int node
     }
 }
 
-// Rows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each takes
-// the blocks that it has on its own memory node: whole heads, or some of each.
-void check_runs(const Kernels& k) {
+// LinearRows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each
+// takes the blocks that it has on its own memory node: whole heads, or some of each.
+void check_runs(const KernelTable& k) {
     const Kind kind = {"no rotation", 0, [](UniformSpec& s) { s.rotary_dim = s.rotary_tables = 0; }};
     const std::vector<int32_t> text = some_tokens(20, 17);
     std::vector<float> first;
@@ -281,12 +281,12 @@ void check_runs(const Kernels& k) {
 
 // Slices and owners: every block of every linear has one thread, gate and up stay together, and only they: one that has
 // more blocks than it must is who all others wait for.
-void check_division(const Kernels& k) {
+void check_division(const KernelTable& k) {
     for (const Kind& kind : KINDS) {
         const Fixture x(k, FORMATS[3], kind, 1);
         for (int threads = 1; threads <= 9; threads++) {
-            const Model& model = *x.model;
-            const Layer& layer = model.layers[1];
+            const PackedModel& model = *x.model;
+            const PackedLayer& layer = model.layers[1];
             const bool experts = layer.mlp.experts;
             const Linear &up = experts ? layer.experts[1].up : layer.up,
                          &down = experts ? layer.experts[1].down : layer.down;
@@ -370,7 +370,7 @@ void check_blocks(const Fixture& x, const char* name, Precision stored) {
     CHECK(holds(0, 0) && holds(1, 0), "%s: discarded", name);
 }
 
-void check_blocks(const Kernels& k) {
+void check_blocks(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         const Fixture x(k, f, KINDS[0], 2);
         for (const Precision stored : {FP32, BF16, INT8}) {
@@ -379,7 +379,7 @@ void check_blocks(const Kernels& k) {
     }
 }
 
-void check_embedding(const Kernels& k) {
+void check_embedding(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const Kind& kind : KINDS) {
             const Fixture x(k, f, kind, 2);
@@ -422,7 +422,7 @@ void check_checksum() {
 
 }  // namespace
 
-void test_model(const Kernels& k) {
+void test_model(const KernelTable& k) {
     for (const Format& f : FORMATS) {
 #ifdef __SANITIZE_THREAD__
         if (f.precision == BF16 || f.group != SCALE_COLUMNS) continue;  // the races are the same, and it is slow

@@ -67,9 +67,9 @@ int file_of(const std::vector<uint8_t>& image) {
     return file;
 }
 
-std::vector<const Linear*> linears_of(const Model& model) {
+std::vector<const Linear*> linears_of(const PackedModel& model) {
     std::vector<const Linear*> all = {&model.head, &model.project_in, &model.project_out};
-    for (const Layer& layer : model.layers) {
+    for (const PackedLayer& layer : model.layers) {
         all.insert(all.end(), {&layer.qkv, &layer.output, &layer.up, &layer.down, &layer.router});
         for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
     }
@@ -79,7 +79,7 @@ std::vector<const Linear*> linears_of(const Model& model) {
 // Each block lies on the node of the thread whose slice has it, and huge pages have blocks of one node, and nothing
 // else.
 std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
-    const Model& model = *x.model;
+    const PackedModel& model = *x.model;
     std::map<uintptr_t, int> pages;  // the node of each
     std::set<const uint8_t*> blocks;
     const auto note = [&](const void* from, int64_t bytes, int node) {
@@ -106,7 +106,7 @@ std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
 }
 
 // What memory follows changes neither the image nor any bit, and an image goes from any number of nodes to any other.
-void check_image(const Kernels& k, const Format& f, const Kind& kind) {
+void check_image(const KernelTable& k, const Format& f, const Kind& kind) {
     Fixture one(k, f, kind, 2);
     pack_again(one, one.pool);
     const std::vector<uint8_t> image = image_of(*one.model);
@@ -128,9 +128,10 @@ void check_image(const Kernels& k, const Format& f, const Kind& kind) {
         };
         same("packed", {&x.pool, &other, &one.pool});
         check_pages(x, nodes);
-        CHECK(x.model->adopt(x.pool, file, HEADER, Model::MAP), "%s: mapped", f.name);
+        CHECK(x.model->adopt(x.pool, file, HEADER, PackedModel::MAP), "%s: mapped", f.name);
         same("mapped", {&x.pool});
-        CHECK(x.model->adopt(x.pool, file, HEADER, nodes == 2 ? Model::COPY : Model::SETTLE), "%s: copied", f.name);
+        CHECK(x.model->adopt(x.pool, file, HEADER, nodes == 2 ? PackedModel::COPY : PackedModel::SETTLE), "%s: copied",
+              f.name);
         same("copied", {&x.pool});
         check_pages(x, nodes);
     }
@@ -138,7 +139,7 @@ void check_image(const Kernels& k, const Format& f, const Kind& kind) {
 }
 
 // A table that another model has is no longer in memory, and everything else is.
-void check_shared_table(const Kernels& k) {
+void check_shared_table(const KernelTable& k) {
     Fixture one(k, FORMATS[2], KINDS[0], 1), x(k, FORMATS[2], KINDS[0], 3, 2);
     const std::vector<float> expected = logits_of(one, one.pool);
     CHECK(x.model->share_table(one.model), "shared");
@@ -147,7 +148,7 @@ void check_shared_table(const Kernels& k) {
 
 // Which weights and copies of rows the threads of a pass read: kernels that look at what they are given.
 struct Watch {
-    const Kernels* kernels = nullptr;
+    const KernelTable* kernels = nullptr;
     const Activations* activations = nullptr;
     std::map<uintptr_t, int> pages;  // of weights: the node of each
     bool delta = false;              // whether all threads read what all of them made
@@ -177,17 +178,17 @@ void look(const void* at) {
     }
 }
 
-Kernels watched(const Kernels& k) {
-    Kernels looking = k;
-    looking.linear = [](const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
-                        int64_t stride) {
+KernelTable watched(const KernelTable& k) {
+    KernelTable looking = k;
+    looking.linear = [](const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
+                        float* out, int64_t stride) {
         look(in.values), look(in.scales), look(in.negated_sums), look(in.tiles);
         const uintptr_t place = uintptr_t(weights_of(linear, first)) / HUGE_PAGE;
         (watch.pages.at(place) == here ? watch.right : watch.wrong_weights)++;
         watch.kernels->linear(linear, in, rows, first, last, out, stride);
     };
     looking.quantize = [](Precision precision, int32_t group, const float* x, int64_t width, int64_t first,
-                          int64_t last, int64_t row, const Rows& to) {
+                          int64_t last, int64_t row, const LinearRows& to) {
         look(x);
         watch.kernels->quantize(precision, group, x, width, first, last, row, to);
     };
@@ -205,8 +206,8 @@ Kernels watched(const Kernels& k) {
 
 // Threads read the weights and the copies of their own node: of another's, whose bits are the same, nothing else would
 // tell.
-void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
-    const Kernels looking = watched(k);
+void check_copies(const KernelTable& k, const Format& f, const Kind& kind) {
+    const KernelTable looking = watched(k);
     Fixture x(looking, f, kind, 3, 2);
     watch.kernels = &k, watch.activations = &x.activations;
     watch.pages = check_pages(x, 2);
@@ -229,7 +230,7 @@ void check_copies(const Kernels& k, const Format& f, const Kind& kind) {
 
 }  // namespace
 
-void test_nodes(const Kernels& k) {
+void test_nodes(const KernelTable& k) {
     for (const Format& f : FORMATS) {
 #ifdef __SANITIZE_THREAD__
         if (f.precision != INT8) continue;

@@ -85,7 +85,7 @@ void check_column(const Format& f, const Packed& packed, const float* x, int64_t
     }
 }
 
-void test_shapes(const Kernels& k) {
+void test_shapes(const KernelTable& k) {
     Random random(1);
     const int64_t shapes[][2] = {{1, 1}, {16, 128}, {17, 33}, {40, 200}, {33, 300}};
     for (const Format& f : FORMATS) {
@@ -103,7 +103,7 @@ void test_shapes(const Kernels& k) {
 }
 
 // fp16 and bf16 tensors, whose rows lie further apart than they are wide, become what their values are in fp32.
-void test_sources(const Kernels& k) {
+void test_sources(const KernelTable& k) {
     Random random(2);
     constexpr int64_t columns = 13, width = 70, stride = 75;
     for (const SourceType type : {SOURCE_F16, SOURCE_BF16}) {
@@ -132,7 +132,7 @@ void test_sources(const Kernels& k) {
 }
 
 // Blocks as GGUF's Q4_0 makes them (32 values of d · (q - 8), d in fp16 and of either sign) keep every bit.
-void test_q4_0(const Kernels& k) {
+void test_q4_0(const KernelTable& k) {
     Random random(3);
     constexpr int64_t columns = 16, width = 512;
     std::vector<float> source(columns * width);
@@ -152,7 +152,7 @@ void test_q4_0(const Kernels& k) {
 }
 
 // Blocks in MXFP4 keep every bit, whatever of its values they hold: scales from 2^-125 to 2^125, and none but zeros.
-void test_mxfp4_stays(const Kernels& k) {
+void test_mxfp4_stays(const KernelTable& k) {
     Random random(13);
     constexpr int64_t columns = 48, width = 8 * 32;
     const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
@@ -174,7 +174,7 @@ void test_mxfp4_stays(const Kernels& k) {
 }
 
 // The searched clip must be worth its name: on normal values it is better than minimum and maximum by several percent.
-void test_search(const Kernels& k) {
+void test_search(const KernelTable& k) {
     Random random(4);
     constexpr int64_t columns = 64, width = 1024;
     const std::vector<float> source = normal_values(random, columns * width);
@@ -194,7 +194,7 @@ void test_search(const Kernels& k) {
 }
 
 // Groups that leave a quantizer little to work with.
-void test_hard_values(const Kernels& k) {
+void test_hard_values(const KernelTable& k) {
     constexpr int64_t columns = int64_t(std::size(HARD)), width = 128;
     std::vector<float> source;
     for (const auto& row : HARD) {
@@ -223,7 +223,7 @@ void test_hard_values(const Kernels& k) {
 
 // A weight that is no number is said while it is packed: NaN became a group of zeros in int4, and a large number in
 // int8.
-void test_weights_that_are_no_numbers(const Kernels& k) {
+void test_weights_that_are_no_numbers(const KernelTable& k) {
     constexpr int64_t columns = 16, width = 200;
     Buffer<float> exact(columns * width), out(columns * width), scales(LANES), scratch(256 * (LANES + 2));
     Buffer<uint16_t> halves(columns * width);
@@ -262,7 +262,7 @@ void test_weights_that_are_no_numbers(const Kernels& k) {
 }
 
 // fp32 to bf16 and back through the kernels for tables: ties, infinities, NaN, and the largest value.
-void test_narrow(const Kernels& k) {
+void test_narrow(const KernelTable& k) {
     std::vector<uint32_t> bits;
     for (const uint32_t high : {0x3f80u, 0x3f81u, 0xbf80u, 0xc2c9u, 0x7f7fu, 0x0080u, 0x8080u}) {
         for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) bits.push_back(high << 16 | low);
@@ -291,7 +291,7 @@ void test_narrow(const Kernels& k) {
 
 }  // namespace
 
-Packed::Packed(const Kernels& k, const Format& format, const std::vector<float>& source, int64_t columns_,
+Packed::Packed(const KernelTable& k, const Format& format, const std::vector<float>& source, int64_t columns_,
                int64_t width_, const std::vector<float>& bias)
     : columns(columns_),
       width(width_),
@@ -344,7 +344,7 @@ double Packed::weight(int64_t column, int64_t k) const {
     }
 }
 
-void test_packing(const Kernels& k) {
+void test_packing(const KernelTable& k) {
     test_shapes(k);
     test_sources(k);
     test_q4_0(k);

@@ -17,15 +17,15 @@ PassShape model_of(const AttentionShape& attention, int64_t hidden = 64) {
     return {hidden, false, {attention}, {0, 0}};
 }
 
-struct Rows {
+struct SequenceRows {
     int32_t start, count;
 };
 
-PassPlan plan_of(const PassShape& shape, int threads, const std::vector<Rows>& sequences,
+PassPlan plan_of(const PassShape& shape, int threads, const std::vector<SequenceRows>& sequences,
                  std::vector<int32_t> logit_rows = {}, bool several_nodes = false) {
     std::vector<Segment> segments;
     size_t rows = 0;
-    for (const Rows& each : sequences) {
+    for (const SequenceRows& each : sequences) {
         Segment s{};
         s.start = each.start, s.rows = each.count;
         segments.push_back(s), rows += size_t(each.count);
@@ -91,7 +91,7 @@ void check_random_plans() {
     for (int turn = 0; turn < 400; turn++) {
         const int32_t kv_heads = 1 + random.below(4), window = random.below(3) ? 0 : 1 + random.below(700);
         const PassShape shape = model_of(shape_of(kv_heads * (1 + random.below(3)), kv_heads, 64, window));
-        std::vector<Rows> sequences;
+        std::vector<SequenceRows> sequences;
         const int32_t most = turn % 2 ? 4 : 90;
         for (int32_t i = 0; i < 1 + random.below(4); i++)
             sequences.push_back({random.below(9000), 1 + random.below(most)});

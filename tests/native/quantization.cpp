@@ -30,7 +30,7 @@ void check_integers(const Quantized& q, const float* x, int64_t rows, int64_t wi
     }
 }
 
-void test_quantize(const Kernels& k) {
+void test_quantize(const KernelTable& k) {
     Random random(1);
     for (const Format& f : FORMATS) {
         for (const int64_t width : {1, 17, 128, 200, 389}) {
@@ -67,7 +67,7 @@ void test_quantize(const Kernels& k) {
 }
 
 // A maximum of floats drops NaN, wherever it is but last: then it became -128 or what is beside it.
-void test_spans_that_are_no_numbers(const Kernels& k) {
+void test_spans_that_are_no_numbers(const KernelTable& k) {
     Random random(7);
     for (const Format& f : FORMATS) {
         if (f.precision == FP32 || f.precision == BF16) continue;
@@ -87,9 +87,10 @@ void test_spans_that_are_no_numbers(const Kernels& k) {
     }
 }
 
-// Rows as OPT above 6B has them: a few channels sixty times larger than the rest (Dettmers et al. 2022, LLM.int8(),
-// section 4). One scale a row rounds all other channels away; one for every 128 columns only those in their spans.
-void test_outliers(const Kernels& k) {
+// LinearRows as OPT above 6B has them: a few channels sixty times larger than the rest (Dettmers et al. 2022,
+// LLM.int8(), section 4). One scale a row rounds all other channels away; one for every 128 columns only those in their
+// spans.
+void test_outliers(const KernelTable& k) {
     constexpr int64_t width = 4096, columns = 64;
     Random random(6);
     std::vector<float> x = normal_row(random, width), weights = normal_row(random, width * columns);
@@ -125,7 +126,7 @@ void test_outliers(const Kernels& k) {
 
 }  // namespace
 
-Quantized::Quantized(const Kernels& k, const Linear& linear, const float* x, int64_t count, int64_t width)
+Quantized::Quantized(const KernelTable& k, const Linear& linear, const float* x, int64_t count, int64_t width)
     : precision(linear.precision),
       group(linear.group),
       bytes_each(precision == FP32   ? 4
@@ -150,7 +151,7 @@ double Quantized::value(int64_t row, int64_t column) const {
     return int8_t(*from) * double(scales[size_t(row * (rows.depth / SCALE_COLUMNS) + column / SCALE_COLUMNS)]);
 }
 
-void test_quantization(const Kernels& k) {
+void test_quantization(const KernelTable& k) {
     test_quantize(k);
     test_spans_that_are_no_numbers(k);
     test_outliers(k);

@@ -9,7 +9,7 @@ namespace check {
 namespace {
 
 // A sequence whose rows became NaN is as good as new once it is used again from the start.
-void check_poisoned_cache(const Kernels& k) {
+void check_poisoned_cache(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         Fixture x(k, f, KINDS[0], 2);
         const Table used(x, 300), fresh(x, 300);
@@ -44,7 +44,7 @@ std::string refused(F&& f) {
     } while (0)
 
 // A draft that meets NaN ends with -1 and not with token 0, whichever thread's slice holds it; the next draft is right.
-void check_draft_of_no_numbers(const Kernels& k) {
+void check_draft_of_no_numbers(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const int threads : {1, 3}) {
             Fixture x(k, f, KINDS[0], threads);
@@ -67,17 +67,17 @@ void check_draft_of_no_numbers(const Kernels& k) {
 }
 
 // What no model can be is refused before sizes are divided or multiplied.
-void check_specs(const Kernels& k) {
+void check_specs(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&)) {
         UniformSpec spec = base_spec(FORMATS[3]);
         change(spec);
-        Model(spec.model(), spec.layer_specs().data(), &k);
+        PackedModel(spec.model(), spec.layer_specs().data(), &k);
     };
     const auto make_last = [&](void (*change)(LayerSpec&)) {
         const UniformSpec spec = base_spec(FORMATS[3]);
         std::vector<LayerSpec> layers = spec.layer_specs();
         change(layers.back());
-        Model(spec.model(), layers.data(), &k);
+        PackedModel(spec.model(), layers.data(), &k);
     };
     make([](UniformSpec&) {});
     CHECK_REFUSED("num_hidden_layers is 0", make([](UniformSpec& s) { s.layers = 0; }));
@@ -130,11 +130,11 @@ void check_specs(const Kernels& k) {
 }
 
 // Sizes that are allowed each, and whose product is more than 64 bits hold, are refused when they are added up.
-void check_sums(const Kernels& k) {
+void check_sums(const KernelTable& k) {
     const auto make = [&](void (*change)(UniformSpec&)) {
         UniformSpec spec = base_spec(FORMATS[0]);
         change(spec);
-        return Model(spec.model(), spec.layer_specs().data(), &k).image_bytes();
+        return PackedModel(spec.model(), spec.layer_specs().data(), &k).image_bytes();
     };
     CHECK_REFUSED("more than 2^60 bytes", make([](UniformSpec& s) {
                       s.layers = 1000, s.experts = 1024, s.experts_per_token = 1;
@@ -149,12 +149,12 @@ void check_sums(const Kernels& k) {
 }
 
 // Weights: memory first, the shapes of this model, all of them before a pass, and numbers.
-void check_weights(const Kernels& k) {
+void check_weights(const KernelTable& k) {
     Pool pool(2, nullptr);
     for (const Format& f : FORMATS) {
         for (const Kind& kind : KINDS) {
             const KindSpec spec(f, kind);
-            Model model(spec.model, spec.layers.data(), &k);
+            PackedModel model(spec.model, spec.layers.data(), &k);
             const std::vector<Shape> all = shapes(spec.model, spec.layers);
             std::vector<float> values(size_t((POSITIONS + 2) * 200), 0.1f);
             const auto pack = [&](const Shape& s, int32_t index, int64_t rows, int64_t columns) {
@@ -203,8 +203,8 @@ void check_weights(const Kernels& k) {
     }
 }
 
-// Rows outside of what there is: read out of bounds before, or written.
-void check_batches(const Kernels& k) {
+// LinearRows outside of what there is: read out of bounds before, or written.
+void check_batches(const KernelTable& k) {
     for (const Kind& kind : KINDS) {
         Fixture x(k, FORMATS[3], kind, 2);
         const Fixture other(k, FORMATS[3], KINDS[&kind == KINDS + 2 ? 0 : 2], 1);
@@ -286,8 +286,8 @@ void check_batches(const Kernels& k) {
         const int32_t beyond[] = {0, 23};
         CHECK_REFUSED("block 23 of a pool of 23", x.blocks->discard(beyond, 2));
         const KindSpec spec(FORMATS[3], kind);
-        const auto made_empty = std::make_shared<Model>(spec.model, spec.layers.data(), &k);
-        Model& empty = *made_empty;
+        const auto made_empty = std::make_shared<PackedModel>(spec.model, spec.layers.data(), &k);
+        PackedModel& empty = *made_empty;
         CHECK_REFUSED("keys of int8 for a model without weights", Blocks(made_empty, 1, INT8));
         const PassRequest made = x.make_pass({1}, {0}, {&table}, logits.data());
         const Batch& batch = made.batch;
@@ -298,11 +298,11 @@ void check_batches(const Kernels& k) {
 }
 
 // Weights in 4 bits that come with scales of their own, and orders of columns.
-void check_stored_weights(const Kernels& k) {
+void check_stored_weights(const KernelTable& k) {
     Pool pool(2, nullptr);
     UniformSpec spec = base_spec(FORMATS[3]);
     spec.ordered = 1;
-    Model model(spec.model(), spec.layer_specs().data(), &k);
+    PackedModel model(spec.model(), spec.layer_specs().data(), &k);
     const std::vector<uint8_t> values(40 * 40, 7), zeros(40 * 2, 8);
     std::vector<float> scales(40 * 2, 0.5f);
     const auto pack = [&] {
@@ -332,7 +332,7 @@ void check_stored_weights(const Kernels& k) {
 
 }  // namespace
 
-void test_refusals(const Kernels& k) {
+void test_refusals(const KernelTable& k) {
     check_poisoned_cache(k);
     check_draft_of_no_numbers(k);
     check_specs(k);

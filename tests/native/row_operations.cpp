@@ -10,7 +10,7 @@ namespace {
 // ---- norms, sums, activations
 
 // Values whose squares overflow are no row of zeros.
-void test_norms_that_overflow(const Kernels& k) {
+void test_norms_that_overflow(const KernelTable& k) {
     for (const bool rms : {true, false}) {
         for (const float bad : {1e25f, INFINITY, NAN}) {
             Buffer<float> x(40, 1.0f), out(40);
@@ -22,7 +22,7 @@ void test_norms_that_overflow(const Kernels& k) {
     }
 }
 
-void test_normalize(const Kernels& k) {
+void test_normalize(const KernelTable& k) {
     Random random(2);
     for (const int64_t size : {1, 7, 16, 60, 128, 1029}) {
         for (int kind = 0; kind < 8; kind++) {
@@ -51,7 +51,7 @@ void test_normalize(const Kernels& k) {
     }
 }
 
-void test_add_and_convert(const Kernels& k) {
+void test_add_and_convert(const KernelTable& k) {
     Random random(3);
     for (int64_t size = 1; size < 70; size += 4) {
         Buffer<float> x(static_cast<size_t>(size)), y(x.size()), sum(x.size());
@@ -82,7 +82,7 @@ double exact_activation(Activation kind, double x) {
     }
 }
 
-void test_activations(const Kernels& k) {
+void test_activations(const KernelTable& k) {
     std::vector<float> values;
     for (float x = -30; x <= 30; x += 0.013f) values.push_back(x);
     for (const float size : {0.0f, 1e-45f, 1e-38f, 1e-20f, 1e-4f, 50.0f, 87.0f, 88.5f, 90.0f, 104.0f, 1e3f, 1e4f, 1e7f,
@@ -121,7 +121,7 @@ void test_activations(const Kernels& k) {
 }
 
 // gpt-oss: values of gate and up below, within and beyond the limits, and none that is no number.
-void test_clamped_swiglu(const Kernels& k) {
+void test_clamped_swiglu(const KernelTable& k) {
     const float some[] = {-FLT_MAX, -1e4f, -60.0f, -7.01f, -7.0f, -6.9f, -1.0f, -1e-20f,
                           0.0f,     0.3f,  2.5f,   6.99f,  7.0f,  7.01f, 1e10f, INFINITY};
     Buffer<float> in(2 * LANES), out(LANES);
@@ -144,7 +144,7 @@ void test_clamped_swiglu(const Kernels& k) {
     }
 }
 
-void test_rotary(const Kernels& k) {
+void test_rotary(const KernelTable& k) {
     Random random(4);
     for (const int32_t size : {2, 10, 64, 80, 128}) {
         Buffer<float> x(static_cast<size_t>(size)), cosine(x.size()), sine(x.size());
@@ -166,7 +166,7 @@ void test_rotary(const Kernels& k) {
 
 // ---- arg-max
 
-void test_soft_cap(const Kernels& k) {
+void test_soft_cap(const KernelTable& k) {
     Buffer<float> x(203);
     for (size_t i = 0; i < x.size(); i++) x[i] = float(int(i) - 100) * (i % 2 ? 0.7f : 1e-3f);
     x[7] = NAN, x[8] = INFINITY, x[9] = -FLT_MAX;
@@ -179,7 +179,7 @@ void test_soft_cap(const Kernels& k) {
     }
 }
 
-void test_argmax(const Kernels& k) {
+void test_argmax(const KernelTable& k) {
     Random random(5);
     for (const int64_t size : {1, 2, 15, 16, 17, 100, 4099}) {
         for (int round = 0; round < 40; round++) {
@@ -205,7 +205,7 @@ void test_argmax(const Kernels& k) {
 }
 
 // What all kernels for rows make of the same values, those that are no numbers among them.
-std::vector<float> results_for_rows(const Kernels& k) {
+std::vector<float> results_for_rows(const KernelTable& k) {
     std::vector<float> results;
     const auto keep = [&](const Buffer<float>& made) {
         results.insert(results.end(), made.data(), made.data() + made.size());
@@ -252,10 +252,10 @@ std::vector<float> results_for_rows(const Kernels& k) {
 }  // namespace
 
 // Every level gives the same bits, whatever its vectors are; NaN is NaN by any bits.
-void test_rows_agree(const std::vector<const Kernels*>& levels) {
+void test_rows_agree(const std::vector<const KernelTable*>& levels) {
     if (levels.empty()) return;
     const std::vector<float> expected = results_for_rows(*levels[0]);
-    for (const Kernels* k : levels) {
+    for (const KernelTable* k : levels) {
         const std::vector<float> got = results_for_rows(*k);
         CHECK(got.size() == expected.size(), "%zu results on %s", got.size(), k->name);
         for (size_t i = 0; i < got.size(); i++) {
@@ -265,7 +265,7 @@ void test_rows_agree(const std::vector<const Kernels*>& levels) {
     }
 }
 
-void test_rows(const Kernels& k) {
+void test_rows(const KernelTable& k) {
     test_quantization(k);
     test_norms_that_overflow(k);
     test_normalize(k);

@@ -145,7 +145,7 @@ const Kind KINDS[] = {
      }},
 };
 
-// A weight: its place as Model::pack takes it, and its shape.
+// A weight: its place as PackedModel::pack takes it, and its shape.
 struct Shape {
     Slot slot;
     int32_t layer;  // -1: outside of layers
@@ -231,7 +231,7 @@ inline std::vector<int32_t> spread(int threads, int nodes) {
 }
 
 // The image of a model, read in pieces of so many bytes.
-inline std::vector<uint8_t> image_of(const Model& model, int64_t piece = 1 << 20) {
+inline std::vector<uint8_t> image_of(const PackedModel& model, int64_t piece = 1 << 20) {
     std::vector<uint8_t> image;
     Buffer<uint8_t> buffer{size_t(piece)};
     for (int64_t start = 0; start < model.image_bytes(); start += piece) {
@@ -245,12 +245,12 @@ inline std::vector<uint8_t> image_of(const Model& model, int64_t piece = 1 << 20
 struct Fixture {
     static constexpr int32_t BLOCKS = 23;
 
-    Fixture(const Kernels& k, const Format& f, const Kind& kind, int threads, int nodes = 1, bool int8 = false)
+    Fixture(const KernelTable& k, const Format& f, const Kind& kind, int threads, int nodes = 1, bool int8 = false)
         : pool(threads, nullptr, spread(threads, nodes)),
           cosine(POSITIONS * 32),
           sine(POSITIONS * 32) {
         const KindSpec spec(f, kind);
-        model = std::make_shared<Model>(spec.model, spec.layers.data(), &k);
+        model = std::make_shared<PackedModel>(spec.model, spec.layers.data(), &k);
         model->allocate(pool);
         program = std::make_unique<Program>(*model);
         Random random(1);
@@ -367,7 +367,7 @@ struct Fixture {
     Pool pool;
     int32_t threads = 0;  // of its passes; 0: all
     Activations activations;
-    std::shared_ptr<Model> model;
+    std::shared_ptr<PackedModel> model;
     std::unique_ptr<Program> program;
     std::unique_ptr<Blocks> blocks;
     int32_t taken = 0;  // of them

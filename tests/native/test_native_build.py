@@ -27,6 +27,12 @@ ROOT = Path(__file__).parents[2]
 FALLBACK = "ipex" if HAS_IPEX else "torch"
 
 
+@pytest.fixture(autouse=True)
+def _no_kept_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds by fake compilers take nothing from the cache of this run, and leave nothing there."""
+    monkeypatch.delenv(build.CACHE_VARIABLE, raising=False)
+
+
 # ---- compilers that do not serve
 
 

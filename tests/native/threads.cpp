@@ -66,9 +66,9 @@ void test_fewer_threads() {
         rounds(pool, 3);
         std::this_thread::sleep_for(std::chrono::milliseconds(4));
         for (const int team : {3, 1, threads, 2, threads}) rounds(pool, 1, team);
-        const Statistics before = pool.statistics();
+        const PoolStatistics before = pool.statistics();
         rounds(pool, 5, 2), rounds(pool, 4, 3);
-        const Statistics after = pool.statistics();
+        const PoolStatistics after = pool.statistics();
         CHECK(after.barriers - before.barriers == 18 && after.waits - before.waits == 44, "%lu barriers, %lu waits",
               (unsigned long)(after.barriers - before.barriers), (unsigned long)(after.waits - before.waits));
     }

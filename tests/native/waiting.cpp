@@ -124,7 +124,7 @@ void test_parking() {
         const std::vector<int32_t> nodes = nodes_of(counts);
         const int threads = int(nodes.size());
         Pool pool(threads, nullptr, nodes);
-        const Statistics before = pool.statistics();
+        const PoolStatistics before = pool.statistics();
         Time waited{0};
         pool.run([&](int thread) {
             for (int i = 0; i < 5; i++) {
@@ -134,7 +134,7 @@ void test_parking() {
                 if (thread == 0) waited += processor_time() - started;
             }
         });
-        const Statistics after = pool.statistics();
+        const PoolStatistics after = pool.statistics();
         CHECK(waited < milliseconds(30), "%ld ns of processor time in 100 ms of waiting", long(waited.count()));
         CHECK(after.runs - before.runs == 1 && after.barriers - before.barriers == 5, "%lu runs, %lu barriers",
               (unsigned long)after.runs, (unsigned long)after.barriers);

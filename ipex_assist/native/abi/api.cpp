@@ -37,7 +37,7 @@ struct Buffers {
 // The model itself is shared with what needs it for longer than this handle: blocks of its keys and values, and models
 // that look tokens up in its table.
 struct Handle {
-    std::shared_ptr<Model> model;
+    std::shared_ptr<PackedModel> model;
     Program program{*model};
     Leased<Buffers> buffers{};
 };
@@ -49,7 +49,7 @@ public:
         : handle_(*static_cast<const Handle*>(handle)),
           lease_(static_cast<Handle*>(handle)->buffers) {}
 
-    const Model& model() const { return *handle_.model; }
+    const PackedModel& model() const { return *handle_.model; }
     const Program& program() const { return handle_.program; }
     Buffers& buffers() const { return *lease_; }
 
@@ -58,7 +58,7 @@ private:
     const Lease<Buffers> lease_;
 };
 
-Model& model_of(void* handle) { return *static_cast<Handle*>(handle)->model; }
+PackedModel& model_of(void* handle) { return *static_cast<Handle*>(handle)->model; }
 
 // Runs f; where it throws, keeps the message and returns `failed`.
 template <class T, class F>
@@ -138,13 +138,15 @@ IPEX_ASSIST_API const char* ia_last_error() { return last_error; }
 IPEX_ASSIST_API const void* ia_kernels(const char* limit) {
     return guarded<const void*>(nullptr, [&] {
         std::string remark;
-        const Kernels* kernels = choose_kernels(limit, remark);
+        const KernelTable* kernels = choose_kernels(limit, remark);
         remember(remark.c_str());
         return kernels;
     });
 }
 
-IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) { return static_cast<const Kernels*>(kernels)->name; }
+IPEX_ASSIST_API const char* ia_kernels_name(const void* kernels) {
+    return static_cast<const KernelTable*>(kernels)->name;
+}
 
 IPEX_ASSIST_API void* ia_pool_new(int32_t threads, const int32_t* cpus) {
     return guarded<void*>(
@@ -167,7 +169,7 @@ IPEX_ASSIST_API int32_t ia_memory_nodes(const int32_t* cpus, int32_t count) {
 // Runs, barriers, and what all threads waited and parked at them, since the pool was made.
 IPEX_ASSIST_API int32_t ia_pool_statistics(void* pool, uint64_t* out) {
     return guarded(-1, [&] {
-        const Statistics found = static_cast<Pool*>(pool)->statistics();
+        const PoolStatistics found = static_cast<Pool*>(pool)->statistics();
         out[0] = found.runs, out[1] = found.barriers, out[2] = found.waits, out[3] = found.parks;
         return 0;
     });
@@ -194,20 +196,20 @@ IPEX_ASSIST_API int32_t ia_checksum(void* handle, void* pool, uint64_t* sum) {
     return guarded(-1, [&] { return *sum = model_of(handle).checksum(*static_cast<Pool*>(pool)), 0; });
 }
 
-// See Model: layers (spec->layers).
+// See PackedModel: layers (spec->layers).
 IPEX_ASSIST_API void* ia_model_new(const void* kernels, const ModelSpec* spec, const LayerSpec* layers) {
     return guarded<void*>(nullptr, [&] {
-        return new Handle{std::make_shared<Model>(*spec, layers, static_cast<const Kernels*>(kernels))};
+        return new Handle{std::make_shared<PackedModel>(*spec, layers, static_cast<const KernelTable*>(kernels))};
     });
 }
 
 IPEX_ASSIST_API void ia_model_delete(void* handle) { delete static_cast<Handle*>(handle); }
 IPEX_ASSIST_API int64_t ia_model_bytes(void* handle) { return model_of(handle).image_bytes(); }
 
-// See Model::image; null where there is none, or less of it.
+// See PackedModel::image; null where there is none, or less of it.
 IPEX_ASSIST_API const void* ia_model_image(void* handle, int64_t offset, int64_t bytes, void* buffer) {
     return guarded<const void*>(nullptr, [&] {
-        const Model& model = model_of(handle);
+        const PackedModel& model = model_of(handle);
         if (!model.has_memory() || offset < 0 || bytes < 1 || bytes > model.image_bytes() - offset) {
             refuse("%lld bytes from %lld on of an image of %lld", (long long)bytes, (long long)offset,
                    (long long)model.image_bytes());
@@ -224,8 +226,8 @@ IPEX_ASSIST_API int32_t ia_model_allocate(void* handle, void* pool) {
 // -1 failed.
 IPEX_ASSIST_API int32_t ia_model_adopt(void* handle, void* pool, int32_t file, int64_t offset, int32_t how) {
     return guarded(-1, [&] {
-        Model& model = model_of(handle);
-        return model.adopt(*static_cast<Pool*>(pool), file, offset, Model::Adoption(how)) ? 0 : 1;
+        PackedModel& model = model_of(handle);
+        return model.adopt(*static_cast<Pool*>(pool), file, offset, PackedModel::Adoption(how)) ? 0 : 1;
     });
 }
 
@@ -251,17 +253,17 @@ IPEX_ASSIST_API int32_t ia_model_pack(void* handle, void* pool, int32_t slot, in
     });
 }
 
-// Weights that are quantized already, see Model::pack_int4. Likewise 0, 1, 2 or -1.
+// Weights that are quantized already, see PackedModel::pack_int4. Likewise 0, 1, 2 or -1.
 IPEX_ASSIST_API int32_t ia_model_pack_int4(void* handle, void* pool, int32_t slot, int32_t index, const uint8_t* values,
                                            const float* scales, const uint8_t* zeros, int64_t columns, int64_t width) {
     return guarded_numbers(2, [&] {
-        Model& model = model_of(handle);
+        PackedModel& model = model_of(handle);
         Pool& threads = *static_cast<Pool*>(pool);
         return model.pack_int4(threads, Slot(slot), index, values, scales, zeros, columns, width) ? 0 : 1;
     });
 }
 
-// The order of a linear's input columns, see Model::set_order. Likewise 0, 1 or -1.
+// The order of a linear's input columns, see PackedModel::set_order. Likewise 0, 1 or -1.
 IPEX_ASSIST_API int32_t ia_model_set_order(void* handle, int32_t slot, int32_t index, const int32_t* order,
                                            int64_t width) {
     return guarded(-1, [&] { return model_of(handle).set_order(Slot(slot), index, order, width) ? 0 : 1; });
@@ -353,7 +355,7 @@ IPEX_ASSIST_API double ia_read_bandwidth(const void* kernels, void* pool_handle,
             pool.run([&](int thread) {
                 const int64_t ahead = i % 2 ? 4096 : 0;  // which is faster differs between processors
                 sums[size_t(thread)] =
-                    static_cast<const Kernels*>(kernels)->read(memory.data() + part * thread, part, ahead);
+                    static_cast<const KernelTable*>(kernels)->read(memory.data() + part * thread, part, ahead);
             });
             return part * pool.threads();
         });
@@ -368,7 +370,8 @@ IPEX_ASSIST_API double ia_peak(const void* kernels, void* pool_handle, int32_t p
         std::vector<int64_t> products(size_t(pool.threads()));
         return best_speed(repeats, [&](int32_t) {
             pool.run([&](int thread) {
-                products[size_t(thread)] = static_cast<const Kernels*>(kernels)->multiply(Precision(precision), steps);
+                products[size_t(thread)] =
+                    static_cast<const KernelTable*>(kernels)->multiply(Precision(precision), steps);
             });
             return std::accumulate(products.begin(), products.end(), int64_t(0));
         });

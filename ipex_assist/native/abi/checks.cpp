@@ -20,7 +20,8 @@ void refuse(const char* format, ...) {
 
 namespace {
 
-// Sizes of a model, each and the products of two, stay far below what 64 bits hold; Model::take sees to the sum of all.
+// Sizes of a model, each and the products of two, stay far below what 64 bits hold; PackedModel::take sees to the sum
+// of all.
 constexpr int64_t LARGEST = 1 << 24, MOST_LAYERS = 4096;
 
 void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
@@ -125,7 +126,7 @@ const ModelSpec& checked(const ModelSpec& s, const LayerSpec* layers) {
 
 namespace {
 
-void check_sizes(const Model& model, const Batch& b) {
+void check_sizes(const PackedModel& model, const Batch& b) {
     const int32_t vocabulary = model.spec.vocab_size;
     check_range("rows of a pass", b.rows, 1, LARGEST);
     check_range("segments of a pass", b.segment_count, 1, b.rows);
@@ -149,7 +150,7 @@ void check_sizes(const Model& model, const Batch& b) {
 
 // The positions of a segment up to `last`, of what is drafted after it, are in its table, the position tables and the
 // pool.
-void check_segment(const Model& model, const Batch& b, int32_t index, int64_t last) {
+void check_segment(const PackedModel& model, const Batch& b, int32_t index, int64_t last) {
     const ModelSpec& s = model.spec;
     const Segment& segment = b.segments[index];
     if (segment.start < 0 || last >= INT32_MAX)
@@ -202,7 +203,7 @@ void check_written(const Batch& b, const std::vector<int64_t>& lasts) {
 
 }  // namespace
 
-const Batch& checked(const Model& model, const Batch& b, const int32_t* counts) {
+const Batch& checked(const PackedModel& model, const Batch& b, const int32_t* counts) {
     if (!model.ready()) {
         if (!model.has_memory()) refuse("the model has no weights yet");
         refuse("%lld of the model's weights are not packed yet", static_cast<long long>(model.missing()));

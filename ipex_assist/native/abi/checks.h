@@ -10,7 +10,7 @@ const ModelSpec& checked(const ModelSpec& spec, const LayerSpec* layers);
 
 // The batch, if it fits the model, the blocks and the tables, with `counts` tokens drafted after each segment, if
 // given.
-const Batch& checked(const Model& model, const Batch& batch, const int32_t* counts);
+const Batch& checked(const PackedModel& model, const Batch& batch, const int32_t* counts);
 
 // std::invalid_argument with a message as printf makes it.
 [[noreturn]] void refuse(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -50,7 +50,7 @@ Features features() {
 }
 
 // AMX's kernels, or null with the reason where this processor has AMX and it cannot be used.
-const Kernels* usable_amx(const Features& found, std::string& remark) {
+const KernelTable* usable_amx(const Features& found, std::string& remark) {
 #ifdef IPEX_ASSIST_EMULATE_AMX
     return kernels_amx();
 #endif
@@ -71,7 +71,7 @@ const Kernels* usable_amx(const Features& found, std::string& remark) {
 
 struct Level {
     const char* name;
-    const Kernels* (*kernels)();
+    const KernelTable* (*kernels)();
     bool Features::* found;
 };
 
@@ -95,8 +95,8 @@ int level_of(const char* limit) {
 }
 
 // The best up to a level that this library and this processor have; `remark` is about what the system keeps from us.
-const Kernels* best_of(const Features& found, int level, std::string& remark) {
-    const Kernels* chosen = level == BEST ? usable_amx(found, remark) : nullptr;
+const KernelTable* best_of(const Features& found, int level, std::string& remark) {
+    const KernelTable* chosen = level == BEST ? usable_amx(found, remark) : nullptr;
     if (level >= 3 && found.has_avx512 && !found.avx512) {
         remark = "this processor has AVX-512, but the operating system does not save its registers";
     }
@@ -108,7 +108,7 @@ const Kernels* best_of(const Features& found, int level, std::string& remark) {
 
 }  // namespace
 
-const Kernels* choose_kernels(const char* limit, std::string& remark) {
+const KernelTable* choose_kernels(const char* limit, std::string& remark) {
     const Features found = features();
     const int level = level_of(limit);
     remark.clear();
@@ -121,7 +121,7 @@ const Kernels* choose_kernels(const char* limit, std::string& remark) {
         remark = "this processor has no AVX2 with FMA and F16C, or the operating system does not save its registers";
     }
     if (!remark.empty()) return nullptr;
-    const Kernels* chosen = best_of(found, level, remark);
+    const KernelTable* chosen = best_of(found, level, remark);
     if (!chosen) {
         remark = "the library was built by a compiler without AVX2";
     } else if (remark.empty() && limit && *limit && std::strcmp(limit, chosen->name) != 0) {

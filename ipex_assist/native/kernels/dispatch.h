@@ -10,6 +10,6 @@ namespace ipex_assist {
 // "avx512_vnni", "avx512_bf16", "amx"; null or empty: no limit), or null where it can run none. `remark` says why there
 // are none, or none as good as the processor's features or `limit` promise; else it is empty. Asks the operating system
 // for the permission to use AMX's tiles.
-const Kernels* choose_kernels(const char* limit, std::string& remark);
+const KernelTable* choose_kernels(const char* limit, std::string& remark);
 
 }  // namespace ipex_assist

@@ -22,14 +22,15 @@ namespace ipex_assist {
 namespace {
 
 template <class D>
-void float_linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+void float_linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) {
     const auto* values = reinterpret_cast<const typename D::Row*>(in.values);
     rows <= STREAMED_ROWS ? float_few<D>(w, values, rows, first, last, out, stride)
                           : float_many<D>(w, values, rows, first, last, out, stride);
 }
 
-void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
+void linear(const Linear& w, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
+            int64_t stride) {
 #ifdef IPEX_ASSIST_HAS_AMX
     if (w.precision == BF16) return amx_bf16(w, in, rows, first, last, out, stride);
     if (rows > VECTOR_ROWS && (w.precision == INT8 || (w.precision == INT4 && w.group >= 64))) {
@@ -47,34 +48,34 @@ void linear(const Linear& w, const Rows& in, int64_t rows, int64_t first, int64_
 
 }  // namespace
 
-const Kernels* IPEX_ASSIST_KERNELS() {
+const KernelTable* IPEX_ASSIST_KERNELS() {
 #ifdef IPEX_ASSIST_HAS_AMX
     constexpr bool tiled = true;
 #else
     constexpr bool tiled = false;
 #endif
-    static const Kernels table = {IPEX_ASSIST_ISA_NAME,
-                                  sizeof(Bf16::Row),
-                                  tiled,
-                                  linear,
-                                  quantize,
-                                  normalize,
-                                  add,
-                                  activate,
-                                  apply_rotary,
-                                  soft_cap,
-                                  convert,
-                                  store_query,
-                                  store_key,
-                                  store_value,
-                                  attend,
-                                  merge,
-                                  argmax,
-                                  pack,
-                                  widen,
-                                  read,
-                                  narrow,
-                                  multiply};
+    static const KernelTable table = {IPEX_ASSIST_ISA_NAME,
+                                      sizeof(Bf16::Row),
+                                      tiled,
+                                      linear,
+                                      quantize,
+                                      normalize,
+                                      add,
+                                      activate,
+                                      apply_rotary,
+                                      soft_cap,
+                                      convert,
+                                      store_query,
+                                      store_key,
+                                      store_value,
+                                      attend,
+                                      merge,
+                                      argmax,
+                                      pack,
+                                      widen,
+                                      read,
+                                      narrow,
+                                      multiply};
     return &table;
 }
 
@@ -83,7 +84,7 @@ const Kernels* IPEX_ASSIST_KERNELS() {
 #else
 
 namespace ipex_assist {
-const Kernels* IPEX_ASSIST_KERNELS() { return nullptr; }
+const KernelTable* IPEX_ASSIST_KERNELS() { return nullptr; }
 }  // namespace ipex_assist
 
 #endif

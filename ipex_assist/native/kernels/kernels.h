@@ -77,7 +77,7 @@ inline int64_t padded_depth(Precision precision, int64_t width) {
 }
 
 // The input rows of a linear, in the form that its precision multiplies: fp32, bf16, or int8 for integer weights.
-struct Rows {
+struct LinearRows {
     uint8_t* values;  // (rows, depth)
     float* scales;    // int8: (rows, depth / 128)
     int32_t*
@@ -106,13 +106,13 @@ struct AttentionTile {
     int32_t head_dim;
     int64_t key_depth;             // head_dim padded to 32
     float scale;                   // of scores
-    const uint8_t* query;          // (queries, key_depth), as Rows.values; quantized by store_query, 2 bytes each
+    const uint8_t* query;          // (queries, key_depth), as LinearRows.values; quantized by store_query, 2 bytes each
     const float* query_scales;     // quantized: (queries, key_depth / 32), of store_query
     const int32_t* query_offsets;  // likewise
     const int32_t* first;          // (queries) the first position of the block that a query sees …
     const int32_t* end;            // … and the one after the last; first >= end where it sees none
     float* scores;                 // (queries, BLOCK_POSITIONS)
-    uint8_t* probabilities;        // (queries, BLOCK_POSITIONS), as Rows.values; quantized, 2 bytes each
+    uint8_t* probabilities;        // (queries, BLOCK_POSITIONS), as LinearRows.values; quantized, 2 bytes each
     float* weight_scales;          // quantized: (queries, BLOCK_POSITIONS / 32)
     uint8_t* widened;              // widened_bytes(key_depth): 16 columns of int8 as fp32, or sums of AMX tiles
     float cap;                     // scores x become cap · tanh(x / cap); 0: they stay
@@ -138,17 +138,18 @@ struct ArgMax {
     float sum;  // of exp(x - value) over all x: the probability of `index` is 1 / sum
 };
 
-struct Kernels {
+struct KernelTable {
     const char* name;
     int32_t bf16_row_bytes;  // of a value in bf16 rows: 2, or 4 where the instruction set multiplies them as fp32
-    bool tiled;              // whether Rows.tiles are used
+    bool tiled;              // whether LinearRows.tiles are used
 
     // Blocks first <= b < last; row r of block b goes to out[r * stride + (b - first) * 16 …].
-    void (*linear)(const Linear&, const Rows&, int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
+    void (*linear)(const Linear&, const LinearRows&, int64_t rows, int64_t first, int64_t last, float* out,
+                   int64_t stride);
     // Columns [first, last) of row `row`, from x (width); from `width` on they are zero. Both are multiples of
     // SCALE_COLUMNS, or `last` is the depth.
     void (*quantize)(Precision, int32_t group, const float* x, int64_t width, int64_t first, int64_t last, int64_t row,
-                     const Rows&);
+                     const LinearRows&);
     void (*normalize)(bool rms, const float* x, const float* weight, const float* bias, float epsilon, int64_t size,
                       float* out);
     void (*add)(float* x, const float* y, int64_t size);
@@ -158,7 +159,7 @@ struct Kernels {
     void (*apply_rotary)(float* x, int32_t rotary_dim, const float* cosine, const float* sine);
     // x = outer · tanh(inner · x), with an error of about 3e-7 · outer.
     void (*soft_cap)(float* x, int64_t size, float inner, float outer);
-    // x (size) as Rows.values of FP32 or BF16, with zeros up to `padded`.
+    // x (size) as LinearRows.values of FP32 or BF16, with zeros up to `padded`.
     void (*convert)(Precision, const float* x, int64_t size, int64_t padded, uint8_t* out);
     // Quantizes a query for int8 blocks, where attention computes in BF16: see AttentionTile.
     void (*store_query)(const float* x, int32_t head_dim, int64_t key_depth, uint8_t* to, float* scales,
@@ -186,11 +187,11 @@ struct Kernels {
 };
 
 // Null where this library was built without the instruction set.
-const Kernels* kernels_avx2();
-const Kernels* kernels_avx2_vnni();
-const Kernels* kernels_avx512();
-const Kernels* kernels_avx512_vnni();
-const Kernels* kernels_avx512_bf16();
-const Kernels* kernels_amx();
+const KernelTable* kernels_avx2();
+const KernelTable* kernels_avx2_vnni();
+const KernelTable* kernels_avx512();
+const KernelTable* kernels_avx512_vnni();
+const KernelTable* kernels_avx512_bf16();
+const KernelTable* kernels_amx();
 
 }  // namespace ipex_assist

@@ -116,7 +116,7 @@ inline void amx_bf16_blocks(const Linear& w, const uint8_t* rows, int64_t count,
 
 // Up to 32 rows: the weights are read from memory in up to 4 streams, which share the tiles of rows. More rows: chunk
 // after chunk of 8 blocks, so that the rows and weights that are used again are still in cache.
-inline void amx_bf16(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+inline void amx_bf16(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
     constexpr int64_t ROWS = 2 * TILE, GROUP = 8;
     const int64_t row_bytes = w.depth * 2;

@@ -55,8 +55,8 @@ inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const
 
 // M rows times one block of int8 weights.
 template <int M>
-HOT_LOOP void int8_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
-                        int64_t stride) {
+HOT_LOOP void int8_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
+                        float* out, int64_t stride) {
     const int64_t spans = w.depth / SCALE_COLUMNS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
     RowStrides<float, M> scales(in.scales + row * spans, spans);
@@ -129,8 +129,8 @@ struct NibbleSums {
 
 // M rows times one block of int4 weights in groups of GROUP.
 template <int M, int GROUP>
-HOT_LOOP void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
-                        int64_t stride) {
+HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
+                        float* out, int64_t stride) {
     constexpr int GROUPS = SCALE_COLUMNS / GROUP, BYTES = (GROUP / 8 + 1) * 64;
     const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * GROUPS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
@@ -161,7 +161,7 @@ HOT_LOOP void int4_tile(const Linear& w, const Rows& in, int64_t row, const uint
 }
 
 // `count` rows (1 to 8) times one block, by the format of w.
-inline void integer_rows(int64_t count, const Linear& w, const Rows& in, int64_t row, const uint8_t* block,
+inline void integer_rows(int64_t count, const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block,
                          int64_t column, float* out, int64_t stride) {
 #define CALL8(M) int8_tile<M>(w, in, row, block, column, out, stride)
 #define CALL32(M) int4_tile<M, 32>(w, in, row, block, column, out, stride)
@@ -182,8 +182,8 @@ inline void integer_rows(int64_t count, const Linear& w, const Rows& in, int64_t
 #undef CALL128
 }
 
-inline void integer_linear(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
-                           int64_t stride) {
+inline void integer_linear(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
+                           float* out, int64_t stride) {
     const int64_t bytes = block_bytes(w.precision, w.group, w.depth);
     for (int64_t b = first; b < last; b++) {
         for (int64_t r = 0; r < count; r += TILE_ROWS) {

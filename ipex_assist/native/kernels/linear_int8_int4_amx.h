@@ -1,5 +1,5 @@
-// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. Rows.values must have room
-// for 16 rows or a multiple of 32.
+// Linears of int8 and int4 on AMX for up to 16 rows, with the bits of linear_int8_int4.h. LinearRows.values must have
+// room for 16 rows or a multiple of 32.
 #pragma once
 #include "kernels/linear_bf16_amx.h"
 #include "kernels/linear_int8_int4.h"
@@ -188,13 +188,13 @@ inline uint8_t* own_memory(size_t bytes) {
 
 // `count` rows (at most M) times blocks [first, last), of which N at a time share the tiles of rows.
 template <class F, int M, int N, int64_t AHEAD = F::AHEAD / N>
-inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
-                              int64_t stride) {
+inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
+                              float* out, int64_t stride) {
     const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SCALE_COLUMNS;
     float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
     int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
-    // Rows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers, each
-    // of which costs a hundred cycles.
+    // LinearRows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers,
+    // each of which costs a hundred cycles.
     for (int64_t m = 0; m < M; m++) {
         for (int64_t g = 0; g < groups; g++) {
             scales[g * M + m] = m < count ? in.scales[m * spans + g * F::COLUMNS / SCALE_COLUMNS] : 0;
@@ -211,8 +211,8 @@ inline void amx_integer_strip(const Linear& w, const Rows& in, int64_t count, in
 
 // Up to 16 rows. MORE: the same groups in the form for more than 8 rows.
 template <class F, class MORE = F>
-inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
-                             int64_t stride) {
+inline void amx_integer_rows(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
+                             float* out, int64_t stride) {
     if (count <= 4) return amx_integer_strip<F, 4, 2>(w, in, count, first, last, out, stride);
     if (count <= 6)
         return amx_integer_strip<F, 6, 2>(w, in, count, first, last, out, stride);  // 5: what drafts of 4 take
@@ -221,7 +221,7 @@ inline void amx_integer_rows(const Linear& w, const Rows& in, int64_t count, int
 }
 
 // Up to 16 rows of int8, or of int4 in groups of 64 and 128.
-inline void amx_integer(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+inline void amx_integer(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                         int64_t stride) {
     if (w.precision == INT8) {
         amx_integer_rows<Int8Groups>(w, in, count, first, last, out, stride);

@@ -2,8 +2,8 @@
 //
 // 32 rows times two blocks make four tiles of sums, so each loaded tile is used twice. The first rows unpack the
 // weights to signed bytes (int8: stored - 128, int4: nibble - zero), which stay in cache for the other rows; so the
-// sums of a group need no correction by its zero. Rows that do not fit into L2 go through panels of 16 blocks and 1024
-// columns, whose weights do; rows that fit go through two blocks and all columns at a time.
+// sums of a group need no correction by its zero. LinearRows that do not fit into L2 go through panels of 16 blocks and
+// 1024 columns, whose weights do; rows that fit go through two blocks and all columns at a time.
 #pragma once
 #include "kernels/linear_int8_int4_amx.h"
 #include "kernels/row_operations.h"
@@ -165,7 +165,7 @@ struct Part {
 template <class F>
 class AmxMany {
 public:
-    AmxMany(const Linear& w, const Rows& in, int64_t count, int64_t first, float* out, int64_t stride)
+    AmxMany(const Linear& w, const LinearRows& in, int64_t count, int64_t first, float* out, int64_t stride)
         : w_(w),
           first_(first),
           out_(out),
@@ -188,7 +188,7 @@ public:
         for (int64_t r = 0; r < count; r += SQUARE_ROWS) gather_scales(in, r, count - r);
     }
 
-    // Rows 0 … count times blocks b … end.
+    // LinearRows 0 … count times blocks b … end.
     void run(int64_t count, int64_t b, int64_t end) {
         tiles_begin(SQUARE_ROWS);
         for (; b < end; b += blocks_) {
@@ -206,7 +206,7 @@ public:
 
 private:
     // The scales of up to 32 rows beside each other. What is behind the last row is multiplied too, and not used.
-    void gather_scales(const Rows& in, int64_t r, int64_t count) {
+    void gather_scales(const LinearRows& in, int64_t r, int64_t count) {
         const int64_t spans = w_.depth / SCALE_COLUMNS, width = count > TILE ? SQUARE_ROWS : TILE;
         for (int64_t m = 0; m < width; m++) {
             const float* from = in.scales + (r + m) * spans;
@@ -269,7 +269,7 @@ private:
 };
 
 // int8, and int4 in groups of 64 and 128.
-inline void amx_many(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+inline void amx_many(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                      int64_t stride) {
     if (w.precision == INT8) {
         AmxMany<Int8Groups>(w, in, count, first, out, stride).run(count, first, last);

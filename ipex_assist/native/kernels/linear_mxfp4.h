@@ -77,8 +77,8 @@ struct MxSums {
 
 // M rows times one block.
 template <int M>
-HOT_LOOP void mxfp4_tile(const Linear& w, const Rows& in, int64_t row, const uint8_t* block, int64_t column, float* out,
-                         int64_t stride) {
+HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
+                         float* out, int64_t stride) {
     const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * MX_GROUPS;
     RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
     RowStrides<float, M> scales(in.scales + row * spans, spans);
@@ -107,7 +107,7 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const Rows& in, int64_t row, const uin
     FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
 }
 
-inline void mxfp4_linear(const Linear& w, const Rows& in, int64_t count, int64_t first, int64_t last, float* out,
+inline void mxfp4_linear(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last, float* out,
                          int64_t stride) {
     const int64_t bytes = block_bytes(w.precision, w.group, w.depth);
     for (int64_t b = first; b < last; b++) {

@@ -20,7 +20,7 @@ int64_t element(Precision precision) { return precision == FP32 ? 4 : precision 
 
 int64_t scales(Precision precision) { return precision == INT8 ? 2 * BLOCK_POSITIONS * 4 : 0; }
 
-Precision checked_precision(const Model& model, Precision precision) {
+Precision checked_precision(const PackedModel& model, Precision precision) {
     if (precision == BF16 || precision == INT8 || precision == model.attention_precision()) return precision;
     refuse("keys and values in precision %d for attention in precision %d", precision, model.attention_precision());
 }
@@ -37,9 +37,9 @@ size_t checked_bytes(int64_t count, int64_t each) {
 
 }  // namespace
 
-BlockLayout::BlockLayout(const Model& model, Precision precision) {
+BlockLayout::BlockLayout(const PackedModel& model, Precision precision) {
     int32_t most = 0, count = 0;
-    for (const Layer& layer : model.layers) {
+    for (const PackedLayer& layer : model.layers) {
         first.push_back(count);
         count += layer.attention.kv_heads;
         most = std::max(most, layer.attention.kv_heads);
@@ -60,7 +60,7 @@ BlockLayout::BlockLayout(const Model& model, Precision precision) {
     }
 }
 
-Blocks::Blocks(std::shared_ptr<const Model> model, int64_t count, Precision precision)
+Blocks::Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision)
     : model_(std::move(model)),
       precision_(checked_precision(*model_, precision)),
       attention_precision_(precision == INT8 ? model_->attention_precision() : precision),
@@ -69,11 +69,11 @@ Blocks::Blocks(std::shared_ptr<const Model> model, int64_t count, Precision prec
       key_factors_(precision == INT8 ? ipex_assist::key_factors(*model_) : std::vector<std::vector<float>>()),
       data_(checked_bytes(count_, layout_.bytes)) {}
 
-int64_t Blocks::bytes_each(const Model& model, Precision precision) {
+int64_t Blocks::bytes_each(const PackedModel& model, Precision precision) {
     return BlockLayout(model, checked_precision(model, precision)).bytes;
 }
 
-bool Blocks::fits(const Model& model) const {
+bool Blocks::fits(const PackedModel& model) const {
     if (model_.get() == &model) return true;
     if (precision_ == INT8) return false;  // keys are divided by what its own model's weights say
     if (precision_ != BF16 && attention_precision_ != model.attention_precision()) return false;

@@ -12,7 +12,7 @@ namespace ipex_assist {
 // layers that have one, and so on, so that a head's parts lie side by side, as one thread writes them and so has them
 // on its own node. A part is its keys, its values, and in int8 their scales; its size is its layer's.
 struct BlockLayout {
-    BlockLayout(const Model& model, Precision precision);
+    BlockLayout(const PackedModel& model, Precision precision);
 
     struct HeadPart {
         int64_t offset, key_bytes, value_bytes, bytes;
@@ -35,9 +35,9 @@ public:
     // In BF16, INT8, or, of a model that computes in it, FP32. Throws std::invalid_argument for another precision, for
     // INT8 where the model's weights are not there, and for a number of blocks that cannot be; std::bad_alloc where
     // there is no address space.
-    Blocks(std::shared_ptr<const Model> model, int64_t count, Precision precision);
-    static int64_t bytes_each(const Model& model, Precision precision);
-    bool fits(const Model& model) const;  // whether they were made for this model, or one of its shape
+    Blocks(std::shared_ptr<const PackedModel> model, int64_t count, Precision precision);
+    static int64_t bytes_each(const PackedModel& model, Precision precision);
+    bool fits(const PackedModel& model) const;  // whether they were made for this model, or one of its shape
     int64_t count() const { return count_; }
     Precision precision() const { return precision_; }
     Precision attention_precision() const { return attention_precision_; }  // of queries and probabilities
@@ -65,7 +65,7 @@ private:
     void check(int64_t id) const;
     void copy_owned(Pool& pool, int thread, int32_t from, int32_t to) const;
 
-    const std::shared_ptr<const Model> model_;
+    const std::shared_ptr<const PackedModel> model_;
     Precision precision_, attention_precision_;
     int64_t count_;
     BlockLayout layout_;

@@ -21,14 +21,14 @@ float sign(uint32_t number) {
 }
 
 // The norm whose rows a layer's keys are made of, none where they are an embedding's.
-Norm norm_before(const Model& model, size_t layer) {
+Norm norm_before(const PackedModel& model, size_t layer) {
     const ResidualNorm& into = model.layers[layer].into_attention;
     return into.pre ? *into.pre : into.post_residual ? *into.post_residual : Norm{};
 }
 
 // Keys (ROWS, stride) of a layer.
-void probe(const Model& model, size_t index, const Rows& in, float* keys, int64_t stride) {
-    const Layer& layer = model.layers[index];
+void probe(const PackedModel& model, size_t index, const LinearRows& in, float* keys, int64_t stride) {
+    const PackedLayer& layer = model.layers[index];
     const Norm norm = norm_before(model, index);
     const int64_t width = model.spec.hidden_size;
     std::vector<float> row(size_t(layer.qkv.depth)), ordered(row.size());
@@ -37,7 +37,7 @@ void probe(const Model& model, size_t index, const Rows& in, float* keys, int64_
             row[size_t(i)] =
                 sign(uint32_t(r * width + i)) * (norm.weight ? norm.weight[i] : 1) + (norm.bias ? norm.bias[i] : 0);
         }
-        const float* x = Model::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
+        const float* x = PackedModel::arrange(layer.qkv, row.data(), width, 0, layer.qkv.depth, ordered.data());
         model.kernels->quantize(layer.qkv.precision, layer.qkv.group, x, width, 0, layer.qkv.depth, r, in);
     }
     const AttentionSpec& a = layer.attention;
@@ -52,8 +52,8 @@ float factor(double square) {
 }
 
 // Of a layer: (kv_heads, head_dim).
-std::vector<float> layer_factors(const Model& model, size_t index, const Rows& in) {
-    const Layer& layer = model.layers[index];
+std::vector<float> layer_factors(const PackedModel& model, size_t index, const LinearRows& in) {
+    const PackedLayer& layer = model.layers[index];
     const AttentionSpec& a = layer.attention;
     const int32_t dim = a.head_dim, half = a.paired_dim / 2;
     const int64_t stride = a.value_column() - a.key_column();
@@ -82,11 +82,11 @@ std::vector<float> layer_factors(const Model& model, size_t index, const Rows& i
 
 }  // namespace
 
-std::vector<std::vector<float>> key_factors(const Model& model) {
+std::vector<std::vector<float>> key_factors(const PackedModel& model) {
     if (!model.ready()) refuse("keys of int8 for a model without weights");
     const int64_t depth = model.layers[0].qkv.depth;
     const Memory values(size_t(2 * ROWS * depth * 4)), scales(size_t(2 * ROWS * depth / 32 * 4)), sums(scales.size());
-    const Rows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
+    const LinearRows in{values.data(), scales.as<float>(), sums.as<int32_t>(), depth};
     std::vector<std::vector<float>> factors;
     for (size_t i = 0; i < model.layers.size(); i++) factors.push_back(layer_factors(model, i, in));
     return factors;

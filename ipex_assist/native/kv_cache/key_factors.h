@@ -16,6 +16,6 @@ namespace ipex_assist {
 //
 // Magnitudes are measured on 16 rows of +1 and -1, weighted by the norm before the keys: they depend on the weights
 // alone. Throws std::invalid_argument for a model whose weights are not loaded.
-std::vector<std::vector<float>> key_factors(const Model& model);
+std::vector<std::vector<float>> key_factors(const PackedModel& model);
 
 }  // namespace ipex_assist

@@ -27,12 +27,14 @@ struct Array {
     T* row(int64_t i) const { return data + i * columns; }
 };
 
-// The rows of a linear's inputs in the form that it multiplies, before they are given a depth (kernels.h: Rows).
+// The rows of a linear's inputs in the form that it multiplies, before they are given a depth (kernels.h: LinearRows).
 struct PreparedRows {
     Array<uint8_t> values, tiles;  // no tiles: null
     Array<float> scales;
     Array<int32_t> negated_sums;
-    Rows with_depth(int64_t depth) const { return {values.data, scales.data, negated_sums.data, depth, tiles.data}; }
+    LinearRows with_depth(int64_t depth) const {
+        return {values.data, scales.data, negated_sums.data, depth, tiles.data};
+    }
 };
 
 struct SharedBuffers {

@@ -21,10 +21,10 @@ struct AttentionView {
     int64_t partial_width() const { return spec.value_width() + LANES; }
 
     Pass& pass;
-    const Kernels& k;
+    const KernelTable& k;
     const PassPlan& plan;
     const AttentionPlan& splits;
-    const Layer& layer;
+    const PackedLayer& layer;
     const AttentionSpec& spec;
     const Blocks& blocks;
     const ThreadBuffers& own;

@@ -30,7 +30,7 @@ bool continue_draft(Pass& pass, const GreedyDraft& d, std::vector<int32_t>& orde
         segments.push_back(next), next_order.push_back(which), tokens.push_back(best.index);
     }
     if (segments.empty()) return false;
-    const PassThreads threads{pass.plan.threads, pass.plan.several_nodes};
+    const PassTeam threads{pass.plan.threads, pass.plan.several_nodes};
     pass.plan = PassPlan(pass.program.shape, threads, std::move(segments), std::move(tokens), std::move(logit_rows));
     order = std::move(next_order);
     return true;

@@ -6,7 +6,7 @@ namespace {
 
 // A narrower or wider embedding (OPT-350m), projected to the hidden size.
 void project(Pass& pass, int thread, int64_t first, int64_t end, const Array<float>& x) {
-    const Model& model = pass.model;
+    const PackedModel& model = pass.model;
     for (int64_t r = first; r < end; r++) {
         float* row = pass.delta(thread).row(r);
         model.embed(pass.plan.tokens[size_t(r)], row);
@@ -21,7 +21,7 @@ void project(Pass& pass, int thread, int64_t first, int64_t end, const Array<flo
 }  // namespace
 
 void embed(Pass& pass, int thread) {
-    const Model& model = pass.model;
+    const PackedModel& model = pass.model;
     const PassPlan& plan = pass.plan;
     const bool all = plan.each_thread_prepares;
     const int64_t first = all ? 0 : share(plan.rows(), thread, plan.threads);

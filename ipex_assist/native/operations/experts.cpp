@@ -22,7 +22,7 @@ float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 int64_t experts_of_row(const MlpSpec& spec) { return spec.experts_per_token + (spec.shared_size ? 1 : 0); }
 
 // Columns of an expert's activated rows.
-int64_t inner(const Layer& layer, int32_t expert) { return layer.experts[size_t(expert)].up.blocks / 2 * LANES; }
+int64_t inner(const PackedLayer& layer, int32_t expert) { return layer.experts[size_t(expert)].up.blocks / 2 * LANES; }
 
 // Whether each node's threads share its own blocks of experts: where memory follows the nodes of all of the pool's
 // threads.
@@ -30,7 +30,7 @@ bool by_node(const Pass& pass) { return pass.plan.threads == pass.pool.threads()
 
 }  // namespace
 
-void size_experts(const Layer& layer, int64_t rows, ActivationSizes& s) {
+void size_experts(const PackedLayer& layer, int64_t rows, ActivationSizes& s) {
     const MlpSpec& spec = layer.mlp;
     const int64_t chosen = rows * spec.experts_per_token, shared = spec.shared_size ? rows : 0;
     const int32_t last = int32_t(layer.experts.size()) - 1;
@@ -47,7 +47,7 @@ void size_experts(const Layer& layer, int64_t rows, ActivationSizes& s) {
     s.down_columns = std::max(s.down_columns, columns);
 }
 
-void reserve_routes(const Layer& layer, int64_t rows, Routes& routes) {
+void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes) {
     if (!layer.mlp.experts) return;
     const size_t slots = size_t(rows * experts_of_row(layer.mlp));
     routes.chosen.resize(std::max(routes.chosen.size(), slots));
@@ -61,7 +61,7 @@ namespace {
 
 // A row's experts, ascending, and their weights: of equal logits the lower number is chosen. Where a logit is not
 // finite, no weight is.
-void route_row(Pass& pass, const Layer& layer, int64_t row, std::vector<int32_t>& order) {
+void route_row(Pass& pass, const PackedLayer& layer, int64_t row, std::vector<int32_t>& order) {
     const MlpSpec& spec = layer.mlp;
     const int32_t count = spec.experts, each = spec.experts_per_token;
     const float* logits = pass.activations.shared.router_logits.data + row * layer.router.blocks * LANES;
@@ -90,7 +90,7 @@ void route_row(Pass& pass, const Layer& layer, int64_t row, std::vector<int32_t>
 }
 
 // The slots of all experts, each one's in the order of the rows.
-void place_slots(Pass& pass, const Layer& layer, int64_t rows) {
+void place_slots(Pass& pass, const PackedLayer& layer, int64_t rows) {
     Routes& routes = pass.routes;
     const int64_t each = experts_of_row(layer.mlp);
     const auto end = routes.first.begin() + int64_t(layer.experts.size()) + 1;
@@ -136,7 +136,8 @@ Range blocks_of_node(const Pass& pass, int thread, const Linear& linear, int64_t
 // f(expert, first, end) for a thread's share of the `units(expert)`, each of which takes as long as `cost(expert)`
 // says: of all experts that have rows.
 template <class Counted, class Cost, class F>
-void share_experts(const Pass& pass, const Layer& layer, const Sharers& sharers, Counted&& units, Cost&& cost, F&& f) {
+void share_experts(const Pass& pass, const PackedLayer& layer, const Sharers& sharers, Counted&& units, Cost&& cost,
+                   F&& f) {
     const Routes& routes = pass.routes;
     const int32_t count = int32_t(layer.experts.size());
     int64_t total = 0, at = 0;
@@ -156,24 +157,24 @@ void share_experts(const Pass& pass, const Layer& layer, const Sharers& sharers,
 }
 
 // The rows of an expert in a buffer of slots, in which those of the first expert have `usual` columns.
-Rows slot_rows(const Pass& pass, const PreparedRows& slots, int32_t expert, const Linear& next, int64_t usual) {
+LinearRows slot_rows(const Pass& pass, const PreparedRows& slots, int32_t expert, const Linear& next, int64_t usual) {
     const bool floats = next.precision == FP32 || next.precision == BF16;
     const int64_t start = pass.routes.first[size_t(expert)] * round_up(usual, floats ? 32 : SCALE_COLUMNS);
     return {slots.values.data + start * 4, slots.scales.data + start / SCALE_COLUMNS,
             slots.negated_sums.data + start / 32, next.depth};
 }
 
-Rows up_rows(const Pass& pass, const Layer& layer, int32_t expert, int node) {
+LinearRows up_rows(const Pass& pass, const PackedLayer& layer, int32_t expert, int node) {
     const Linear& up = layer.experts[size_t(expert)].up;
     return slot_rows(pass, pass.activations.on(node).expert_inputs, expert, up, up.depth);
 }
 
-Rows down_rows(const Pass& pass, const Layer& layer, int32_t expert, int node) {
+LinearRows down_rows(const Pass& pass, const PackedLayer& layer, int32_t expert, int node) {
     const int64_t usual = layer.experts[0].down.depth;
     return slot_rows(pass, pass.activations.on(node).down_inputs, expert, layer.experts[size_t(expert)].down, usual);
 }
 
-float* active_rows(const Pass& pass, const Layer& layer, int32_t expert) {
+float* active_rows(const Pass& pass, const PackedLayer& layer, int32_t expert) {
     return pass.activations.shared.active.data + pass.routes.first[size_t(expert)] * inner(layer, 0);
 }
 
@@ -181,7 +182,7 @@ float* active_rows(const Pass& pass, const Layer& layer, int32_t expert) {
 
 // The router's logits, then each row's experts; whoever comes last with its rows places the slots of all.
 void route(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const int64_t rows = pass.rows_kept(step);
     linear(pass, thread, pass.inputs(thread, layer.router.depth), layer.router, rows,
            pass.activations.shared.router_logits.data, layer.router.blocks * LANES);
@@ -194,7 +195,7 @@ void route(Pass& pass, const LayerStep& step, int thread) {
 
 // The input of each slot, in the form that its expert multiplies.
 void fill_slots(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const float* x = reinterpret_cast<const float*>(pass.inputs(thread, layer.router.depth).values);
     const auto rows = [&](int32_t e) { return Range{0, pass.routes.count(e)}; };
     const auto one = [](int32_t) { return 1; };
@@ -213,7 +214,7 @@ void fill_slots(Pass& pass, const LayerStep& step, int thread) {
 
 void up_experts(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const auto pairs = [&](int32_t e) { return blocks_of_node(pass, thread, layer.experts[size_t(e)].up, 2); };
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto up = [&](int32_t e, int64_t first, int64_t end) {
@@ -227,7 +228,7 @@ void up_experts(Pass& pass, const LayerStep& step, int thread) {
 }
 
 void prepare_slots(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const MlpSpec& spec = layer.mlp;
     const auto spans = [&](int32_t e) {
         return (layer.experts[size_t(e)].down.depth + SCALE_COLUMNS - 1) / SCALE_COLUMNS;
@@ -251,7 +252,7 @@ void prepare_slots(Pass& pass, const LayerStep& step, int thread) {
 
 void down_experts(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const Array<float>& outputs = pass.activations.shared.expert_outputs;
     const int64_t each =
         by_node(pass) || layer.experts[0].down.blocks % 2 ? 1 : 2;  // blocks go in pairs where they can
@@ -259,7 +260,7 @@ void down_experts(Pass& pass, const LayerStep& step, int thread) {
     const auto cost = [&](int32_t e) { return READING_ROWS + pass.routes.count(e); };
     const auto down = [&](int32_t e, int64_t first, int64_t end) {
         float* out = outputs.row(pass.routes.first[size_t(e)]) + first * each * LANES;
-        const Rows in = down_rows(pass, layer, e, pass.node(thread));
+        const LinearRows in = down_rows(pass, layer, e, pass.node(thread));
         pass.model.multiply(layer.experts[size_t(e)].down, in, pass.routes.count(e), first * each, end * each, out,
                             outputs.columns);
     };

@@ -6,9 +6,9 @@ namespace {
 
 // Hidden rows back to the width of the embedding (OPT-350m), in the form that the head multiplies.
 void project_out(Pass& pass, int thread, int64_t count) {
-    const Model& model = pass.model;
+    const PackedModel& model = pass.model;
     const Array<float>& delta = pass.delta(thread);
-    const Rows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(model.project_out.depth);
+    const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(model.project_out.depth);
     linear(pass, thread, rows, model.project_out, count, delta.data, delta.columns, &pass.head);
     for (int64_t r = share(count, thread, pass.plan.threads); r < share(count, thread + 1, pass.plan.threads); r++) {
         prepare_row(pass, thread, delta.row(r), model.spec.embedding_size, 0, model.head.depth, r, model.head,

@@ -22,7 +22,7 @@ void prefetch(const Pass& pass, int thread, const Linear& next) {
     }
 }
 
-void linear(Pass& pass, int thread, Rows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
+void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
             const Linear* next) {
     const uint64_t started = __rdtsc();
     const auto [first, last] = slice(pass, linear, thread);
@@ -34,16 +34,16 @@ void linear(Pass& pass, int thread, Rows inputs, const Linear& linear, int64_t r
 }
 
 void qkv_linear(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     linear(pass, thread, pass.inputs(thread, layer.qkv.depth), layer.qkv, pass.plan.rows(),
            pass.activations.shared.qkv.data, pass.activations.shared.qkv.columns, &layer.output);
 }
 
 void output_linear(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const Array<float>& delta = pass.delta(thread);
     // Attention prepares its rows once for each node.
-    const Rows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
+    const LinearRows rows = pass.activations.on(pass.node(thread)).inputs.with_depth(layer.output.depth);
     linear(pass, thread, rows, layer.output, pass.rows_kept(step), delta.data, delta.columns,
            layer.mlp.experts ? &layer.router : &layer.up);
 }

@@ -13,7 +13,7 @@ namespace {
 bool prepares_in_place(const Pass& pass, const Linear& down) { return pass.plan.decode && !down.order; }
 
 // The spans of 128 columns that this thread has activated, or of which it has activated the last columns.
-void prepare_active(Pass& pass, int thread, const Layer& layer, int64_t inner) {
+void prepare_active(Pass& pass, int thread, const PackedLayer& layer, int64_t inner) {
     const int64_t parts = layer.mlp.gated ? 2 : 1, blocks = layer.up.blocks / parts, each = SCALE_COLUMNS / LANES;
     const auto [up_first, up_last] = slice(pass, layer.up, thread);
     const int64_t first = up_first / parts, end = up_last / parts;
@@ -30,11 +30,11 @@ void prepare_active(Pass& pass, int thread, const Layer& layer, int64_t inner) {
 
 void up_linear(Pass& pass, const LayerStep& step, int thread) {
     const uint64_t started = __rdtsc();
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const int64_t rows = pass.rows_kept(step), inner = round_up(layer.mlp.intermediate_size, LANES);
     float* active = pass.activations.shared.active.data;
     const auto [first, last] = slice(pass, layer.up, thread);
-    const Rows in = pass.inputs(thread, layer.up.depth);
+    const LinearRows in = pass.inputs(thread, layer.up.depth);
     activate_blocks(pass, thread, layer.mlp, layer.up, in, rows, first, last, active, inner);
     const bool in_place = prepares_in_place(pass, layer.down);
     if (in_place) prepare_active(pass, thread, layer, inner);
@@ -48,8 +48,8 @@ void up_linear(Pass& pass, const LayerStep& step, int thread) {
 
 }  // namespace
 
-void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const Rows& in, int64_t rows,
-                     int64_t first, int64_t last, float* out, int64_t stride) {
+void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
+                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride) {
     const Array<float>& temporary = pass.activations.own(thread).up;
     const int64_t parts = spec.gated ? 2 : 1;
     for (int64_t b = first; b < last; b += UP_BLOCKS) {

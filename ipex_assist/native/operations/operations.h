@@ -19,7 +19,7 @@ void normalize(const Pass& pass, const Norm& norm, const float* x, float* out);
 // row_preparation.cpp
 // Columns first … last of a row (width) in the form that `next` multiplies, as row `row` of `to`.
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
-                 int64_t row, const Linear& next, Rows to);
+                 int64_t row, const Linear& next, LinearRows to);
 // Likewise for every node.
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
                  int64_t row, const Linear& next, PreparedRows NodeBuffers::* to);
@@ -32,7 +32,7 @@ void share_delta(const Pass& pass, int thread, int64_t row, int64_t end_row, int
 // linear.cpp
 // out (rows, stride) = linear(inputs (rows, …)); ends with a barrier. next: whose inputs these outputs become, if
 // known.
-void linear(Pass& pass, int thread, Rows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
+void linear(Pass& pass, int thread, LinearRows inputs, const Linear& linear, int64_t rows, float* out, int64_t stride,
             const Linear* next = nullptr);
 // The first lines of what this thread reads next, before it waits for the others. Only in passes that wait for memory.
 void prefetch(const Pass& pass, int thread, const Linear& next);
@@ -42,8 +42,8 @@ void output_linear(Pass& pass, const LayerStep& step, int thread);
 // rotary.cpp
 void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread);  // all heads together
 // Norm and rotary embedding of one head (head_dim) of queries or keys.
-void rotate_head(const Pass& pass, const Layer& layer, const float* norm, const Segment& segment, int32_t position,
-                 float* head);
+void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, const Segment& segment,
+                 int32_t position, float* head);
 
 // kv_append.cpp, attention.cpp
 void append_keys_values(Pass& pass, const LayerStep& step, int thread);
@@ -52,8 +52,8 @@ void attention(Pass& pass, const LayerStep& step, int thread);
 // mlp.cpp
 void mlp(Pass& pass, const LayerStep& step, int thread);
 // Blocks first <= b < last of gate and up, activated, to their columns of `out`.
-void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const Rows& in, int64_t rows,
-                     int64_t first, int64_t last, float* out, int64_t stride);
+void activate_blocks(const Pass& pass, int thread, const MlpSpec& spec, const Linear& up, const LinearRows& in,
+                     int64_t rows, int64_t first, int64_t last, float* out, int64_t stride);
 
 // experts.cpp
 void route(Pass& pass, const LayerStep& step, int thread);
@@ -63,8 +63,8 @@ void prepare_slots(Pass& pass, const LayerStep& step, int thread);
 void down_experts(Pass& pass, const LayerStep& step, int thread);
 void add_experts(Pass& pass, const LayerStep& step, int thread);
 // The largest buffers of the experts of a pass.
-void size_experts(const Layer& layer, int64_t rows, ActivationSizes& sizes);
-void reserve_routes(const Layer& layer, int64_t rows, Routes& routes);
+void size_experts(const PackedLayer& layer, int64_t rows, ActivationSizes& sizes);
+void reserve_routes(const PackedLayer& layer, int64_t rows, Routes& routes);
 
 // head.cpp
 void head(Pass& pass, int thread);

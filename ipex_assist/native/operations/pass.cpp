@@ -11,11 +11,11 @@ namespace ipex_assist {
 namespace {
 
 // Of a row's value in the form of a precision.
-int64_t value_bytes(Precision precision, const Kernels& kernels) {
+int64_t value_bytes(Precision precision, const KernelTable& kernels) {
     return precision == FP32 ? 4 : precision == BF16 ? kernels.bf16_row_bytes : 1;
 }
 
-PassThreads pass_threads(const Pool& pool, const Batch& batch) {
+PassTeam pass_threads(const Pool& pool, const Batch& batch) {
     return {batch.threads ? std::min(batch.threads, pool.threads()) : pool.threads(), pool.several_nodes()};
 }
 
@@ -27,7 +27,7 @@ PassPlan plan_of(const Program& program, const Pool& pool, const Batch& b) {
             {b.logit_rows, b.logit_rows + b.logit_row_count}};
 }
 
-Linear wanted_head(const Model& model, int32_t vocabulary) {
+Linear wanted_head(const PackedModel& model, int32_t vocabulary) {
     Linear head = model.head;
     if (vocabulary > 0) head.blocks = std::min(head.blocks, (int64_t(vocabulary) + LANES - 1) / LANES);
     return head;
@@ -55,7 +55,7 @@ int64_t partial_floats(const Pass& pass, const int32_t* counts) {
 // What the widest attention and MLP of the model need.
 void size_layers(const Pass& pass, ActivationSizes& s) {
     const ModelSpec& spec = pass.model.spec;
-    for (const Layer& layer : pass.model.layers) {
+    for (const PackedLayer& layer : pass.model.layers) {
         const AttentionSpec& a = layer.attention;
         s.qkv = std::max(s.qkv, a.qkv_width());
         s.attended = std::max(s.attended, round_up(a.query_width(), LANES));
@@ -69,7 +69,7 @@ void size_layers(const Pass& pass, ActivationSizes& s) {
     if (spec.ordered) s.ordered = s.depth;
     s.own_value = std::max(value_bytes(spec.precision, pass.kernels), value_bytes(spec.outer_precision, pass.kernels));
     for (const int32_t index : pass.program.mlp_kinds) {
-        const Layer& layer = pass.model.layers[size_t(index)];
+        const PackedLayer& layer = pass.model.layers[size_t(index)];
         if (layer.mlp.experts) {
             size_experts(layer, s.rows, s);
             if (spec.ordered) s.ordered = std::max<int64_t>(s.ordered, layer.mlp.shared_size);

@@ -29,9 +29,9 @@ struct LayerStep {
 
 // The operations of a model, made when it is made. It outlives no model.
 struct Program {
-    explicit Program(const Model& model);
+    explicit Program(const PackedModel& model);
 
-    const Model& model;
+    const PackedModel& model;
     PassShape shape;
     std::vector<LayerStep> layers;
     std::vector<int32_t> mlp_kinds;  // a layer of each kind of MLP, for sizes
@@ -60,7 +60,7 @@ struct Pass {
 
     void wait(int thread) { pool.wait(thread); }
     int node(int thread) const { return pool.node(thread); }
-    const Layer& layer(const LayerStep& step) const { return model.layers[size_t(step.index)]; }
+    const PackedLayer& layer(const LayerStep& step) const { return model.layers[size_t(step.index)]; }
     // What reads the result of a layer, or of the last one: the head, or the projection before it.
     const Linear& reader(const LayerStep& step) const {
         return step.last ? after_layers() : model.layers[size_t(step.index) + 1].qkv;
@@ -76,7 +76,7 @@ struct Pass {
         return activations.on(plan.each_thread_prepares ? node(thread) : 0).delta;
     }
     // The inputs of the next linear, as this thread reads them.
-    Rows inputs(int thread, int64_t depth) const {
+    LinearRows inputs(int thread, int64_t depth) const {
         const PreparedRows& rows =
             plan.each_thread_prepares ? activations.own(thread).inputs : activations.on(node(thread)).inputs;
         return rows.with_depth(depth);
@@ -85,8 +85,8 @@ struct Pass {
     bool completes(size_t counter, int64_t done, int64_t total);
 
     const Program& program;
-    const Model& model;
-    const Kernels& kernels;
+    const PackedModel& model;
+    const KernelTable& kernels;
     Pool& pool;
     Activations& activations;
     const Batch batch;

@@ -25,7 +25,7 @@ bool AttentionShape::operator==(const AttentionShape& other) const {
 
 int32_t AttentionShape::tile_rows() const { return int32_t(std::max<int64_t>(1, TILE_QUERIES / group())); }
 
-PassPlan::PassPlan(const PassShape& shape, const PassThreads& pool, std::vector<Segment> segments_,
+PassPlan::PassPlan(const PassShape& shape, const PassTeam& pool, std::vector<Segment> segments_,
                    std::vector<int32_t> tokens_, std::vector<int32_t> logit_rows_)
     : threads(pool.count),
       several_nodes(pool.several_nodes),

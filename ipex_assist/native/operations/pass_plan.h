@@ -42,7 +42,7 @@ struct PassShape {
 };
 
 // The threads that run a pass.
-struct PassThreads {
+struct PassTeam {
     int count;
     bool several_nodes;  // then each block of keys and values is written and read by its owner (Blocks::owner)
 };
@@ -71,15 +71,15 @@ struct AttentionPlan {
 };
 
 struct PassPlan {
-    PassPlan(const PassShape& shape, const PassThreads& threads, std::vector<Segment> segments,
+    PassPlan(const PassShape& shape, const PassTeam& threads, std::vector<Segment> segments,
              std::vector<int32_t> tokens, std::vector<int32_t> logit_rows);
 
     int32_t rows() const { return int32_t(tokens.size()); }
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
     // The first block that a row of a layer with this window sees.
     int64_t first_block(int32_t row, int32_t window) const;
-    // Rows of the last layer that go on behind its keys and values, null: all of them. In prefill passes only those
-    // with logits do.
+    // LinearRows of the last layer that go on behind its keys and values, null: all of them. In prefill passes only
+    // those with logits do.
     const std::vector<int32_t>* rows_kept(bool last_layer) const {
         return last_layer && narrows ? &logit_rows : nullptr;
     }

@@ -15,21 +15,21 @@ void set_units(AttentionShape& shape, const Linear& output) {
     shape.units = (output.depth + shape.unit_columns - 1) / shape.unit_columns;
 }
 
-AttentionShape attention_shape(const Layer& layer) {
+AttentionShape attention_shape(const PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     AttentionShape shape{a.heads, a.kv_heads, a.head_dim, a.window, 0, 0};
     set_units(shape, layer.output);
     return shape;
 }
 
-void list_attention(const Layer& layer, LayerStep& step) {
+void list_attention(const PackedLayer& layer, LayerStep& step) {
     step.fill = {prepare_attention, qkv_linear};
     if (layer.attention.qk_norm == ALL_HEADS) step.fill.push_back(normalize_queries_and_keys);
     step.fill.push_back(append_keys_values);
     step.proceed = {attention, output_linear};
 }
 
-void list_mlp(const Layer& layer, LayerStep& step) {
+void list_mlp(const PackedLayer& layer, LayerStep& step) {
     step.proceed.push_back(prepare_mlp);
     if (!layer.mlp.experts) return step.proceed.push_back(mlp);
     for (const Operation each : {route, fill_slots, up_experts, prepare_slots, down_experts, add_experts}) {
@@ -44,11 +44,11 @@ bool same_kind(const MlpSpec& a, const MlpSpec& b) {
 
 }  // namespace
 
-Program::Program(const Model& model_) : model(model_) {
+Program::Program(const PackedModel& model_) : model(model_) {
     shape.hidden_size = model.spec.hidden_size;
     shape.projected_embedding = model.spec.projected_embedding != 0;
     for (size_t i = 0; i < model.layers.size(); i++) {
-        const Layer& layer = model.layers[i];
+        const PackedLayer& layer = model.layers[i];
         LayerStep step{int32_t(i), i + 1 == model.layers.size(), {}, {}};
         list_attention(layer, step);
         list_mlp(layer, step);

@@ -54,12 +54,12 @@ void residual_norm(Pass& pass, int thread, const ResidualNorm& between, const st
 }
 
 void prepare_attention(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     residual_norm(pass, thread, layer.into_attention, nullptr, layer.qkv);
 }
 
 void prepare_mlp(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     residual_norm(pass, thread, layer.into_mlp, pass.plan.rows_kept(step.last),
                   layer.mlp.experts ? layer.router : layer.up);
 }

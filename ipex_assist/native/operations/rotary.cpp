@@ -4,7 +4,7 @@
 namespace ipex_assist {
 
 void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread) {
-    const Layer& layer = pass.layer(step);
+    const PackedLayer& layer = pass.layer(step);
     const AttentionSpec& a = layer.attention;
     const float epsilon = pass.model.spec.norm_eps;
     const int64_t rows = pass.plan.rows(), end = share(rows, thread + 1, pass.plan.threads);
@@ -16,7 +16,7 @@ void normalize_queries_and_keys(Pass& pass, const LayerStep& step, int thread) {
     pass.wait(thread);
 }
 
-void rotate_head(const Pass& pass, const Layer& layer, const float* norm, const Segment& s, int32_t position,
+void rotate_head(const Pass& pass, const PackedLayer& layer, const float* norm, const Segment& s, int32_t position,
                  float* head) {
     const AttentionSpec& a = layer.attention;
     if (norm) {

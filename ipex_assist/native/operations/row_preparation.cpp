@@ -1,4 +1,4 @@
-// Rows in the form that a linear multiplies: bf16, or integers with a scale for every 128 columns.
+// LinearRows in the form that a linear multiplies: bf16, or integers with a scale for every 128 columns.
 #include <algorithm>
 
 #include "operations/operations.h"
@@ -6,16 +6,17 @@
 namespace ipex_assist {
 
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
-                 int64_t row, const Linear& next, Rows to) {
+                 int64_t row, const Linear& next, LinearRows to) {
     to.depth = next.depth;
-    if (next.order) from = Model::arrange(next, from, width, first, last, pass.activations.own(thread).ordered.data);
+    if (next.order)
+        from = PackedModel::arrange(next, from, width, first, last, pass.activations.own(thread).ordered.data);
     pass.kernels.quantize(next.precision, next.group, from, width, first, last, row, to);
 }
 
 void prepare_row(const Pass& pass, int thread, const float* from, int64_t width, int64_t first, int64_t last,
                  int64_t row, const Linear& next, PreparedRows NodeBuffers::* to) {
     for (int node = 0; node < pass.activations.nodes(); node++) {
-        const Rows rows = (pass.activations.on(node).*to).with_depth(next.depth);
+        const LinearRows rows = (pass.activations.on(node).*to).with_depth(next.depth);
         prepare_row(pass, thread, from, width, first, last, row, next, rows);
     }
 }

@@ -7,20 +7,20 @@
 
 namespace ipex_assist {
 
-void run_linears(const Model& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x, int64_t rows,
-                 float* out, int64_t stride) {
+void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x,
+                 int64_t rows, float* out, int64_t stride) {
     if (!model.has_memory()) refuse("the model has no weights yet");
     if (which < QKV || which > DOWN) refuse("there is no linear %d", which);
     if (!x || !out || rows < 1 || rows > INT32_MAX) refuse("%lld rows through a linear", static_cast<long long>(rows));
-    const auto choose = [&](const Layer& layer) -> const Linear& {
+    const auto choose = [&](const PackedLayer& layer) -> const Linear& {
         return which == QKV ? layer.qkv : which == OUTPUT ? layer.output : which == UP ? layer.up : layer.down;
     };
-    const Layer& first_layer = model.layers[0];
+    const PackedLayer& first_layer = model.layers[0];
     const int64_t width = which == OUTPUT ? first_layer.attention.query_width()
                           : which == DOWN ? first_layer.mlp.intermediate_size
                                           : model.spec.hidden_size;
     const int64_t columns = choose(first_layer).blocks * LANES;
-    for (const Layer& layer : model.layers) {
+    for (const PackedLayer& layer : model.layers) {
         if (layer.mlp.experts && which >= UP) refuse("linear %d is one of each expert's", which);
         if (choose(layer).blocks * LANES != columns || choose(layer).depth != choose(first_layer).depth)
             refuse("linear %d differs in shape between layers", which);
@@ -31,17 +31,17 @@ void run_linears(const Model& model, Pool& pool, LinearBuffers& buffers, Which w
     buffers.values.grow(size_t(padded * depth * 4));
     buffers.scales.grow(size_t(padded * depth / 32 * 4));
     buffers.sums.grow(size_t(padded * depth / 32 * 4));
-    Rows in{buffers.values.data(), buffers.scales.as<float>(), buffers.sums.as<int32_t>(), depth};
+    LinearRows in{buffers.values.data(), buffers.scales.as<float>(), buffers.sums.as<int32_t>(), depth};
     if (model.kernels->tiled && rows > DECODE_ROWS) {
         buffers.tiles.grow(size_t(padded * depth));
         in.tiles = buffers.tiles.data();
     }
     pool.run([&](int thread) {
         std::vector<float> buffer(static_cast<size_t>(depth));
-        for (const Layer& layer : model.layers) {
+        for (const PackedLayer& layer : model.layers) {
             const Linear& linear = choose(layer);
             for (int64_t r = share(rows, thread, pool.threads()); r < share(rows, thread + 1, pool.threads()); r++) {
-                const float* row = Model::arrange(linear, x + r * width, width, 0, depth, buffer.data());
+                const float* row = PackedModel::arrange(linear, x + r * width, width, 0, depth, buffer.data());
                 model.kernels->quantize(linear.precision, linear.group, row, width, 0, depth, r, in);
             }
             pool.wait(thread);

@@ -30,7 +30,7 @@ void read_file(int file, int64_t offset, uint8_t* to, int64_t bytes) {
 
 }  // namespace
 
-bool Model::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
+bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
     if (how == MAP || (how == SETTLE && !pool.several_nodes())) {
         Memory mapped(file, offset, size_t(image_bytes_));
         // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.
@@ -60,7 +60,7 @@ bool Model::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
     return true;
 }
 
-const uint8_t* Model::image(int64_t offset, int64_t bytes, uint8_t* buffer) const {
+const uint8_t* PackedModel::image(int64_t offset, int64_t bytes, uint8_t* buffer) const {
     const auto starts_after = [](int64_t place, const Piece& piece) { return place < piece.start; };
     auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset, starts_after) - 1;
     if (offset + bytes <= piece->start + piece->bytes) return piece->at + (offset - piece->start);
@@ -72,7 +72,7 @@ const uint8_t* Model::image(int64_t offset, int64_t bytes, uint8_t* buffer) cons
     return buffer;
 }
 
-bool Model::settle(Pool& pool, int64_t bytes) {
+bool PackedModel::settle(Pool& pool, int64_t bytes) {
     const int64_t end = table_of_ ? table_ - image_.data() : image_bytes_;
     if (writable_ || settled_ >= end) return true;
     if (bytes < PAGE) refuse("%lld bytes of an image are no page", static_cast<long long>(bytes));
@@ -133,7 +133,7 @@ uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
     return sum_of_chunks(pool, size, false, [data](int64_t offset, int64_t, uint8_t*) { return data + offset; });
 }
 
-uint64_t Model::checksum(Pool& pool) const {
+uint64_t PackedModel::checksum(Pool& pool) const {
     if (!has_memory()) refuse("the checksum of an image that is not there");
     return sum_of_chunks(
         pool, image_bytes_, pieces_.size() > 1,

@@ -1,8 +1,8 @@
 // Where a model's weights lie: in the image, which is the same on every machine, and in memory.
 //
 // Where all threads are on one memory node, memory is the image. Else the blocks of all linears that the threads of a
-// node compute (Model::slice) lie one after the other, from a border of huge pages on, so that no page has those of
-// two nodes; and what is not blocks of linears lies before them, in the order that it has in the image.
+// node compute (PackedModel::slice) lie one after the other, from a border of huge pages on, so that no page has those
+// of two nodes; and what is not blocks of linears lies before them, in the order that it has in the image.
 #include <utility>
 
 #include "abi/checks.h"
@@ -19,14 +19,14 @@ size_t whole_pages(size_t bytes) { return size_t(round_up(int64_t(bytes), HUGE_P
 
 }  // namespace
 
-void Model::allocate(const Pool& pool) {
+void PackedModel::allocate(const Pool& pool) {
     place(pool);
     writable_ = true;
     expect_weights();
 }
 
 // Memory for the image, laid out.
-void Model::place(const Pool& pool) {
+void PackedModel::place(const Pool& pool) {
     divide(pool.several_nodes() ? &pool : nullptr);
     if (node_threads_.empty()) {
         image_ = Memory(size_t(image_bytes_));
@@ -45,14 +45,14 @@ void Model::place(const Pool& pool) {
 }
 
 // Whether, and among which threads, memory follows memory nodes: those of a pool, or none.
-void Model::divide(const Pool* pool) {
+void PackedModel::divide(const Pool* pool) {
     node_threads_.clear(), node_starts_.clear();
     if (!pool) return;
     node_starts_.assign(size_t(pool->nodes()), 0);
     for (int node = 0; node <= pool->nodes(); node++) node_threads_.push_back(pool->first_thread(node));
 }
 
-bool Model::follows(const Pool& pool) const {
+bool PackedModel::follows(const Pool& pool) const {
     if (int(node_threads_.size()) != pool.nodes() + 1) return false;
     for (int node = 0; node <= pool.nodes(); node++) {
         if (node_threads_[size_t(node)] != pool.first_thread(node)) return false;
@@ -60,7 +60,7 @@ bool Model::follows(const Pool& pool) const {
     return true;
 }
 
-const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
+const uint8_t* PackedModel::take(int64_t bytes, int64_t alignment) {
     const int64_t at = round_up(image_bytes_, alignment);
     if (bytes > MOST_BYTES - at) refuse("the weights of such a model take more than 2^60 bytes");
     image_bytes_ = at + bytes;
@@ -68,7 +68,7 @@ const uint8_t* Model::take(int64_t bytes, int64_t alignment) {
 }
 
 // What has come since the last piece.
-void Model::end_piece() {
+void PackedModel::end_piece() {
     const int64_t start = pieces_.empty() ? 0 : pieces_.back().start + pieces_.back().bytes;
     if (start == image_bytes_) return;
     pieces_.push_back(
@@ -76,7 +76,7 @@ void Model::end_piece() {
 }
 
 // Each node's threads' blocks of a linear, after those of the linears before.
-void Model::place_on_nodes(Linear& linear) {
+void PackedModel::place_on_nodes(Linear& linear) {
     const int64_t each = block_bytes(linear.precision, linear.group, linear.depth);
     const auto pointer = [](uintptr_t address) { return reinterpret_cast<uint8_t*>(address); };
     take(0, WEIGHTS_ALIGNMENT);
@@ -95,7 +95,7 @@ void Model::place_on_nodes(Linear& linear) {
     linear.weights = linear.nodes->weights;
 }
 
-Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision, int64_t unit) {
+Linear PackedModel::make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision, int64_t unit) {
     Linear linear{};
     linear.unit = unit;
     linear.precision = precision;
@@ -111,9 +111,9 @@ Linear Model::make_linear(int64_t columns_padded, int64_t width, bool bias, Prec
     return linear;
 }
 
-const float* Model::make_vector(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
+const float* PackedModel::make_vector(int64_t size) { return reinterpret_cast<const float*>(take(size * 4, 64)); }
 
-Norm Model::make_norm() {
+Norm PackedModel::make_norm() {
     Norm norm;
     if (spec.norm_weight) norm.weight = make_vector(spec.hidden_size);
     if (spec.norm_bias) norm.bias = make_vector(spec.hidden_size);
@@ -121,7 +121,7 @@ Norm Model::make_norm() {
 }
 
 // The one place that says what lies where; layout version in executors/packed_cache.py changes with it.
-void Model::lay_out() {
+void PackedModel::lay_out() {
     image_bytes_ = elsewhere_ = 0;
     base_ = reinterpret_cast<uintptr_t>(image_.data());
     node_at_ = node_starts_;
@@ -149,7 +149,7 @@ void Model::lay_out() {
     list_linears();
 }
 
-void Model::lay_out_layer(Layer& layer) {
+void PackedModel::lay_out_layer(PackedLayer& layer) {
     const AttentionSpec& a = layer.attention;
     const bool first_norms = layer.norm_place != POST;
     if (first_norms) layer.attention_norm = make_norm();
@@ -165,7 +165,7 @@ void Model::lay_out_layer(Layer& layer) {
     if (layer.has_post_norms()) layer.mlp_out_norm = make_norm();
 }
 
-void Model::lay_out_mlp(Layer& layer) {
+void PackedModel::lay_out_mlp(PackedLayer& layer) {
     const MlpSpec& mlp = layer.mlp;
     if (!mlp.experts) {
         const Mlp made = make_mlp(mlp, mlp.intermediate_size);
@@ -178,7 +178,7 @@ void Model::lay_out_mlp(Layer& layer) {
     if (mlp.shared_size) layer.experts.push_back(make_mlp(mlp, mlp.shared_size));
 }
 
-Mlp Model::make_mlp(const MlpSpec& mlp, int64_t size) {
+Mlp PackedModel::make_mlp(const MlpSpec& mlp, int64_t size) {
     Mlp made;
     made.up = make_linear(part_width(size) * (mlp.gated ? 2 : 1), spec.hidden_size, mlp.bias, mlp.precision,
                           mlp.gated ? 2 : 1);
@@ -186,9 +186,9 @@ Mlp Model::make_mlp(const MlpSpec& mlp, int64_t size) {
     return made;
 }
 
-void Model::list_linears() {
+void PackedModel::list_linears() {
     linears_.clear();
-    for (const Layer& layer : layers) {
+    for (const PackedLayer& layer : layers) {
         linears_.insert(linears_.end(), {&layer.qkv, &layer.output});
         if (layer.mlp.experts) linears_.push_back(&layer.router);
         else linears_.insert(linears_.end(), {&layer.up, &layer.down});
@@ -199,8 +199,8 @@ void Model::list_linears() {
 }
 
 // What a row goes through between linears: see ResidualNorm.
-void Model::make_residual_norms() {
-    const Layer* last = nullptr;
+void PackedModel::make_residual_norms() {
+    const PackedLayer* last = nullptr;
     const auto after_last = [&](ResidualNorm& join) {
         join.add = last != nullptr;
         if (!last) return;
@@ -208,7 +208,7 @@ void Model::make_residual_norms() {
         if (last->has_post_norms()) join.post = &last->mlp_out_norm;
         if (last->norm_place == POST_RESIDUAL) join.post_residual = &last->mlp_norm;
     };
-    for (Layer& layer : layers) {
+    for (PackedLayer& layer : layers) {
         after_last(layer.into_attention);
         layer.into_mlp.late = layer.parallel;
         layer.into_mlp.multiplier = layer.residual_multiplier;

@@ -11,7 +11,7 @@
 
 namespace ipex_assist {
 
-Model::Model(const ModelSpec& given, const LayerSpec* layers_, const Kernels* kernels_)
+PackedModel::PackedModel(const ModelSpec& given, const LayerSpec* layers_, const KernelTable* kernels_)
     : spec(checked(given, layers_)),
       kernels(kernels_),
       layer_specs_(layers_, layers_ + given.layers) {
@@ -24,12 +24,12 @@ Model::Model(const ModelSpec& given, const LayerSpec* layers_, const Kernels* ke
     lay_out();  // from address 0: how many bytes it takes
 }
 
-std::pair<int64_t, int64_t> Model::slice(const Linear& linear, int thread, int threads) const {
+std::pair<int64_t, int64_t> PackedModel::slice(const Linear& linear, int thread, int threads) const {
     const int64_t units = linear.blocks / linear.unit;
     return {share(units, thread, threads) * linear.unit, share(units, thread + 1, threads) * linear.unit};
 }
 
-PackTarget Model::target(Slot slot, int32_t index) const {
+PackTarget PackedModel::target(Slot slot, int32_t index) const {
     if (slot >= GATE_PROJ) return mlp_target(slot, index);
     if (slot >= Q_PROJ) return attention_target(slot, index);
     const int64_t hidden = spec.hidden_size;
@@ -42,9 +42,9 @@ PackTarget Model::target(Slot slot, int32_t index) const {
     }
 }
 
-PackTarget Model::attention_target(Slot slot, int32_t index) const {
+PackTarget PackedModel::attention_target(Slot slot, int32_t index) const {
     if (size_t(index) >= layers.size()) return {};
-    const Layer& layer = layers[size_t(index)];
+    const PackedLayer& layer = layers[size_t(index)];
     const AttentionSpec& a = layer.attention;
     const int64_t hidden = spec.hidden_size;
     switch (slot) {
@@ -56,9 +56,9 @@ PackTarget Model::attention_target(Slot slot, int32_t index) const {
     }
 }
 
-PackTarget Model::mlp_target(Slot slot, int32_t index) const {
+PackTarget PackedModel::mlp_target(Slot slot, int32_t index) const {
     if (index < 0) return {};
-    const Layer& layer = layers[size_t(index % spec.layers)];
+    const PackedLayer& layer = layers[size_t(index % spec.layers)];
     const MlpSpec& mlp = layer.mlp;
     const int32_t expert = index / spec.layers - 1;
     if (expert >= int32_t(layer.experts.size())) return {};
@@ -78,12 +78,12 @@ PackTarget Model::mlp_target(Slot slot, int32_t index) const {
     }
 }
 
-const float* Model::vector(Slot slot, int32_t index, bool bias) const {
+const float* PackedModel::vector(Slot slot, int32_t index, bool bias) const {
     if (slot == FINAL_NORM) return bias ? final_norm.bias : final_norm.weight;
     if (slot == EMBED_NORM) return bias ? embedding_norm.bias : embedding_norm.weight;
     if (slot == EMBED_POSITIONS) return bias ? nullptr : positions_;
     if (size_t(index) >= layers.size()) return nullptr;
-    const Layer& layer = layers[size_t(index)];
+    const PackedLayer& layer = layers[size_t(index)];
     switch (slot) {
         case ATTENTION_NORM: return bias ? layer.attention_norm.bias : layer.attention_norm.weight;
         case ATTENTION_OUT_NORM: return bias ? layer.attention_out_norm.bias : layer.attention_out_norm.weight;
@@ -96,8 +96,8 @@ const float* Model::vector(Slot slot, int32_t index, bool bias) const {
     }
 }
 
-bool Model::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType type, const void* data, int64_t rows,
-                 int64_t columns) {
+bool PackedModel::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType type, const void* data, int64_t rows,
+                       int64_t columns) {
     require_memory();
     if (type < SOURCE_F32 || type > SOURCE_BF16) refuse("there is no source type %d", type);
     if (!data || rows < 1 || columns < 1)
@@ -118,7 +118,7 @@ bool Model::pack(Pool& pool, Slot slot, int32_t index, bool bias, SourceType typ
 }
 
 // False where NaN or infinity is among the values.
-bool Model::pack_linear(Pool& pool, const PackTarget& target, bool bias, SourceType type, const void* data) {
+bool PackedModel::pack_linear(Pool& pool, const PackTarget& target, bool bias, SourceType type, const void* data) {
     const Linear& linear = *target.linear;
     const int64_t count = (target.columns + LANES - 1) / LANES, bytes = type == SOURCE_F32 ? 4 : 2;
     const auto source = [&](int64_t column, int64_t width) {
@@ -171,8 +171,8 @@ void place_int4_column(const uint8_t* values, int64_t width, int64_t depth, int6
 
 }  // namespace
 
-bool Model::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
-                      const uint8_t* zeros, int64_t columns, int64_t width) {
+bool PackedModel::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* values, const float* scales,
+                            const uint8_t* zeros, int64_t columns, int64_t width) {
     require_memory();
     const PackTarget where = target(slot, index);
     if (!where.linear || !where.linear->weights || where.linear->precision != INT4) return false;
@@ -204,15 +204,15 @@ bool Model::pack_int4(Pool& pool, Slot slot, int32_t index, const uint8_t* value
     return true;
 }
 
-const float* Model::arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
-                            float* buffer) {
+const float* PackedModel::arrange(const Linear& linear, const float* row, int64_t width, int64_t first, int64_t last,
+                                  float* buffer) {
     if (!linear.order) return row;
     for (int64_t k = first; k < last && k < width; k++) buffer[k] = row[linear.order[k]];
     return buffer;
 }
 
 // False where NaN or infinity is among the values.
-bool Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns) {
+bool PackedModel::pack_table(Pool& pool, SourceType type, const void* data, int64_t rows, int64_t columns) {
     const int64_t from_bytes = type == SOURCE_F32 ? 4 : 2, to_bytes = spec.precision == FP32 ? 4 : 2;
     const bool same = type == (spec.precision == FP32 ? SOURCE_F32 : SOURCE_BF16);
     std::atomic<bool> numbers{true};
@@ -232,8 +232,8 @@ bool Model::pack_table(Pool& pool, SourceType type, const void* data, int64_t ro
     return numbers;
 }
 
-bool Model::share_table(std::shared_ptr<const Model> other) {
-    for (const Model* each = other.get(); each; each = each->table_of_.get()) {
+bool PackedModel::share_table(std::shared_ptr<const PackedModel> other) {
+    for (const PackedModel* each = other.get(); each; each = each->table_of_.get()) {
         if (each == this) refuse("a model cannot look tokens up in a table that is looked up in its own");
     }
     const bool fits = other->spec.vocab_size == spec.vocab_size && other->spec.embedding_size == spec.embedding_size;
@@ -248,14 +248,14 @@ bool Model::share_table(std::shared_ptr<const Model> other) {
     return fits;
 }
 
-void Model::multiply(const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
-                     int64_t stride) const {
+void PackedModel::multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last,
+                           float* out, int64_t stride) const {
     each_part(linear, first, last, [&](const Linear& part, int64_t from, int64_t end) {
         kernels->linear(part, in, rows, from, end, out + (from - first) * LANES, stride);
     });
 }
 
-void Model::embed(int32_t token, float* out) const {
+void PackedModel::embed(int32_t token, float* out) const {
     if (table_of_) return table_of_->embed(token, out);
     if (table_) {
         const int64_t bytes = spec.precision == FP32 ? 4 : 2;
@@ -275,7 +275,7 @@ void Model::embed(int32_t token, float* out) const {
     }
 }
 
-const float* Model::position_row(int32_t position) const {
+const float* PackedModel::position_row(int32_t position) const {
     return positions_ ? positions_ + int64_t(position + spec.position_offset) * spec.hidden_size : nullptr;
 }
 

@@ -61,7 +61,7 @@ struct Mlp {
 
 // Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
 // two.
-struct Layer : LayerSpec {
+struct PackedLayer : LayerSpec {
     Linear qkv, output, up, down;
     Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
     std::vector<Mlp> experts;  // the shared one is the last
@@ -82,10 +82,10 @@ struct NotFinite : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-class Model {
+class PackedModel {
 public:
     // layers: (spec.layers). Throws std::invalid_argument for specs that no model can have.
-    Model(const ModelSpec& spec, const LayerSpec* layers, const Kernels* kernels);
+    PackedModel(const ModelSpec& spec, const LayerSpec* layers, const KernelTable* kernels);
 
     // Bytes of the image; it is the same on every machine and for any number of threads.
     int64_t image_bytes() const { return image_bytes_; }
@@ -114,7 +114,7 @@ public:
     // Look tokens up in another model's table, which stays as long as this model does. Before `pack`, which then leaves
     // ours empty, or when the image is there: its own table's memory is given back. False where the tables differ in
     // shape.
-    bool share_table(std::shared_ptr<const Model> other);
+    bool share_table(std::shared_ptr<const PackedModel> other);
 
     // Where weights go is said by a slot and, of a layer's, an index: its number, or of its expert e (the shared one is
     // the last) number + layers · (e + 1). Packs a contiguous tensor of the checkpoint (rows, columns). False where no
@@ -135,8 +135,8 @@ public:
     // The blocks of a linear that `thread` computes, and packed: [first, second).
     std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) const;
 
-    // Blocks first <= b < last of a linear: see Kernels::linear.
-    void multiply(const Linear& linear, const Rows& in, int64_t rows, int64_t first, int64_t last, float* out,
+    // Blocks first <= b < last of a linear: see KernelTable::linear.
+    void multiply(const Linear& linear, const LinearRows& in, int64_t rows, int64_t first, int64_t last, float* out,
                   int64_t stride) const;
     void embed(int32_t token, float* out) const;
     const float* position_row(int32_t position) const;
@@ -145,8 +145,8 @@ public:
     Precision attention_precision() const { return spec.precision == FP32 ? FP32 : BF16; }
 
     const ModelSpec spec;
-    const Kernels* const kernels;
-    std::vector<Layer> layers;
+    const KernelTable* const kernels;
+    std::vector<PackedLayer> layers;
     Linear head{}, project_in{}, project_out{};
     Norm final_norm, embedding_norm;
     ResidualNorm into_head;
@@ -171,8 +171,8 @@ private:
     Linear make_linear(int64_t columns_padded, int64_t width, bool bias, Precision precision, int64_t unit = 1);
     const float* make_vector(int64_t size);
     Norm make_norm();
-    void lay_out_layer(Layer& layer);
-    void lay_out_mlp(Layer& layer);
+    void lay_out_layer(PackedLayer& layer);
+    void lay_out_mlp(PackedLayer& layer);
     Mlp make_mlp(const MlpSpec& mlp, int64_t size);
     void list_linears();
     void make_residual_norms();
@@ -205,7 +205,7 @@ private:
     int64_t settled_ = 0;        // of a mapped image, bytes that are memory of our own by now
     std::vector<bool> missing_;  // by flag(): weights that this model has and nobody packed
     int64_t missing_count_ = 0;
-    std::shared_ptr<const Model> table_of_;
+    std::shared_ptr<const PackedModel> table_of_;
     const uint8_t* table_ = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves
     const float* positions_ = nullptr;  // (positions, hidden)
 };

@@ -21,7 +21,7 @@ struct AttentionSpec {
     int32_t sinks;              // whether each query head has a logit beside the scores of its softmax
     float scale;                // of query · key
     float cap;                  // scores x become cap · tanh(x / cap); 0: they stay
-    const float* alibi_slopes;  // (heads), or null; those of a Model's layers are ÷ scale
+    const float* alibi_slopes;  // (heads), or null; those of a PackedModel's layers are ÷ scale
 
     int32_t group() const { return heads / kv_heads; }  // query heads that share a KV head
     int64_t query_width() const { return int64_t(heads) * head_dim; }

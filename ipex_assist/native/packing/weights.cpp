@@ -9,9 +9,9 @@
 
 namespace ipex_assist {
 
-bool Model::ready() const { return image_.data() && missing_count_ == 0 && (!table_of_ || table_of_->ready()); }
+bool PackedModel::ready() const { return image_.data() && missing_count_ == 0 && (!table_of_ || table_of_->ready()); }
 
-bool Model::exists(Slot slot, int32_t index, bool bias) const {
+bool PackedModel::exists(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_TOKENS) return !bias;
     if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
@@ -20,7 +20,7 @@ bool Model::exists(Slot slot, int32_t index, bool bias) const {
     return where.linear && where.linear->weights && (!bias || where.linear->bias);
 }
 
-int64_t Model::vector_size(Slot slot, int32_t index) const {
+int64_t PackedModel::vector_size(Slot slot, int32_t index) const {
     if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
     if (slot != Q_NORM && slot != K_NORM && slot != SINKS) return spec.hidden_size;
     const AttentionSpec& a = layers[size_t(index)].attention;
@@ -28,14 +28,14 @@ int64_t Model::vector_size(Slot slot, int32_t index) const {
     return a.qk_norm == ONE_FOR_HEADS ? a.head_dim : slot == Q_NORM ? a.query_width() : a.kv_width();
 }
 
-size_t Model::flag(Slot slot, int32_t index, bool bias) const {
+size_t PackedModel::flag(Slot slot, int32_t index, bool bias) const {
     const size_t of_layer = slot >= ATTENTION_NORM ? size_t(index) : 0;
     return (of_layer * SLOTS + size_t(slot)) * 2 + size_t(bias);
 }
 
-void Model::expect_weights() {
+void PackedModel::expect_weights() {
     int32_t experts = 0;  // of the layer that has most
-    for (const Layer& layer : layers) experts = std::max(experts, layer.mlp.count());
+    for (const PackedLayer& layer : layers) experts = std::max(experts, layer.mlp.count());
     const int32_t places = spec.layers * (1 + experts);
     missing_.assign(size_t(places) * SLOTS * 2, false);
     missing_count_ = 0;
@@ -56,19 +56,19 @@ void Model::expect_weights() {
     }
 }
 
-void Model::arrived(Slot slot, int32_t index, bool bias) {
+void PackedModel::arrived(Slot slot, int32_t index, bool bias) {
     const size_t which = flag(slot, index, bias);
     if (which >= missing_.size() || !missing_[which]) return;
     missing_[which] = false;
     missing_count_--;
 }
 
-void Model::require_memory() const {
+void PackedModel::require_memory() const {
     if (!image_.data()) refuse("weights are packed into memory that is allocated first");
     if (!writable_) refuse("the weights are those of a mapped file, and cannot be packed over");
 }
 
-void Model::refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const {
+void PackedModel::refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const {
     constexpr int64_t PIECE = 256;
     float values[PIECE];
     const int64_t size = rows * columns, bytes = type == SOURCE_F32 ? 4 : 2;
@@ -85,7 +85,7 @@ void Model::refuse_values(SourceType type, const void* data, int64_t rows, int64
     throw NotFinite("NaN or infinity");
 }
 
-bool Model::set_order(Slot slot, int32_t index, const int32_t* order, int64_t width) {
+bool PackedModel::set_order(Slot slot, int32_t index, const int32_t* order, int64_t width) {
     require_memory();
     const PackTarget where = target(slot, index);
     if (!where.linear || !where.linear->order || width != where.width) return false;

@@ -81,7 +81,7 @@ void Barrier::reset() {
     abandoned_.store(false, std::memory_order_relaxed);
 }
 
-void Barrier::add_to(Statistics& sum) const {
+void Barrier::add_to(PoolStatistics& sum) const {
     sum.barriers += waiters_[0].waits;
     for (const Waiter& waiter : waiters_) sum.waits += waiter.waits, sum.parks += waiter.parks;
 }

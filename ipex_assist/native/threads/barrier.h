@@ -10,7 +10,7 @@
 namespace ipex_assist {
 
 // What a pool's threads have done; `waits` and `parks` are sums over the threads.
-struct Statistics {
+struct PoolStatistics {
     uint64_t runs = 0, barriers = 0, waits = 0, parks = 0;
 };
 
@@ -30,7 +30,7 @@ public:
     void abandon();
     void reset();
     // Called when no thread is in `wait`.
-    void add_to(Statistics& sum) const;
+    void add_to(PoolStatistics& sum) const;
 
 private:
     static constexpr int GROUP = 8;

@@ -87,9 +87,9 @@ void Pool::end() {
     stop_ = false;
 }
 
-Statistics Pool::statistics() {
+PoolStatistics Pool::statistics() {
     const std::lock_guard<Lock> lock(run_lock_);
-    Statistics sum;
+    PoolStatistics sum;
     sum.runs = runs_;
     for (const auto& team : teams_) {
         if (team) team->barrier.add_to(sum);

@@ -36,7 +36,7 @@ public:
     // Within a run: returns when all its threads are here. Throws where one of them has failed.
     void wait(int thread) { team_->barrier.wait(thread); }
     // Of all runs so far; waits for the end of a run.
-    Statistics statistics();
+    PoolStatistics statistics();
 
     // f(thread) in each of the first `threads` threads (0, or more than there are: in all); returns when all have
     // ended. The other threads are left alone. One caller at a time; others wait. The threads' floating-point control
