@@ -17,14 +17,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
 
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.interface import ANY_ROWS, Model, Rows
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.model_bytes import library_bytes, native_bytes
 from ipex_assist.executors.native import NativeModel
 from ipex_assist.models import ARCHITECTURES
-from ipex_assist.models.spec import AttentionSpec, DecoderSpec, MlpSpec, Rope
+from ipex_assist.models.spec import AttentionSpec, DecoderSpec, Experts, MlpSpec, Rope
 from ipex_assist.native.library import unavailable
+from ipex_assist.native.sizes import core_sizes
 
 native = pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or "")
 
@@ -175,6 +177,15 @@ def test_bytes_follow_the_layers() -> None:
     alike = replace(spec, layers=spec.layers[:1] * 4)
     assert sizes.weights > native_bytes(alike, "fp32", wanted=1).weights  # type: ignore[operator]
     assert sizes.workspace > native_bytes(alike, "fp32", wanted=1).workspace
+
+
+@native
+def test_sizes_that_no_memory_holds_are_refused() -> None:
+    """Each is allowed, and all together are more bytes than 64 bits count."""
+    spec = Differing().decoder_spec()
+    layer = replace(spec.layers[0], mlp=Experts(1024, 1, intermediate_size=1 << 20))
+    with pytest.raises(IpexAssistError, match=r"more than 2\^60 bytes"):
+        core_sizes(replace(spec, hidden_size=1 << 20, layers=(layer,) * 1000), "bf16", 32)
 
 
 @native
