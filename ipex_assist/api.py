@@ -20,7 +20,7 @@ def load(target: str, assistant: str | None = AUTO, **options: Any) -> TextModel
     torch's number of threads is the caller's, before and after. The native core has a pool of its own, one thread a
     core; where torch does nothing else, torch.set_num_threads(1) after loading, as the commands do it, keeps torch's
     pool from spinning against that while a large vocabulary is sampled from.
-    Raises UsageError for an option that is none, a wrong value, or a combination that cannot work, IpexAssistError
+    Raises UsageError for an unknown option, an invalid value, or a combination that cannot work, IpexAssistError
     where a model cannot be loaded.
     """
     return load_by(LoadOptions.of(target=target, assistant=NONE if assistant is None else assistant, **options))

@@ -1,4 +1,4 @@
-"""The fields of a line in a file of prompts, and the errors for wrong ones."""
+"""The fields of a line in a file of prompts, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIELDS = ("id", "prompt", "messages", "chat", *OPTIONS)
 
 
 def check_options(fields: Mapping[str, Any], defaults: GenerationOptions) -> GenerationOptions:
-    """The options among `fields`, and the defaults for others; null is as good as absent.
+    """The options among `fields`, and the defaults for the others; null counts as absent.
 
     Raises:
         LineError: the first value that is of the wrong kind or out of range.
@@ -37,7 +37,7 @@ def check_messages(value: Any) -> list[dict[str, Any]]:
     """A conversation as chat templates take it; the objects may have more fields than role and content.
 
     Raises:
-        LineError: it is none.
+        LineError: `value` is not such a conversation.
     """
     if not isinstance(value, list) or not value:
         raise LineError(ROLES_NEED)

@@ -40,15 +40,15 @@ class Config:
     Names are Hugging Face's usual ones; `other_names` are those that an architecture's files have instead
     ("n_embd" for "hidden_size"), as transformers' own `attribute_map` lists them.
 
-    Each method returns the value at `name`, and `default` where the file has none or null; without a default it must be
-    there. ConfigError for a value of another type.
+    Each method returns the value at `name`, or `default` where the file has none or null; without a default it is
+    required. ConfigError for a value of another type.
     """
 
     def __init__(self, values: Mapping[str, Any], other_names: Mapping[str, str] | None = None) -> None:
         self.values, self.other_names = values, other_names or {}
 
     def stored_name(self, name: str) -> str:
-        """What the file calls it."""
+        """The name that the file has for it."""
         return self.other_names.get(name, name)
 
     def integer(self, name: str, default: int | None = None) -> int:

@@ -21,7 +21,7 @@ def spec(config: Config) -> DecoderSpec:
 
 
 def shared(config: Config) -> dict[str, Any]:
-    """What GLM-4 0414 does, too."""
+    """The fields that GLM-4 0414 shares."""
     head_dim = config.integer("head_dim", 128)
     return {
         "head_dim": head_dim,

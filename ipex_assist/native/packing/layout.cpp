@@ -1,8 +1,8 @@
 // Where a model's weights lie: in the image, which is the same on every machine, and in memory.
 //
 // Where all threads are on one memory node, memory is the image. Else the blocks of all linears that the threads of a
-// node compute (PackedModel::slice) lie one after the other, from a border of huge pages on, so that no page has those
-// of two nodes; and what is not blocks of linears lies before them, in the order that it has in the image.
+// node compute (PackedModel::slice) lie one after the other, from a huge-page boundary on, so that no page holds those
+// of two nodes; everything else lies before them, in the order of the image.
 #include <utility>
 
 #include "abi/checks.h"
@@ -33,7 +33,7 @@ void PackedModel::place(const Pool& pool) {
         return lay_out();
     }
     image_ = Memory();
-    lay_out();  // from address 0: how many bytes lie on each node
+    lay_out();  // from address 0, to count the bytes of each node
     size_t bytes = whole_pages(size_t(image_bytes_ - elsewhere_));
     for (size_t node = 0; node < node_at_.size(); node++) {
         node_starts_[node] = bytes;
@@ -44,7 +44,7 @@ void PackedModel::place(const Pool& pool) {
     lay_out();
 }
 
-// Whether, and among which threads, memory follows memory nodes: those of a pool, or none.
+// Divides memory among the nodes of a pool's threads; null: it stays in one part.
 void PackedModel::divide(const Pool* pool) {
     node_threads_.clear(), node_starts_.clear();
     if (!pool) return;
@@ -67,7 +67,7 @@ const uint8_t* PackedModel::take(int64_t bytes, int64_t alignment) {
     return reinterpret_cast<const uint8_t*>(base_ + uintptr_t(at - elsewhere_));
 }
 
-// What has come since the last piece.
+// Ends the piece of the image that began after the last one.
 void PackedModel::end_piece() {
     const int64_t start = pieces_.empty() ? 0 : pieces_.back().start + pieces_.back().bytes;
     if (start == image_bytes_) return;

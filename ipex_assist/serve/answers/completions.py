@@ -74,7 +74,7 @@ class CompletionWriter(ChunkWriter):
         return completion_form([*prompt, *text.tokens], texts, 0, self._top, echoed.tokens[0])
 
     def whole(self) -> dict[str, Any]:
-        """Completion."""
+        """The completion as one object."""
         choices = []
         for text in self.texts.all:
             assert text.result is not None
