@@ -297,7 +297,7 @@ void check_division(const KernelTable& k) {
                 const int64_t unit = layer.mlp.gated && linear == &up ? 2 : 1;
                 int64_t reached = 0;
                 for (int t = 0; t < threads; t++) {
-                    const auto [first, last] = model.slice(*linear, t, threads);
+                    const auto [first, last] = ipex_assist::slice(*linear, t, threads);
                     CHECK(first == reached && last >= first, "slice %d of %d", t, threads);
                     CHECK(first % unit == 0, "gate without up");
                     CHECK(last - first <= (linear->blocks / unit + threads - 1) / threads * unit,

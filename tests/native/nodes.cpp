@@ -90,7 +90,7 @@ std::map<uintptr_t, int> check_pages(const Fixture& x, int nodes) {
     };
     for (const Linear* linear : linears_of(model)) {
         for (int t = 0; t < x.pool.threads(); t++) {
-            const auto [first, last] = model.slice(*linear, t, x.pool.threads());
+            const auto [first, last] = ipex_assist::slice(*linear, t, x.pool.threads());
             for (int64_t b = first; b < last; b++) {
                 const uint8_t* block = weights_of(*linear, b);
                 CHECK(blocks.insert(block).second, "two blocks in one place");

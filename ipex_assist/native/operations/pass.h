@@ -101,7 +101,7 @@ struct Pass {
 
 // The blocks of a linear that a thread of the pass computes: [first, second).
 inline std::pair<int64_t, int64_t> slice(const Pass& pass, const Linear& linear, int thread) {
-    return pass.model.slice(linear, thread, pass.plan.threads);
+    return slice(linear, thread, pass.plan.threads);
 }
 
 void run_layers(Pass& pass, int thread);  // and the head; by every thread of the pass

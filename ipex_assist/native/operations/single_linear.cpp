@@ -45,7 +45,7 @@ void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, W
                 model.kernels->quantize(linear.precision, linear.group, row, width, 0, depth, r, in);
             }
             pool.wait(thread);
-            const auto [first, last] = model.slice(linear, thread, pool.threads());
+            const auto [first, last] = slice(linear, thread, pool.threads());
             model.multiply(linear, in, rows, first, last, out + first * LANES, stride);
             pool.wait(thread);
         }

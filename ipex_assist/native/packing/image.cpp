@@ -32,37 +32,37 @@ void read_file(int file, int64_t offset, uint8_t* to, int64_t bytes) {
 
 bool PackedModel::adopt(Pool& pool, int file, int64_t offset, Adoption how) {
     if (how == MAP || (how == SETTLE && !pool.several_nodes())) {
-        Memory mapped(file, offset, size_t(image_bytes_));
+        Memory mapped(file, offset, size_t(image_bytes()));
         // What a mapping lacks in huge pages it makes up by being there at once, and shared by all that map it.
         madvise(mapped.data(), mapped.size(), MADV_WILLNEED);
         image_ = std::move(mapped);
         writable_ = false, settled_ = 0;
-        divide(nullptr);
-        lay_out();
-        expect_none();
+        layout_.divide(nullptr);
+        layout_.place(*this, layer_specs_, image_.data());
+        arrivals_.expect_none();
         return how == MAP;
     }
     allocate(pool);
     pool.run([&](int thread) {
-        for (const Piece& piece : pieces_) {
+        for (const ImageLayout::Piece& piece : layout_.pieces()) {
             // Of a node's blocks its threads read as much each, and of what everybody reads everybody.
             const bool everybody = piece.node < 0;
             if (!everybody && piece.node != pool.node(thread)) continue;
-            const int before = everybody ? 0 : node_threads_[size_t(piece.node)];
-            const int threads = everybody ? pool.threads() : node_threads_[size_t(piece.node) + 1] - before;
+            const int before = everybody ? 0 : layout_.first_thread(piece.node);
+            const int threads = everybody ? pool.threads() : layout_.first_thread(piece.node + 1) - before;
             const int64_t pages = (piece.bytes + PAGE - 1) / PAGE;
             const int64_t first = share(pages, thread - before, threads) * PAGE;
             const int64_t last = std::min(share(pages, thread - before + 1, threads) * PAGE, piece.bytes);
             read_file(file, offset + piece.start + first, piece.at + first, last - first);
         }
     });
-    expect_none();
+    arrivals_.expect_none();
     return true;
 }
 
 const uint8_t* PackedModel::image(int64_t offset, int64_t bytes, uint8_t* buffer) const {
-    const auto starts_after = [](int64_t place, const Piece& piece) { return place < piece.start; };
-    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset, starts_after) - 1;
+    const auto starts_after = [](int64_t place, const ImageLayout::Piece& piece) { return place < piece.start; };
+    auto piece = std::upper_bound(layout_.pieces().begin(), layout_.pieces().end(), offset, starts_after) - 1;
     if (offset + bytes <= piece->start + piece->bytes) return piece->at + (offset - piece->start);
     for (int64_t done = 0; done < bytes; piece++) {
         const int64_t skipped = offset + done - piece->start, size = std::min(piece->bytes - skipped, bytes - done);
@@ -73,7 +73,7 @@ const uint8_t* PackedModel::image(int64_t offset, int64_t bytes, uint8_t* buffer
 }
 
 bool PackedModel::settle(Pool& pool, int64_t bytes) {
-    const int64_t end = table_of_ ? table_ - image_.data() : image_bytes_;
+    const int64_t end = table_of_ ? table - image_.data() : image_bytes();
     if (writable_ || settled_ >= end) return true;
     if (bytes < PAGE) refuse("%lld bytes of an image are no page", static_cast<long long>(bytes));
     const uint8_t* start = image_.data() + settled_;
@@ -136,7 +136,7 @@ uint64_t checksum(Pool& pool, const uint8_t* data, int64_t size) {
 uint64_t PackedModel::checksum(Pool& pool) const {
     if (!has_memory()) refuse("the checksum of an image that is not there");
     return sum_of_chunks(
-        pool, image_bytes_, pieces_.size() > 1,
+        pool, image_bytes(), layout_.pieces().size() > 1,
         [this](int64_t offset, int64_t bytes, uint8_t* buffer) { return image(offset, bytes, buffer); });
 }
 

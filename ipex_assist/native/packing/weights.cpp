@@ -1,17 +1,80 @@
-// Which weights a model has, which of them have arrived, and what is wrong with those that cannot be used.
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <string>
+#include "packing/weights.h"
 
-#include "abi/checks.h"
-#include "packing/model.h"
+#include "memory/round_up.h"
 
 namespace ipex_assist {
+namespace {
 
-bool PackedModel::ready() const { return image_.data() && missing_count_ == 0 && (!table_of_ || table_of_->ready()); }
+PackTarget attention_target(const ModelWeights& w, Slot slot, int32_t index) {
+    if (size_t(index) >= w.layers.size()) return {};
+    const PackedLayer& layer = w.layers[size_t(index)];
+    const AttentionSpec& a = layer.attention;
+    const int64_t hidden = w.spec.hidden_size;
+    switch (slot) {
+        case Q_PROJ: return {&layer.qkv, 0, 1, a.query_width(), hidden};
+        case K_PROJ: return {&layer.qkv, a.key_column() / LANES, 1, a.kv_width(), hidden};
+        case V_PROJ: return {&layer.qkv, a.value_column() / LANES, 1, a.kv_width(), hidden};
+        case O_PROJ: return {&layer.output, 0, 1, hidden, a.query_width()};
+        default: return {};
+    }
+}
 
-bool PackedModel::exists(Slot slot, int32_t index, bool bias) const {
+PackTarget mlp_target(const ModelWeights& w, Slot slot, int32_t index) {
+    if (index < 0) return {};
+    const PackedLayer& layer = w.layers[size_t(index % w.spec.layers)];
+    const MlpSpec& mlp = layer.mlp;
+    const int32_t expert = index / w.spec.layers - 1;
+    if (expert >= int32_t(layer.experts.size())) return {};
+    const int64_t hidden = w.spec.hidden_size,
+                  size = mlp.experts && expert == mlp.experts ? mlp.shared_size : mlp.intermediate_size;
+    const Linear& up = expert < 0 ? layer.up : layer.experts[size_t(expert)].up;
+    const Linear& down = expert < 0 ? layer.down : layer.experts[size_t(expert)].down;
+    switch (slot) {
+        case GATE_PROJ: return {mlp.gated ? &up : nullptr, 0, 2, size, hidden};
+        case UP_PROJ: return {&up, mlp.gated ? 1 : 0, mlp.gated ? 2 : 1, size, hidden};
+        case DOWN_PROJ: return {&down, 0, 1, hidden, size};
+        case ROUTER: return {expert < 0 ? &layer.router : nullptr, 0, 1, mlp.experts, hidden};
+        case SHARED_GATE:
+            return {expert < 0 && mlp.shared_gate ? &layer.router : nullptr, round_up(mlp.experts, LANES) / LANES, 1, 1,
+                    hidden};
+        default: return {};
+    }
+}
+
+}  // namespace
+
+PackTarget ModelWeights::target(Slot slot, int32_t index) const {
+    if (slot >= GATE_PROJ) return mlp_target(*this, slot, index);
+    if (slot >= Q_PROJ) return attention_target(*this, slot, index);
+    const int64_t hidden = spec.hidden_size;
+    switch (slot) {
+        case EMBED_TOKENS: return {spec.tied_head ? &head : nullptr, 0, 1, spec.vocab_size, spec.embedding_size};
+        case LM_HEAD: return {&head, 0, 1, spec.vocab_size, spec.embedding_size};
+        case PROJECT_IN: return {&project_in, 0, 1, hidden, spec.embedding_size};
+        case PROJECT_OUT: return {&project_out, 0, 1, spec.embedding_size, hidden};
+        default: return {};
+    }
+}
+
+const float* ModelWeights::vector(Slot slot, int32_t index, bool bias) const {
+    if (slot == FINAL_NORM) return bias ? final_norm.bias : final_norm.weight;
+    if (slot == EMBED_NORM) return bias ? embedding_norm.bias : embedding_norm.weight;
+    if (slot == EMBED_POSITIONS) return bias ? nullptr : positions;
+    if (size_t(index) >= layers.size()) return nullptr;
+    const PackedLayer& layer = layers[size_t(index)];
+    switch (slot) {
+        case ATTENTION_NORM: return bias ? layer.attention_norm.bias : layer.attention_norm.weight;
+        case ATTENTION_OUT_NORM: return bias ? layer.attention_out_norm.bias : layer.attention_out_norm.weight;
+        case MLP_NORM: return bias ? layer.mlp_norm.bias : layer.mlp_norm.weight;
+        case MLP_OUT_NORM: return bias ? layer.mlp_out_norm.bias : layer.mlp_out_norm.weight;
+        case Q_NORM: return bias ? nullptr : layer.q_norm;
+        case K_NORM: return bias ? nullptr : layer.k_norm;
+        case SINKS: return bias ? nullptr : layer.sinks;
+        default: return nullptr;
+    }
+}
+
+bool ModelWeights::exists(Slot slot, int32_t index, bool bias) const {
     if (slot == EMBED_TOKENS) return !bias;
     if (slot == SHARED_GATE && bias) return false;  // the router's
     if (slot == LM_HEAD && spec.tied_head) return false;
@@ -20,7 +83,7 @@ bool PackedModel::exists(Slot slot, int32_t index, bool bias) const {
     return where.linear && where.linear->weights && (!bias || where.linear->bias);
 }
 
-int64_t PackedModel::vector_size(Slot slot, int32_t index) const {
+int64_t ModelWeights::vector_size(Slot slot, int32_t index) const {
     if (slot == EMBED_POSITIONS) return int64_t(spec.positions) * spec.hidden_size;
     if (slot != Q_NORM && slot != K_NORM && slot != SINKS) return spec.hidden_size;
     const AttentionSpec& a = layers[size_t(index)].attention;
@@ -28,77 +91,17 @@ int64_t PackedModel::vector_size(Slot slot, int32_t index) const {
     return a.qk_norm == ONE_FOR_HEADS ? a.head_dim : slot == Q_NORM ? a.query_width() : a.kv_width();
 }
 
-size_t PackedModel::flag(Slot slot, int32_t index, bool bias) const {
-    const size_t of_layer = slot >= ATTENTION_NORM ? size_t(index) : 0;
-    return (of_layer * SLOTS + size_t(slot)) * 2 + size_t(bias);
-}
-
-void PackedModel::expect_weights() {
-    int32_t experts = 0;  // of the layer that has most
-    for (const PackedLayer& layer : layers) experts = std::max(experts, layer.mlp.count());
-    const int32_t places = spec.layers * (1 + experts);
-    missing_.assign(size_t(places) * SLOTS * 2, false);
-    missing_count_ = 0;
-    for (int32_t number = EMBED_TOKENS; number < SLOTS; number++) {
-        const Slot slot = Slot(number);
-        for (int32_t index = 0; index < (slot >= ATTENTION_NORM ? places : 1); index++) {
-            for (const bool bias : {false, true}) {
-                if (!exists(slot, index, bias)) continue;
-                missing_[flag(slot, index, bias)] = true;
-                missing_count_++;
-            }
-        }
+std::vector<const Linear*> ModelWeights::linears() const {
+    std::vector<const Linear*> all;
+    for (const PackedLayer& layer : layers) {
+        all.insert(all.end(), {&layer.qkv, &layer.output});
+        if (layer.mlp.experts) all.push_back(&layer.router);
+        else all.insert(all.end(), {&layer.up, &layer.down});
+        for (const Mlp& expert : layer.experts) all.insert(all.end(), {&expert.up, &expert.down});
     }
-    if (table_of_ && !spec.tied_head) arrived(EMBED_TOKENS, 0, false);
-    for (const Linear* linear : linears_) {
-        int32_t* order = const_cast<int32_t*>(linear->order);
-        if (order) std::iota(order, order + linear->depth, 0);
-    }
-}
-
-void PackedModel::arrived(Slot slot, int32_t index, bool bias) {
-    const size_t which = flag(slot, index, bias);
-    if (which >= missing_.size() || !missing_[which]) return;
-    missing_[which] = false;
-    missing_count_--;
-}
-
-void PackedModel::require_memory() const {
-    if (!image_.data()) refuse("weights are packed into memory that is allocated first");
-    if (!writable_) refuse("the weights are those of a mapped file, and cannot be packed over");
-}
-
-void PackedModel::refuse_values(SourceType type, const void* data, int64_t rows, int64_t columns) const {
-    constexpr int64_t PIECE = 256;
-    float values[PIECE];
-    const int64_t size = rows * columns, bytes = type == SOURCE_F32 ? 4 : 2;
-    for (int64_t start = 0; start < size; start += PIECE) {
-        const int64_t count = size - start < PIECE ? size - start : PIECE;
-        if (kernels->widen(type, static_cast<const uint8_t*>(data) + start * bytes, count, values)) continue;
-        int64_t i = 0;
-        while (std::isfinite(values[i])) i++;
-        const std::string what = std::isnan(values[i]) ? "NaN" : "infinity",
-                          row = std::to_string((start + i) / columns);
-        throw NotFinite(what + " in row " + row +
-                        (columns > 1 ? ", column " + std::to_string((start + i) % columns) : ""));
-    }
-    throw NotFinite("NaN or infinity");
-}
-
-bool PackedModel::set_order(Slot slot, int32_t index, const int32_t* order, int64_t width) {
-    require_memory();
-    const PackTarget where = target(slot, index);
-    if (!where.linear || !where.linear->order || width != where.width) return false;
-    std::vector<bool> seen(static_cast<size_t>(width));
-    for (int64_t i = 0; i < width; i++) {
-        if (order[i] < 0 || order[i] >= width || seen[size_t(order[i])]) {
-            refuse("an order of columns names column %d of %lld twice, or one that is not there", order[i],
-                   static_cast<long long>(width));
-        }
-        seen[size_t(order[i])] = true;
-    }
-    std::copy(order, order + width, const_cast<int32_t*>(where.linear->order));
-    return true;
+    if (spec.projected_embedding) all.insert(all.end(), {&project_in, &project_out});
+    all.push_back(&head);
+    return all;
 }
 
 }  // namespace ipex_assist

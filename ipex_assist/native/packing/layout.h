@@ -1,0 +1,63 @@
+// Where a model's weights lie: in the image, which is the same on every machine, and in memory.
+//
+// Where all threads are on one memory node, memory is the image. Else the blocks of all linears that the threads of a
+// node compute (slice) lie one after the other, from a huge-page boundary on, so that no page holds those of two nodes;
+// everything else lies before them, in the order of the image.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "packing/weights.h"
+#include "threads/pool.h"
+
+namespace ipex_assist {
+
+class ImageLayout {
+public:
+    // Bytes of the image that lie side by side in memory, too.
+    struct Piece {
+        int64_t start, bytes;
+        uint8_t* at;
+        int node;  // -1: all read it
+    };
+
+    // Divides memory among the nodes of a pool's threads; null: it stays in one part.
+    void divide(const Pool* pool);
+    bool divided() const { return !node_threads_.empty(); }
+    // Whether the blocks of slices lie on the nodes of this pool's threads.
+    bool follows(const Pool& pool) const;
+    // A node's first thread; of one more than there are, the number of threads.
+    int first_thread(int node) const { return node_threads_[size_t(node)]; }
+    // Places the weights of layers of these specs from `start` on; null counts bytes. The one place that says what lies
+    // where; LAYOUT_VERSION in executors/packed_cache.py changes with it.
+    void place(ModelWeights& weights, const std::vector<LayerSpec>& layers, uint8_t* start);
+    // Of divided memory, after a `place` from null: bytes of all nodes, each from a huge-page boundary on, which the
+    // next `place` takes.
+    int64_t reserve_nodes();
+
+    int64_t bytes() const { return bytes_; }                      // of the image
+    int64_t common_bytes() const { return bytes_ - elsewhere_; }  // of these, what is not blocks on nodes
+    const std::vector<Piece>& pieces() const { return pieces_; }  // all of the image, in its order
+
+private:
+    const uint8_t* take(int64_t bytes, int64_t alignment);
+    void end_piece();
+    void place_on_nodes(Linear& linear);
+    Linear linear(const ModelSpec& spec, int64_t columns, int64_t width, bool bias, Precision precision,
+                  int64_t unit = 1);
+    const float* vector(int64_t size);
+    Norm norm(const ModelSpec& spec);
+    void place_layer(const ModelSpec& spec, PackedLayer& layer);
+    void place_mlp(const ModelSpec& spec, PackedLayer& layer);
+    Mlp mlp(const ModelSpec& spec, const MlpSpec& mlp, int64_t size);
+
+    int64_t bytes_ = 0, elsewhere_ = 0;    // and of these, blocks on nodes
+    uintptr_t base_ = 0;                   // of the image while it is laid out
+    std::vector<int> node_threads_;        // each node's first thread, and the number of threads; empty: one node
+    std::vector<uintptr_t> node_offsets_;  // of each node's blocks from the start
+    std::vector<uintptr_t> node_at_;       // where the next blocks of each node go while it is laid out
+    std::vector<std::vector<NodeBlocks>> node_blocks_;  // Linear::nodes
+    std::vector<Piece> pieces_;
+};
+
+}  // namespace ipex_assist

@@ -1,0 +1,131 @@
+// The weights of a model by name: what each of them is, and where it lies.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "packing/spec.h"
+#include "threads/pool.h"
+
+namespace ipex_assist {
+
+enum Slot : int32_t {
+    EMBED_TOKENS,
+    EMBED_POSITIONS,
+    PROJECT_IN,
+    PROJECT_OUT,
+    LM_HEAD,
+    FINAL_NORM,
+    EMBED_NORM,
+    ATTENTION_NORM,
+    ATTENTION_OUT_NORM,
+    MLP_NORM,
+    MLP_OUT_NORM,
+    Q_NORM,
+    K_NORM,
+    SINKS,
+    Q_PROJ,
+    K_PROJ,
+    V_PROJ,
+    O_PROJ,
+    GATE_PROJ,
+    UP_PROJ,
+    DOWN_PROJ,
+    ROUTER,
+    SHARED_GATE,
+    SLOTS
+};
+
+struct Norm {
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+};
+
+// What happens to a row x between two linears: it gets what the first gave (delta), times `multiplier`, and the second
+// gets x; with the norms that there are.
+struct ResidualNorm {
+    bool add = true;                      // not before the first layer
+    bool late = false;                    // the second gets what x was before delta came: in parallel layers
+    float multiplier = 1;                 // of delta
+    const Norm* post = nullptr;           // of delta
+    const Norm* post_residual = nullptr;  // of x and delta, which becomes x
+    const Norm* pre = nullptr;            // of what the second gets
+};
+
+struct Mlp {
+    Linear up, down;
+};
+
+// Its steps are into_attention, qkv, attention, output, into_mlp, up, down; or router and experts in place of the last
+// two.
+struct PackedLayer : LayerSpec {
+    Linear qkv, output, up, down;
+    Linear router;             // fp32; where there is a shared gate, it has the first column of the last block
+    std::vector<Mlp> experts;  // the shared one is the last
+    ResidualNorm into_attention, into_mlp;
+    Norm attention_norm, attention_out_norm, mlp_norm, mlp_out_norm;  // the latter of each is a post norm
+    const float *q_norm = nullptr, *k_norm = nullptr;
+    const float* sinks = nullptr;  // (heads), or null
+};
+
+// Where the rows of a checkpoint's matrix go: to every `step`-th block of a linear from `first` on.
+struct PackTarget {
+    const Linear* linear;
+    int64_t first, step, columns, width;
+};
+
+// All weights of a model, as ImageLayout places them. Where one goes is said by a slot and, of a layer's, an index: the
+// layer's number, or of its expert e (the shared one is the last) number + layers · (e + 1).
+struct ModelWeights {
+    explicit ModelWeights(const ModelSpec& of) : spec(of) {}
+
+    // Whether the head serves as the table of embeddings.
+    bool head_is_table() const { return spec.tied_head && (spec.precision == FP32 || spec.precision == BF16); }
+    // Where a matrix goes; no linear where it is none of this model's.
+    PackTarget target(Slot slot, int32_t index) const;
+    // A norm, a bias of a norm, sinks or positions; null where it is none of this model's.
+    const float* vector(Slot slot, int32_t index, bool bias) const;
+    int64_t vector_size(Slot slot, int32_t index) const;
+    bool exists(Slot slot, int32_t index, bool bias) const;
+    std::vector<const Linear*> linears() const;
+
+    const ModelSpec spec;
+    std::vector<PackedLayer> layers;
+    Linear head{}, project_in{}, project_out{};
+    Norm final_norm, embedding_norm;
+    ResidualNorm into_head;
+    const uint8_t* table = nullptr;    // (vocab, embedding) bf16 or fp32, unless the head serves
+    const float* positions = nullptr;  // (positions, hidden)
+};
+
+// The blocks of a linear that a thread computes and packs: [first, second).
+inline std::pair<int64_t, int64_t> slice(const Linear& linear, int thread, int threads) {
+    const int64_t units = linear.blocks / linear.unit;
+    return {share(units, thread, threads) * linear.unit, share(units, thread + 1, threads) * linear.unit};
+}
+
+// Where a block of a linear lies.
+inline const uint8_t* weights_of(const Linear& linear, int64_t block) {
+    const NodeBlocks* node = linear.nodes;
+    while (node && node[1].first <= block) node++;
+    return (node ? node->weights : linear.weights) + block * block_bytes(linear.precision, linear.group, linear.depth);
+}
+
+// f(part, from, end) for blocks first <= b < last of a linear: for those of each memory node, as `part` has them.
+template <class F>
+void each_part(const Linear& linear, int64_t first, int64_t last, F&& f) {
+    if (!linear.nodes) {
+        if (first < last) f(linear, first, last);
+        return;
+    }
+    Linear part = linear;
+    part.nodes = nullptr;
+    for (const NodeBlocks* node = linear.nodes; node->first < last; node++) {
+        const int64_t from = first > node->first ? first : node->first,
+                      end = last < node[1].first ? last : node[1].first;
+        part.weights = node->weights;
+        if (from < end) f(part, from, end);
+    }
+}
+
+}  // namespace ipex_assist
