@@ -178,7 +178,9 @@ class Mixture(Model):
 
     def __init__(self) -> None:
         experts = SimpleNamespace(count=COUNT, per_token=PER_TOKEN)
-        self.spec: Any = SimpleNamespace(context_length=4096, vocab_size=50, num_hidden_layers=3, experts=experts)
+        self.spec: Any = SimpleNamespace(
+            context_length=4096, vocab_size=50, num_hidden_layers=3, experts=experts, expert_layers=[experts] * 3
+        )
         self.now = 0.0
 
     @property

@@ -146,7 +146,7 @@ def test_rows_that_are_no_numbers(sampling: Sampling, value: float, everywhere: 
     for bad in range(4):
         logits = rows(1, 2, 3, 4)
         logits[bad, slice(None) if everywhere else 5] = value
-        with pytest.raises(LogitsError, match=f"the target .* behind the {10 + bad} tokens"):
+        with pytest.raises(LogitsError, match=f"the target .* after {10 + bad} tokens"):
             round_of(logits, [1, 2, 3], sampling)
         assert round_of(logits, [0, 2, 3], sampling) == ([1], 0) if bad else True
         assert round_of(logits, [1, 2, 0], sampling) == ([1, 2, 3], 2) if bad == 3 else True
