@@ -129,7 +129,7 @@ void test_merge(const KernelTable& k) {
 
 }  // namespace
 
-// LinearRows of int8 whose values are all alike, zero, too small for their reciprocals, or half way between two
+// Rows of int8 whose values are all alike, zero, too small for their reciprocals, or half way between two
 // integers.
 void test_integers(const KernelTable& k) {
     Head head(k, {INT8, FP32}, 20, 256, 16);

@@ -180,7 +180,7 @@ struct Packed {
     Buffer<float> scales, biases;
 };
 
-// LinearRows in the form that a linear multiplies, with room up to a multiple of 32 rows, and rubbish in that room.
+// Rows in the form that a linear multiplies, with room up to a multiple of 32 rows, and rubbish in that room.
 struct Quantized {
     Quantized(const KernelTable& k, const Linear& linear, const float* x, int64_t rows, int64_t width);
     double value(int64_t row, int64_t column) const;

@@ -25,9 +25,9 @@ struct Case {
         return made;
     }
 
-    // LinearRows from `first` on, `count` of them in one call.
+    // Rows from `first` on, `count` of them in one call.
     std::vector<float> run(int64_t first, int64_t count, int parts = 1) const {
-        // LinearRows of their own, so that nothing lies behind them but what must.
+        // Rows of their own, so that nothing lies behind them but what must.
         const Quantized own(k, packed.linear, x.data() + first * packed.width, count, packed.width);
         const int64_t width = packed.linear.blocks * LANES;
         constexpr int64_t gap = 5;  // a stride that is wider than what is written
@@ -154,7 +154,7 @@ void test_panels(const KernelTable& k) {
     }
 }
 
-// LinearRows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
+// Rows of the largest int8 values with weights of the largest: where 16-bit sums would saturate.
 void test_extremes(const KernelTable& k) {
     for (const Format& f : FORMATS) {
         for (const float sign : {1.0f, -1.0f}) {

@@ -261,7 +261,7 @@ void check_threads(const KernelTable& k, const Format& f, const Kind& kind, int 
     }
 }
 
-// LinearRows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each
+// Rows behind 16 blocks, which are merged in runs of 8, are the same where threads take whole runs and where each
 // takes the blocks that it has on its own memory node: whole heads, or some of each.
 void check_runs(const KernelTable& k) {
     const Kind kind = {"no rotation", 0, [](UniformSpec& s) { s.rotary_dim = s.rotary_tables = 0; }};

@@ -87,7 +87,7 @@ void test_spans_that_are_no_numbers(const KernelTable& k) {
     }
 }
 
-// LinearRows as OPT above 6B has them: a few channels sixty times larger than the rest (Dettmers et al. 2022,
+// Rows as OPT above 6B has them: a few channels sixty times larger than the rest (Dettmers et al. 2022,
 // LLM.int8(), section 4). One scale a row rounds all other channels away; one for every 128 columns only those in their
 // spans.
 void test_outliers(const KernelTable& k) {

@@ -203,7 +203,7 @@ void check_weights(const KernelTable& k) {
     }
 }
 
-// LinearRows outside of what there is: read out of bounds before, or written.
+// Rows outside of what there is: read out of bounds before, or written.
 void check_batches(const KernelTable& k) {
     for (const Kind& kind : KINDS) {
         Fixture x(k, FORMATS[3], kind, 2);

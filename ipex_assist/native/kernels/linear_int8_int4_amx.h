@@ -193,7 +193,7 @@ inline void amx_integer_strip(const Linear& w, const LinearRows& in, int64_t cou
     const int64_t groups = w.depth / F::COLUMNS, spans = w.depth / SCALE_COLUMNS;
     float* scales = reinterpret_cast<float*>(own_memory(size_t(groups * M * 8)));
     int32_t* starts = reinterpret_cast<int32_t*>(scales + groups * M);
-    // LinearRows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers,
+    // Rows from `count` on are computed, too: with a scale of 0, because a random one may make denormal numbers,
     // each of which costs a hundred cycles.
     for (int64_t m = 0; m < M; m++) {
         for (int64_t g = 0; g < groups; g++) {

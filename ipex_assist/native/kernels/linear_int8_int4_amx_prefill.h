@@ -2,7 +2,7 @@
 //
 // 32 rows times two blocks make four tiles of sums, so each loaded tile is used twice. The first rows unpack the
 // weights to signed bytes (int8: stored - 128, int4: nibble - zero), which stay in cache for the other rows; so the
-// sums of a group need no correction by its zero. LinearRows that do not fit into L2 go through panels of 16 blocks and
+// sums of a group need no correction by its zero. Rows that do not fit into L2 go through panels of 16 blocks and
 // 1024 columns, whose weights do; rows that fit go through two blocks and all columns at a time.
 #pragma once
 #include "kernels/linear_int8_int4_amx.h"
@@ -188,7 +188,7 @@ public:
         for (int64_t r = 0; r < count; r += SQUARE_ROWS) gather_scales(in, r, count - r);
     }
 
-    // LinearRows 0 … count times blocks b … end.
+    // Rows 0 … count times blocks b … end.
     void run(int64_t count, int64_t b, int64_t end) {
         tiles_begin(SQUARE_ROWS);
         for (; b < end; b += blocks_) {

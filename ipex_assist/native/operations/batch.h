@@ -18,7 +18,7 @@ struct Segment {
     const float* sine;
 };
 
-// LinearRows of any sequences; tokens in the order of the segments. What a segment writes is its own: no other segment
+// Rows of any sequences; tokens in the order of the segments. What a segment writes is its own: no other segment
 // has these blocks in its table.
 struct Batch {
     int32_t segment_count, rows;

@@ -26,7 +26,7 @@ int64_t inner(const PackedLayer& layer, int32_t expert) { return layer.experts[s
 
 // Whether each node's threads share its own blocks of experts: where memory follows the nodes of all of the pool's
 // threads.
-bool by_node(const Pass& pass) { return pass.plan.threads == pass.pool.threads() && pass.model.follows(pass.pool); }
+bool by_node(const Pass& pass) { return pass.blocks_by_node; }
 
 }  // namespace
 

@@ -123,7 +123,8 @@ Pass::Pass(const Program& program_, Pool& pool_, Activations& activations_, cons
       batch(checked(model, batch_, counts)),
       plan(plan_of(program, pool, batch)),
       head(wanted_head(model, batch.vocabulary)),
-      counters(counters_of(*this)) {
+      counters(counters_of(*this)),
+      blocks_by_node(plan.threads == pool.threads() && model.follows(pool)) {
     activations.place(sizes_of(*this, counts), pool);
     for (const int32_t index : program.mlp_kinds) reserve_routes(model.layers[size_t(index)], plan.rows(), routes);
 }

@@ -94,6 +94,7 @@ struct Pass {
     const Linear head;                  // of the vocabulary that is asked for: its threads share these columns evenly
     std::vector<Counter> counters;      // of what several threads have done of something; 0 between two phases
     std::atomic<int64_t> next_tile{0};  // of prefill attention
+    const bool blocks_by_node;          // whether memory follows the nodes of all of the pool's threads, which all run
     Routes routes;
     Timing timing;
     int64_t experts_read = 0;  // of all layers, each once a pass

@@ -78,7 +78,7 @@ struct PassPlan {
     int64_t last_block(int32_t row) const { return positions[size_t(row)] / BLOCK_POSITIONS; }
     // The first block that a row of a layer with this window sees.
     int64_t first_block(int32_t row, int32_t window) const;
-    // LinearRows of the last layer that go on behind its keys and values, null: all of them. In prefill passes only
+    // Rows of the last layer that go on after its keys and values, null: all of them. In prefill passes only
     // those with logits do.
     const std::vector<int32_t>* rows_kept(bool last_layer) const {
         return last_layer && narrows ? &logit_rows : nullptr;

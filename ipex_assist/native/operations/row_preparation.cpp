@@ -1,4 +1,4 @@
-// LinearRows in the form that a linear multiplies: bf16, or integers with a scale for every 128 columns.
+// Rows in the form that a linear multiplies: bf16, or integers with a scale for every 128 columns.
 #include <algorithm>
 
 #include "operations/operations.h"

@@ -4,7 +4,7 @@
 
 namespace ipex_assist {
 
-// LinearRows in a linear's form; they grow with the most rows.
+// Rows in a linear's form; they grow with the most rows.
 struct LinearBuffers {
     Memory values, scales, sums, tiles;
 };
@@ -12,7 +12,7 @@ struct LinearBuffers {
 enum Which : int32_t { QKV, OUTPUT, UP, DOWN };
 
 // out (rows, stride) = linear(x (rows, width)) of each layer in turn, so that weights come from memory and not from a
-// cache; the last layer's result stays. LinearRows are put into the linear's form each time.
+// cache; the last layer's result stays. Rows are put into the linear's form each time.
 void run_linears(const PackedModel& model, Pool& pool, LinearBuffers& buffers, Which which, const float* x,
                  int64_t rows, float* out, int64_t stride);
 
