@@ -106,8 +106,9 @@ class _Trial:
 
     def _layer(self, start: int, offset: int, rows: torch.Tensor) -> torch.Tensor:
         for index in self.layers:
-            at = self.model.stretch(start + offset, len(rows), self.model.spec.layers[index].attention, True)
-            rows = self.model.layer(rows, index, self.cache, at)
+            attention = self.model.spec.layers[index].attention
+            metadata = self.model.attention_metadata(start + offset, len(rows), attention, True)
+            rows = self.model.layer(rows, index, self.cache, metadata)
         return rows
 
 

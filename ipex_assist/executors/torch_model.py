@@ -34,7 +34,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Stretch:
+class AttentionMetadata:
     """The rows of one pass: their first position, their rotation, what they may see, and whether a decode step's."""
 
     start: int
@@ -149,27 +149,28 @@ class TorchModel(Model):
         return [(min(PROMPT_CHUNK, count - done), 0) for done in range(0, count, PROMPT_CHUNK)]
 
     def _pass(self, sequence: TorchSequence, tokens: list[int], padded: int, prompt_length: int | None) -> torch.Tensor:
-        """Run all layers over one stretch of rows; `padded` is the row count of a decode step, 0 in a prompt."""
+        """Run all layers over consecutive rows; `padded` is the row count of a decode step, 0 in a prompt."""
         start = sequence.length
         tokens = tokens + tokens[-1:] * (padded - len(tokens))
         x = self.embed(torch.tensor(tokens), start)
-        stretches: dict[AttentionSpec, Stretch] = {}
+        metadata: dict[AttentionSpec, AttentionMetadata] = {}
         for index, layer in enumerate(self.spec.layers):
             attention = layer.attention
-            if attention not in stretches:
-                stretches[attention] = self.stretch(start, len(tokens), attention, padded > 0, prompt_length)
-            x = self.layer(x, index, sequence.cache, stretches[attention])
+            if attention not in metadata:
+                rows = len(tokens)
+                metadata[attention] = self.attention_metadata(start, rows, attention, padded > 0, prompt_length)
+            x = self.layer(x, index, sequence.cache, metadata[attention])
         return x
 
-    def stretch(
+    def attention_metadata(
         self, start: int, rows: int, attention: AttentionSpec, step: bool, prompt_length: int | None = None
-    ) -> Stretch:
+    ) -> AttentionMetadata:
         """Return what layers with such attention need to know about `rows` rows from position `start` on."""
         angles, columns = None, self.spec.rotary_columns(attention)
         if self.rotary is not None and columns is not None:
             cos, sin = self.rotary.rows(start, rows, prompt_length)
             angles = cos[..., columns], sin[..., columns]
-        return Stretch(start, angles, self._mask(start, rows, attention, step), step)
+        return AttentionMetadata(start, angles, self._mask(start, rows, attention, step), step)
 
     def embed(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
         """Rows (rows, hidden) of `tokens` (rows,) at positions from `start` on."""
@@ -199,11 +200,11 @@ class TorchModel(Model):
             mask = mask.repeat_interleave(attention.group, 0)[None, None]
         return mask
 
-    def layer(self, x: torch.Tensor, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
-        """Run one layer over rows x (rows, hidden) at a stretch of positions; it writes their keys and values."""
+    def layer(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
+        """Run one layer over rows x (rows, hidden) at the positions of `metadata`; it writes their keys and values."""
         spec, layer = self.spec.layers[index], self.weights.layers[index]
         rows = self._norm_at("pre", spec, x, layer.attention_norm)
-        attended = self._delta(spec, self._attention(rows, index, cache, at), layer.attention_out_norm)
+        attended = self._delta(spec, self._attention(rows, index, cache, metadata), layer.attention_out_norm)
         if spec.parallel:
             rows = rows if spec.shared_norm else self._norm_at("pre", spec, x, layer.mlp_norm)
             return x + attended + self._delta(spec, _mlp(spec, layer, rows), layer.mlp_out_norm)
@@ -221,7 +222,7 @@ class TorchModel(Model):
         x = self._norm_at("post", layer, x, norm)
         return x if layer.residual_multiplier == 1 else x * layer.residual_multiplier
 
-    def _attention(self, x: torch.Tensor, index: int, cache: KVCache, at: Stretch) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, index: int, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
         spec, layer, eps = self.spec.layers[index].attention, self.weights.layers[index], self.spec.norm_eps
         heads, kv_heads = spec.heads, spec.kv_heads
         query_key, value = layer.qkv(x).view(x.shape[0], -1, spec.head_dim).split((heads + kv_heads, kv_heads), 1)
@@ -230,14 +231,14 @@ class TorchModel(Model):
             query = norm_heads(self.kernels, spec.qk_norm, query, layer.q_norm, eps)
             key = norm_heads(self.kernels, spec.qk_norm, key, layer.k_norm, eps)
             query_key = torch.cat((query, key), 1)
-        if at.rotary is not None:
-            query_key = rotate(query_key, *at.rotary)
+        if metadata.rotary is not None:
+            query_key = rotate(query_key, *metadata.rotary)
         query, key = query_key.split((heads, kv_heads), 1)
-        cache.write(index, at.start, key, value)
-        length = at.start + x.shape[0] if at.mask is None else at.mask.shape[-1]
-        attend = attend_rows if at.step else attend_prompt
+        cache.write(index, metadata.start, key, value)
+        length = metadata.start + x.shape[0] if metadata.mask is None else metadata.mask.shape[-1]
+        attend = attend_rows if metadata.step else attend_prompt
         keys, values = cache.read(index, length)
-        return layer.o_proj(attend(query, keys, values, at.mask, spec.score_scale, spec.cap, layer.sinks))
+        return layer.o_proj(attend(query, keys, values, metadata.mask, spec.score_scale, spec.cap, layer.sinks))
 
     def _norm(self, x: torch.Tensor, parts: Norm) -> torch.Tensor:
         weight, bias = parts

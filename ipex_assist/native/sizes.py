@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.models.spec import DecoderSpec, LayerSpec
+from ipex_assist.models.spec import DecoderSpec, Experts, LayerSpec
 from ipex_assist.native.library import kernels, last_error, library
 from ipex_assist.native.structures import PRECISIONS, layer_specs, model_spec
 from ipex_assist.quantization.precision import kv_precision_of
@@ -119,18 +119,21 @@ def _slot_floats(layer: LayerSpec, width: int) -> float:
     experts = layer.experts
     if experts is None:
         return 0
-    chosen, inner = PASS_ROWS * experts.per_token, experts.intermediate_size + 128
-    shared, shared_inner = (PASS_ROWS, experts.shared_size + 128) if experts.shared_size else (0, 0)
-    slots = (chosen + shared) * (width + 128) + chosen * inner + shared * shared_inner
-    return slots + PASS_ROWS * (experts.count + 48)
+    return sum(slots * (width + 128 + inner) for slots, inner in _slots(experts)) + PASS_ROWS * (experts.count + 48)
 
 
 def _slot_input_floats(layer: LayerSpec, width: int) -> float:
     """Of the inputs of experts' linears, a row for each expert of a token."""
-    experts = layer.experts
-    if experts is None:
+    if layer.experts is None:
         return 0
-    chosen, inner = PASS_ROWS * experts.per_token, experts.intermediate_size + 128
-    shared, shared_inner = (PASS_ROWS, experts.shared_size + 128) if experts.shared_size else (0, 0)
-    padding = _PADDED_ROWS * (width + 128 + inner + shared_inner)
-    return 1.1 * (padding + (chosen + shared) * (width + 128) + chosen * inner + shared * shared_inner)
+    slots = _slots(layer.experts)
+    rows = sum(count * (width + 128 + inner) for count, inner in slots)
+    return 1.1 * (rows + _PADDED_ROWS * (width + 128 + sum(inner for _, inner in slots)))
+
+
+def _slots(experts: Experts) -> list[tuple[int, int]]:
+    """Rows of a full pass, and columns of each: of the experts that tokens are routed to, of those of all tokens."""
+    slots = [(PASS_ROWS * experts.per_token, experts.intermediate_size + 128)]
+    if experts.shared_size:
+        slots.append((PASS_ROWS, experts.shared_size + 128))
+    return slots

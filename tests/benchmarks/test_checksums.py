@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import checksums
+import checksums_models
+import checksums_patterns
 import pytest
 import tiny_models
 import torch
@@ -19,7 +21,7 @@ pytestmark = [
     pytest.mark.one_stack,
     pytest.mark.skipif(not HAS_NATIVE, reason=unavailable() or ""),
 ]
-ONE = checksums.SETUPS["1 thread"]
+ONE = checksums_models.SETUPS["1 thread"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def change_a_weight(folder: Path) -> None:
 def test_equal_to_itself_and_no_other(folder: Path) -> None:
     """A checksum that forgets its rows, or holds an address or a time, would prove nothing."""
     before = checksums.checksums("llama", "int8", folder, ONE)
-    assert set(before) == {*(pattern.__name__ for pattern in checksums.PATTERNS), "pair"}
+    assert set(before) == {*(pattern.__name__ for pattern in checksums_patterns.PATTERNS), "pair"}
     assert len(set(before.values())) == len(before)
     assert checksums.checksums("llama", "int8", folder, ONE) == before
     change_a_weight(folder)
@@ -68,7 +70,7 @@ def test_every_bit_counts(of_logits: torch.Tensor, at: tuple[int, int]) -> None:
     """The last bit of a number, and the sign of a zero."""
     other = of_logits.clone()
     other.view(torch.int32)[at] ^= 1 if of_logits[at] else -(1 << 31)
-    first, second = checksums.Bits(), checksums.Bits()
+    first, second = checksums_patterns.Bits(), checksums_patterns.Bits()
     first.logits(of_logits)
     second.logits(other)
     assert first.hex() != second.hex()

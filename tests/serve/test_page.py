@@ -190,7 +190,7 @@ def test_stop_retry_edit_and_options(opened: Opened, server: tuple[str, Scripted
     assert "be brief" in backend.said()
     assert "endless" not in backend.said()
     count = len(backend.requests)
-    page.get_by_role("button", name="Answer anew").click()
+    page.get_by_role("button", name="Answer again").click()
     page.locator(".sum").wait_for()
     assert len(backend.requests) == count + 1
     assert backend.requests[-1].tokens == backend.requests[-2].tokens
@@ -235,7 +235,7 @@ def test_with_the_keyboard_alone(opened: Opened) -> None:
         reached.append(page.evaluate(focused))
         if reached[-1].startswith("Text of the answer"):
             break
-    assert {"Copy this text", "Answer anew", "Copy this code"} <= set(reached)
+    assert {"Copy this text", "Answer again", "Copy this code"} <= set(reached)
     for _ in range(3):
         keys.press("ArrowRight")
     assert said.locator("p").last.inner_text() == "brown: token 3 of 25, drafted: 2nd of its draft, pass 2"
@@ -386,8 +386,8 @@ def test_what_goes_wrong_is_said(opened: Opened) -> None:
         "The server does not answer. Is it running?",
     ):
         page.locator(".note.wrong", has_text=said).wait_for()
-        page.get_by_role("button", name="Answer anew").click()
+        page.get_by_role("button", name="Answer again").click()
     page.unroute("**/v1/chat/completions")
-    page.get_by_role("button", name="Answer anew").click()
+    page.get_by_role("button", name="Answer again").click()
     page.locator(".sum").wait_for()
     assert page.locator(".note.wrong").count() == 0
