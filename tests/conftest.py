@@ -8,8 +8,10 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Container, Iterable
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from ipex_assist.native.library import unavailable
 
@@ -40,6 +42,11 @@ PRECISIONS = [
     *([("native", "fp32"), ("native", "bf16"), ("native", "int8"), ("native", "int4")] if HAS_NATIVE else []),
     *([("ipex", "fp32"), ("ipex", "bf16"), ("ipex", "int8"), ("ipex", "int4")] if HAS_IPEX else []),
 ]
+
+
+def some_quick(names: Iterable[str], quick: Container[str]) -> list[ParameterSet | str]:
+    """Parameters of a test of which the quick part runs these alone, and the full part the others."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 @pytest.fixture(params=EXECUTORS)

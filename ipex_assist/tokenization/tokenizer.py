@@ -22,7 +22,7 @@ TEMPLATE_SECONDS = 1.0
 
 # Classes that change nothing about tokenizer.json unless one of these fields is set. Reading that file without
 # AutoTokenizer saves half a second at start.
-_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
+_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
 _CHANGING_FIELDS = ("auto_map", "add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens")
 
 

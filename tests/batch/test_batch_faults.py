@@ -208,7 +208,7 @@ def test_kill_9_of_the_coordinator(pinned: bool, tmp_path: Path) -> None:
     assert len(by_id(out)) == 60
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.full), 16])
 def test_many_kills_of_both_kinds(concurrency: int, tmp_path: Path) -> None:
     """kill -9 of instances and of the coordinator, again and again: a thousand results in the end, each once."""
     out = tmp_path / "o"

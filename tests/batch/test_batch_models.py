@@ -136,7 +136,10 @@ def test_help_is_quick_and_without_torch() -> None:
 
 
 @pytest.mark.one_stack  # what it kills is ours; that texts are the API's is asked of both stacks above
-@pytest.mark.parametrize(("concurrency", "prompts", "kills"), [(1, 400, 3), (16, 1000, 6)])
+@pytest.mark.parametrize(
+    ("concurrency", "prompts", "kills"),
+    [(16, 400, 3), *(pytest.param(*each, marks=pytest.mark.full) for each in ((1, 400, 3), (16, 1000, 6)))],
+)
 def test_prompts_through_random_kills(concurrency: int, prompts: int, kills: int, tiny: str, tmp_path: Path) -> None:
     """kill -9 of real instances at random moments, while they generate and while they load: all results, each once,
     and each the text that an undisturbed run gives."""

@@ -20,7 +20,7 @@ from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.spawn import read_processes
 from ipex_assist.workers.placement import place_within
 
-pytestmark = [pytest.mark.alone, pytest.mark.one_stack]
+pytestmark = [pytest.mark.daemons, pytest.mark.one_stack]
 
 MODEL = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", 8, "--offline"]
 

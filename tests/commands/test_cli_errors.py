@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,14 +49,49 @@ WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
 
 
 @pytest.mark.one_stack
-def test_wrong_usage(pair: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WRONG_USAGE)
+def test_wrong_usage(
+    name: str,
+    pair: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Exit code 2, a message, no traceback, nothing on standard output."""
-    commands = [["-m", pair[0], *(a.replace("D/", f"{tmp_path}/") for a in words)] for words, _ in WRONG_USAGE.values()]
-    for (name, (_, message)), done in zip(WRONG_USAGE.items(), run_all(*commands), strict=True):
-        assert done.returncode == 2, (name, done.stderr)
-        assert message in done.stderr, name
-        assert "Traceback" not in done.stderr, name
-        assert done.stdout == "", name
+    words, message = WRONG_USAGE[name]
+    arguments = ["-m", pair[0], *(word.replace("D/", f"{tmp_path}/") for word in words)]
+    if not {"--cpus", "--numa-node", "--socket", "--threads"} & {*words}:
+        arguments.append("--no-launch")  # else this process would become the command, if it were no error
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        code = in_process(*arguments)
+    out, err = capfd.readouterr()
+    assert code == 2, err
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.one_stack
+def test_wrong_usage_of_the_program(pair: tuple[str, str], tmp_path: Path) -> None:
+    """A process ends as main returns: one of each kind."""
+    for done in run_all(["-m", pair[0], "-p", ""], ["-m", pair[0], "-p", "a", "--cpus", "4000"], ["--no-such-flag"]):
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+
+
+def in_process(*arguments: str) -> int | str | None:
+    """The exit code of the command, run here."""
+    from ipex_assist import cli
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return cli.main(list(arguments))
+    except SystemExit as end:
+        return end.code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def broken(name: str, folder: Path) -> tuple[list[str], str]:

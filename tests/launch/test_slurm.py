@@ -39,7 +39,7 @@ time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else 300)
 """
 
 pytestmark = [
-    pytest.mark.alone,
+    pytest.mark.daemons,
     pytest.mark.one_stack,
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())} (Debian: slurm-wlm, munge)"),
     pytest.mark.skipif(not (BIN / "ipex-assist").exists(), reason="the commands are not installed"),

@@ -208,7 +208,9 @@ void test_quantization(const KernelTable& k);  // a part of it
 void test_attention(const KernelTable& k);
 void test_attention_bits(const KernelTable& k);  // a part of it
 void test_model(const KernelTable& k);
-void test_nodes(const KernelTable& k);  // a part of it
+void test_model_drafts(const KernelTable& k);  // three parts of it
+void test_model_memory(const KernelTable& k);
+void test_nodes(const KernelTable& k);
 void test_refusals(const KernelTable& k);
 void test_api(const KernelTable& k);
 void test_levels_agree(const std::vector<const KernelTable*>& levels);

@@ -388,5 +388,19 @@ std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {
     return tokens;
 }
 
+// Whether a format is run by this program: under ThreadSanitizer, which is slow, where races may be others'.
+inline bool races_differ([[maybe_unused]] const Format& f) {
+#ifdef __SANITIZE_THREAD__
+    return f.precision != BF16 && f.group == SCALE_COLUMNS;
+#else
+    return true;
+#endif
+}
+
+// Whether a kind of model is run in this format: the rarer ones in few.
+inline bool shows_more(const Format& f, const Kind& kind) {
+    return &kind < KINDS + 3 || f.precision == FP32 || f.group != SCALE_COLUMNS;
+}
+
 }  // namespace
 }  // namespace check

@@ -19,7 +19,7 @@ from ray_nodes import instances, two_nodes
 import ipex_assist
 from ipex_assist import cli
 
-pytestmark = [pytest.mark.alone, pytest.mark.one_stack]
+pytestmark = [pytest.mark.daemons, pytest.mark.one_stack]
 
 httpx = pytest.importorskip("httpx")
 PROMPTS = ["the quick brown fox", "def add(a, b):", "naïve café"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from conftest import HAS_NATIVE
+from conftest import HAS_NATIVE, some_quick
 from decoding import run, tokens_of
 from distributions import assert_follows, probabilities
 from tokenizers import Tokenizer, decoders, models
@@ -128,11 +128,14 @@ def test_seed_repeats_and_no_seed_does_not() -> None:
     "sampling",
     [
         Sampling(do_sample=True, top_k=0),
-        Sampling(do_sample=True, top_k=4, temperature=0.7),
-        Sampling(do_sample=True, top_k=0, top_p=0.8),
-        Sampling(do_sample=True, top_k=0, min_p=0.15),
+        pytest.param(Sampling(do_sample=True, top_k=4, temperature=0.7), marks=pytest.mark.full),
+        pytest.param(Sampling(do_sample=True, top_k=0, top_p=0.8), marks=pytest.mark.full),
+        pytest.param(Sampling(do_sample=True, top_k=0, min_p=0.15), marks=pytest.mark.full),
         Sampling(do_sample=True, top_k=0, presence_penalty=1.5, frequency_penalty=0.7, prompt_length=3),
-        Sampling(do_sample=True, top_k=0, logit_bias={2: 3.0, 5: -100}, repetition_penalty=1.6),
+        pytest.param(
+            Sampling(do_sample=True, top_k=0, logit_bias={2: 3.0, 5: -100}, repetition_penalty=1.6),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["plain", "top-k", "top-p", "min-p", "penalties", "biases"],
 )
@@ -243,7 +246,7 @@ LONG_PROMPT = [11, *(token for other in range(12) for token in (other, 11))]
 
 
 @pytest.mark.one_stack
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", some_quick(SOURCES, {"model", "universal", "lookup"}))
 def test_every_source_with_thresholds_keeps_the_distribution(
     name: str, small_models: tuple[Model, Model, Model]
 ) -> None:
@@ -288,6 +291,7 @@ ROUGH = Sampling(
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, ROUGH], ids=["noise alone", "filters and penalties"])
+@pytest.mark.one_stack
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_seed_is_a_text(name: str, sampling: Sampling, small_models: tuple[Model, Model, Model]) -> None:
     """With any source, number of tokens and schedule the text is the plain one; other seeds give other texts.

@@ -42,11 +42,12 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["PreTrainedTokenizerFast", "TokenizersBackend"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of no model's own class, by the name it has from transformers 4 and from 5."""
     folder = tmp_path_factory.mktemp("tokenizer")
     checkpoint_files.tiny_tokenizer().save_pretrained(folder)
-    change(folder, tokenizer_class="PreTrainedTokenizerFast")
+    change(folder, tokenizer_class=request.param)
     return folder
 
 
