@@ -62,6 +62,7 @@ def test_a_table_of_a_real_pair(pair: list[str], capsys: pytest.CaptureFixture[s
     assert "--no-launch" not in content["command"]
 
 
+@pytest.mark.one_stack
 def test_lengths_beyond_the_context_are_left_out(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """The context has 128 tokens: the report says so, and the other cases are not lost."""
     content = bench(
@@ -81,6 +82,7 @@ def test_no_length_within_the_context_is_an_error(pair: list[str], capsys: pytes
     assert "holds 128. Give less with --prompt-tokens or --max-new-tokens" in err
 
 
+@pytest.mark.one_stack
 def test_the_decode_task(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Ten short prompts, 30 new tokens, drawn, six drafted tokens every round."""
     content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1")
@@ -89,6 +91,7 @@ def test_the_decode_task(pair: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert {sample["new_tokens"] for row in content["rows"] for sample in row["samples"]} == {30}
 
 
+@pytest.mark.one_stack
 def test_random_weights_with_simulated_acceptance(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Every acceptance with every precision of the draft; the extremes are exact, and the text is the plain one."""
     flags = ["--no-launch", "--executor", "torch", "--precision", "fp32", "--assistant-precision", "fp32,bf16"]
@@ -107,6 +110,7 @@ TWO = ["--num-assistant-tokens", "2"]
 MANY = ["--task", "throughput", "--prompt-tokens", "8,60", "--max-new-tokens", "6"]
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize(
     "executor", [["torch", "fp32"], *([["native", "int8"]] if HAS_NATIVE else [])], ids=lambda each: each[0]
 )
@@ -129,6 +133,7 @@ def test_throughput(pair: list[str], executor: list[str], capsys: pytest.Capture
     assert all(content["rows"][at]["acceptance_rate"] is not None for at in (1, 3))
 
 
+@pytest.mark.one_stack
 def test_throughput_of_random_weights(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Without a tokenizer, prompts are random numbers of the lengths asked for."""
     content = bench(capsys, *tiny_pair, *HERE, *MANY, "--no-assisted", "--concurrency", "2", "--repeats", "1")
@@ -138,6 +143,7 @@ def test_throughput_of_random_weights(tiny_pair: list[str], capsys: pytest.Captu
     assert 50 < max(lengths) <= 60
 
 
+@pytest.mark.one_stack
 def test_the_decode_task_of_random_weights_is_greedy_and_says_so(
     tiny_pair: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +155,7 @@ def test_the_decode_task_of_random_weights_is_greedy_and_says_so(
     assert {row["equals_plain"] for row in content["rows"] if row["speedup"]} == {True}
 
 
+@pytest.mark.one_stack
 def test_self_as_the_draft_of_random_weights(tiny_pair: list[str]) -> None:
     """The target's own copy, in int4 unless another precision is asked for."""
     args = parse([*tiny_pair, "--assistant-model", "self", "--acceptance", "1", "--max-new-tokens", "4"])
@@ -173,6 +180,7 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPat
     assert loading.needed_bytes(pair_options(parse([*flags, "--precision", "int4,bf16"]))) == needed["bf16"]
 
 
+@pytest.mark.one_stack
 @pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
 def test_a_pair_shares_kv_memory(tiny_pair: list[str], pair: list[str]) -> None:
     """Each of two models took all that was left, so that both together took twice that; --kv-memory had no effect."""
@@ -190,6 +198,7 @@ def test_a_pair_shares_kv_memory(tiny_pair: list[str], pair: list[str]) -> None:
         assert model.target.blocks.count == model.assistant.blocks.count == (8 << 20) // blocks
 
 
+@pytest.mark.one_stack
 def test_all_texts_of_a_concurrency_are_planned(tiny_pair: list[str]) -> None:
     """Of --task throughput, 32 of them took no more than one."""
     flags = [*tiny_pair, "--no-assisted", "--task", "throughput", "--max-new-tokens", "4", "--executor", "torch"]
@@ -208,6 +217,7 @@ def dataset(folder: Path, count: int = 6) -> str:
     return str(path)
 
 
+@pytest.mark.one_stack
 def test_a_dataset_is_resumed(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +259,7 @@ def test_a_dataset_is_resumed(
     assert {row["example"] for row in whole["rows"]} < {row["example"] for row in more["rows"]}
 
 
+@pytest.mark.one_stack
 def test_a_difference_fails_the_command(
     pair: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +277,7 @@ def test_a_difference_fails_the_command(
     assert "| NO " in capsys.readouterr().out
 
 
+@pytest.mark.one_stack
 def test_from_the_command_line(tiny_pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`ipex-assist bench`: help, errors with exit code 2, and a table on standard output alone."""
     assert cli.main(["bench", "--help"]) == 0
@@ -290,6 +302,7 @@ def test_a_dry_run_prints_the_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert "bench --no-launch --pair guanaco-33b" in capsys.readouterr().out
 
 
+@pytest.mark.one_stack
 def test_help_and_refusals_do_not_import_torch() -> None:
     """A wrong flag must not take seconds to be told."""
     code = (
@@ -299,6 +312,7 @@ def test_help_and_refusals_do_not_import_torch() -> None:
     assert checkpoint_files.run_python(code).strip().endswith("set()")
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize(
     "flags",
     [

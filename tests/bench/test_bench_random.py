@@ -14,6 +14,8 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
 
+pytestmark = pytest.mark.one_stack
+
 # By the models' cards and the sizes of their files on the hub.
 PARAMETERS = {
     "facebook/opt-125m": 125_239_296,

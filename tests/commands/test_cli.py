@@ -76,6 +76,7 @@ def test_text_and_statistics(pair: tuple[str, str]) -> None:
         assert re.search(r"\d+ new tokens, [\d.]+ tokens/s, first token after [\d.]+ s, not assisted", lines[-1])
 
 
+@pytest.mark.one_stack
 def test_the_same_text_however_it_is_asked_for_and_printed(
     pair: tuple[str, str], usual: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_the_same_text_however_it_is_asked_for_and_printed(
     assert len(usual.stdout) > 20
 
 
+@pytest.mark.one_stack
 def test_stop_string_and_seeded_sampling(pair: tuple[str, str], usual: subprocess.CompletedProcess[str]) -> None:
     """A stop cuts before it; the same seed repeats, another does not."""
     text = usual.stdout
@@ -106,6 +108,7 @@ def test_stop_string_and_seeded_sampling(pair: tuple[str, str], usual: subproces
     assert draws[0].stdout == draws[1].stdout != draws[2].stdout
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_keep_text_and_statistics(number: int, code: int, tmp_path: Path) -> None:
     """Ctrl-C or a scheduler's SIGTERM in the middle: what there is comes out, with its statistics."""
@@ -126,6 +129,7 @@ def test_signals_keep_text_and_statistics(number: int, code: int, tmp_path: Path
     assert b"new tokens" in err.splitlines()[-1]
 
 
+@pytest.mark.one_stack
 def test_interrupt_while_loading(pair: tuple[str, str]) -> None:
     """Ctrl-C during the seconds of importing torch: exit 130, no traceback."""
     process = subprocess.Popen(command("-m", pair[0], *PROMPT), stderr=subprocess.PIPE)
@@ -178,6 +182,7 @@ def _maps_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.one_stack
 def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Ctrl-C exactly after three tokens, in process: text so far, statistics, exit 130."""
     from ipex_assist import cli
@@ -206,6 +211,7 @@ def test_interrupted_generation_reports(pair: tuple[str, str], monkeypatch: pyte
     assert "3 new tokens" in captured.err
 
 
+@pytest.mark.one_stack
 def test_closed_pipe_ends_quietly(pair: tuple[str, str]) -> None:
     """`ipex-assist … | head -c 1`: no traceback, and the exit code a shell reports for SIGPIPE."""
     process = subprocess.Popen(command("-m", pair[0], *PROMPT), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -256,6 +262,7 @@ def test_start_up_is_quick(pair: tuple[str, str]) -> None:
         assert min(passed) < 1, arguments
 
 
+@pytest.mark.one_stack
 def test_where_it_runs(pair: tuple[str, str]) -> None:
     """--no-launch: no plan, no relaunch. Under ipex-launch: as it placed. Without numactl: what is lost is said."""
     arguments = ["-m", pair[0], *PROMPT, "--max-new-tokens", "4", "--json"]
@@ -309,6 +316,7 @@ def test_the_embedded_model_answers() -> None:
         assert last_json(fixed.stdout)["draft"]["accepted"] > 0
 
 
+@pytest.mark.one_stack
 def test_no_arguments_at_all() -> None:
     """The built-in prompt, even when standard input is an open pipe that nobody writes to."""
     process = subprocess.Popen(

@@ -137,6 +137,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.one_stack
 def test_broken_checkpoints(tmp_path: Path) -> None:
     """Exit code 1, a message that names the file or model, no traceback."""
     made = [broken(name, tmp_path / name) for name in BROKEN]
@@ -149,6 +150,7 @@ def test_broken_checkpoints(tmp_path: Path) -> None:
     assert not Path("pwned").exists()
 
 
+@pytest.mark.one_stack
 def test_vocabulary_mismatch(pair: tuple[str, str], tmp_path: Path) -> None:
     """An assistant whose tokens differ is refused with the first that does."""
     folder = checkpoint_files.save(checkpoint_files.tiny_model("llama", seed=2), tmp_path / "other", tokenizer=False)
@@ -177,6 +179,7 @@ def test_too_little_memory_is_said_before_loading(
     assert re.search(r"too little memory: [\d.]+ GiB are needed .* and 0\.1 GiB are available", message)
 
 
+@pytest.mark.one_stack
 def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess[str]) -> None:
     """A tiny Llama has no published sibling: said, with the flag, and the run goes on."""
     assert "--assistant-model" in usual.stderr

@@ -23,6 +23,8 @@ from ipex_assist.commands import generate
 from ipex_assist.commands.shared import memory_need
 from ipex_assist.env.memory import MemoryInfo
 
+pytestmark = pytest.mark.one_stack
+
 OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12"]
 PROMPT = ["-p", "the quick brown fox", *OPTIONS]
 

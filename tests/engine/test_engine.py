@@ -32,6 +32,8 @@ from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.round import Round
 
+pytestmark = pytest.mark.one_stack
+
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)  # drafting pays, whatever the machine does meanwhile
 # Precisions of linears and, where they are others, of keys and values.
 EXECUTORS = [("torch", "fp32"), *((("native", "int8"), ("native", "bf16+int8")) if HAS_NATIVE else ())]

@@ -30,6 +30,8 @@ pytest.importorskip("llguidance")
 
 from grammars import EOS, SPECS, VOCABULARY, tiny_grammars
 
+pytestmark = pytest.mark.one_stack
+
 # Random schedules of each kind in a run of the tests; SCHEDULES=250 makes it a thousand.
 SCHEDULES = int(os.environ.get("SCHEDULES", "3"))
 CHEAP = Costs((1e-3,) * 16, 1e-6, (1e-6,) * 16, 1e-7)

@@ -23,6 +23,8 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.select_executor import resolve_executor
 from ipex_assist.native import build, library, structures
 
+pytestmark = pytest.mark.one_stack
+
 ROOT = Path(__file__).parents[2]
 FALLBACK = "ipex" if HAS_IPEX else "torch"
 

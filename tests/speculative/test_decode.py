@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from conftest import PRECISIONS
+from conftest import PRECISIONS, some_quick
 from decoding import GREEDY, NEW, PROMPT, run, tokens_of
 from drafts import SCRIPTS, ScriptedDraft
 
@@ -30,8 +30,8 @@ QUICK = ("opt-350m", "mistral-window")
 @pytest.mark.parametrize(
     ("variant", "executor", "precision"),
     [
-        # PyTorch's kernels know no families: two show what its rows need, and the native core runs all.
-        pytest.param(variant, *kind, marks=[pytest.mark.full] if kind[0] == "torch" and variant not in QUICK else [])
+        # PyTorch's and IPEX's kernels know no families: two show what rows need, and the native core runs all.
+        pytest.param(variant, *kind, marks=[pytest.mark.full] if kind[0] != "native" and variant not in QUICK else [])
         for kind in PRECISIONS
         for variant in ("llama", "opt-350m", "gpt-bigcode", "qwen3", "mistral-window", "llama-dynamic")
     ],
@@ -56,7 +56,7 @@ CHEAP = Costs(tuple(1e-3 * (1 + 0.01 * i) for i in range(16)), 1e-5, (1e-5,) * 1
 DEAR = Costs(tuple(1e-3 * (1 + 0.3 * i) for i in range(16)), 3e-4, tuple(3e-4 + 1e-5 * i for i in range(16)), 1e-5)
 
 
-@pytest.mark.parametrize("variant", ["llama", "opt-350m", "mistral-window"])
+@pytest.mark.parametrize("variant", some_quick(["llama", "opt-350m", "mistral-window"], {"opt-350m"}))
 @pytest.mark.parametrize(("executor", "precision"), PRECISIONS)
 def test_every_source_and_schedule_equals_plain(variant: str, executor: str, precision: str, tmp_path: Path) -> None:
     """Texts that repeat, so that copies are proposed; drafts of several lengths, thresholds, windows and pauses."""
