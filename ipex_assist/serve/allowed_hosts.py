@@ -61,8 +61,8 @@ class AllowedHosts:
         if scope["type"] == "http" and wrong is not None:
             error = ApiError(
                 403,
-                f"this server is not asked as {wrong[:100]!r}: it answers as {', '.join(self._names)}; "
-                "it must be started with --allowed-hosts for other names, or with an API key",
+                f"the Host header {wrong[:100]!r} is no name of this server, which has {', '.join(self._names)}: "
+                "start it with --allowed-hosts NAME to add one",
                 code="host_not_allowed",
             )
             await error.response()(scope, receive, send)
