@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -12,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 import httpx
-import uvicorn
 from tiny_tokenizers import TOKENS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -30,8 +31,10 @@ from ipex_assist.serve.backend import (
     ServerStatistics,
     TokenDelta,
 )
+from ipex_assist.serve.connections import ConnectionLimits
+from ipex_assist.serve.listen import listen
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.server import http_protocol
+from ipex_assist.serve.server import make_server
 from ipex_assist.speculative.round import Round
 
 REPLY = "The lazy dog's café: 12345 foxes jump."
@@ -155,18 +158,27 @@ def choice(token: int, top: int) -> TokenLogprob:
 
 
 @contextlib.contextmanager
-def serving(backend: Any, **options: Any) -> Iterator[httpx.Client]:
-    """A client of a real server of its own, which ends with the context."""
-    app = create_app(backend, ServeOptions.of(**options))
-    config = uvicorn.Config(app, http=http_protocol(), port=0, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+def serving(
+    backend: Any,
+    *,
+    limits: ConnectionLimits | None = None,
+    parser: str | None = None,
+    listener: socket.socket | None = None,
+    **options: Any,
+) -> Iterator[httpx.Client]:
+    """A client of a real server of its own, which ends with the context. parser: httptools or h11."""
+    settings = ServeOptions.of(**{"port": 0, **options})
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    server = make_server(create_app(backend, settings), limits or ConnectionLimits(body=settings.timeout), parser)
+    server.config.timeout_graceful_shutdown = 1
+    listener = listener or listen(settings)
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
         keys = options.get("api_key", ())
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20, verify=False) as client:

@@ -10,10 +10,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.middleware.cors import CORSMiddleware
 
+from ipex_assist.serve.allowed_hosts import AllowedHosts, allowed_hosts
 from ipex_assist.serve.api_keys import ApiKeys, Authentication, is_open
 from ipex_assist.serve.backend import Backend, NotReady
 from ipex_assist.serve.errors import add_error_handlers
-from ipex_assist.serve.middleware import BodyLimit, RequestIds, RootPath
+from ipex_assist.serve.middleware import BodyLimit, OneLength, RequestIds, RootPath
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.page import add_page
 from ipex_assist.serve.protocol.common import TOKEN_ID
@@ -57,6 +58,9 @@ def create_app(backend: Backend, options: ServeOptions) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    if (hosts := allowed_hosts(options, keys=bool(keys))) is not None:
+        app.add_middleware(AllowedHosts, names=hosts)
+    app.add_middleware(OneLength)
     app.add_middleware(RequestIds)
     if options.root_path is not None:
         app.add_middleware(RootPath, prefix=options.root_path)

@@ -19,7 +19,9 @@ from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import UsageError
 from ipex_assist.serve.arguments import check_files, model_name, parse, worker_settings
+from ipex_assist.serve.connections import connection_limits
 from ipex_assist.serve.listen import address, close, curl_line, listen
+from ipex_assist.serve.log_limit import limited_logs
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals
@@ -89,7 +91,7 @@ class ServeCommand:
     async def serve(self) -> int:
         """Serve until a signal ends it; returns the exit code."""
         messages, stop = ServerLog(self.args.verbose), StopSignals()
-        with stop.caught():  # installed before the first message, when people may press Ctrl-C
+        with limited_logs(), stop.caught():  # installed before the first message, when people may press Ctrl-C
             return await self._serve_until(stop, messages)
 
     async def _serve_until(self, stop: StopSignals, messages: ServerLog) -> int:
@@ -110,6 +112,7 @@ class ServeCommand:
             load_tokenizer=self.load_tokenizer,
             when_ready=lambda: messages.say(self.greeting(engines)),
             grace=self.options.grace,
+            limits=connection_limits(self.options),
         )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

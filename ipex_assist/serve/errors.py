@@ -24,7 +24,7 @@ RETRY_SECONDS = 5  # Retry-After of a 503 without an estimate
 # Field names in a pydantic location, which also contains the types it tried.
 _FIELD = re.compile(r"(?!(?:body|str|int|bool|float)$)[a-z_]+")
 MOST_REASONS = 3  # reported for one body
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(BaseModel):

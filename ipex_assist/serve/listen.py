@@ -11,7 +11,7 @@ from contextlib import suppress
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve.options import ServeOptions
 
-BACKLOG = 2048  # connections queued by the kernel
+BACKLOG = 256  # connections queued by the kernel
 
 
 def listen(options: ServeOptions) -> socket.socket:

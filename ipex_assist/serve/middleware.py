@@ -1,4 +1,4 @@
-"""ASGI middleware: body limits, root path and request ids."""
+"""ASGI middleware: body limits, ambiguous lengths, root path and request ids."""
 
 from __future__ import annotations
 
@@ -59,6 +59,30 @@ class BodyLimit:
                 code="timeout",
                 headers={"Connection": "close"},
             ) from None
+
+
+class OneLength:
+    """ASGI middleware: answers 400, and closes, where a request has both Transfer-Encoding and Content-Length.
+
+    A proxy in front may believe the other one, and take the rest of a body for the next request (RFC 9112, 6.1).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 400."""
+        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
+        if {b"transfer-encoding", b"content-length"} <= names:
+            error = ApiError(
+                400,
+                "the request has both Transfer-Encoding and Content-Length: send one of them",
+                code="invalid_http",
+                headers={"Connection": "close"},
+            )
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class RootPath:

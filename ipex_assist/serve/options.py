@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import Number, Options, Size, Switch, Text, Texts, documented, option
 
 DAY = 86400.0
+# A name or an address, maybe in brackets; before a name, *. is any part.
+_HOST_NAME = re.compile(r"\*|(?:\*\.)?[^\s/:@*\[\],]+|\[[0-9a-f:.]+\]|[0-9a-f]*:[0-9a-f:.]*:[0-9a-f:.]*")
 
 
 def _path(text: str) -> None:
     if not text.startswith("/") or text.endswith("/"):
         raise ValueError("must begin with /, and not end so")
+
+
+class HostNames(Texts):
+    """Names or addresses of hosts, separated by commas, in small letters; *.example.org is any under it, * is any."""
+
+    def take(self, value: Any) -> tuple[str, ...]:
+        """The names one by one."""
+        names = [name.strip().lower() for text in super().take(value) for name in text.split(",")]
+        for name in names:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(
+                    "must be names such as gpu1.example.org, without http:// and port, with commas between"
+                )
+        return tuple(name.strip("[]").removesuffix(".") for name in names)
+
+    def read(self, text: str) -> str:
+        """Names of one flag."""
+        self.take(text)
+        return text
 
 
 @documented
@@ -29,6 +52,13 @@ class ServeOptions(Options):
     api_key_file: str | None = option(None, "likewise, a key a line, which no process list shows", Text(), "FILE")
     cors_origin: tuple[str, ...] = option(
         (), "let pages of this origin use the API; * is any; repeatable", Texts(), "URL"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "names by which requests may call the server besides localhost and --host; * is any (default: any, but local "
+        "names alone where it listens on this machine alone and asks for no key)",
+        HostNames(),
+        "NAME,...",
     )
     served_model_name: tuple[str, ...] = option(
         (), "as requests call the model, the first in answers; repeatable (default: as -m names it)", Texts(), "NAME"

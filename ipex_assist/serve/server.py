@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -11,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ipex_assist.serve.connections import ACCEPT_AT_ONCE, KEEP_ALIVE_SECONDS, ConnectionLimits, ConnectionTable
 from ipex_assist.serve.engines import Engines
+from ipex_assist.serve.listen import BACKLOG
 from ipex_assist.serve.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
 
     from ipex_assist.workers.local_pool import LocalPool
 
-KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, to avoid closing one that is being reused
 LEAST_FLUSH_SECONDS = 1.0  # for generated output that is still being sent
+
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+log = logging.getLogger("ipex_assist")
 
 Made = TypeVar("Made")
 
@@ -36,14 +41,15 @@ async def run(
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
     when_ready: Callable[[], None],
     grace: float,
+    limits: ConnectionLimits,
 ) -> int:
     """Serve until a signal comes; returns the exit code.
 
     stop: catches signals meanwhile. make_pool, load_tokenizer: run in threads, since they may download. when_ready:
-    called once. grace: seconds for what runs when the signal comes.
+    called once. grace: seconds for what runs when the signal comes. limits: of connections.
     Raises IpexAssistError where the models cannot be loaded, and where no engine is left.
     """
-    server = _server(app)
+    server = make_server(app, limits)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     living = asyncio.create_task(_live(engines, make_pool, load_tokenizer, when_ready))
     reasons: set[asyncio.Future[Any]] = {serving, living, stop.first}
@@ -98,47 +104,48 @@ async def _end(
     engines.close()
 
 
-def _server(app: FastAPI) -> uvicorn.Server:
+def make_server(app: FastAPI, limits: ConnectionLimits, parser: str | None = None) -> uvicorn.Server:
+    """The HTTP server, to be given sockets. parser: httptools or h11; None: the better of those installed."""
     import uvicorn
 
+    from ipex_assist.serve.http_protocol import http_protocol
+
     class Server(uvicorn.Server):
-        """A server that does not handle signals itself."""
+        """A server that does not handle signals itself, and accepts few connections at once."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Listen; asyncio has one number for the kernel's queue and for the connections that it accepts at once."""
+            asyncio.get_running_loop().set_exception_handler(_log_loop_error)
+            await super().startup(sockets=sockets)
+            for each in sockets or ():
+                each.listen(BACKLOG)
+
     config = uvicorn.Config(
         app,
-        http=http_protocol(),
+        loop="asyncio",
+        http=http_protocol(ConnectionTable(limits), parser),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        backlog=ACCEPT_AT_ONCE,
+        timeout_keep_alive=int(KEEP_ALIVE_SECONDS),
     )
     return Server(config)
 
 
-def http_protocol() -> type[asyncio.Protocol]:
-    """uvicorn's protocol class for the installed parser, with invalid HTTP answered in OpenAI's error format."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    from ipex_assist.serve.errors import ApiError
-
-    class HttpProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-        """One connection."""
-
-        def send_400_response(self, msg: str) -> None:
-            """Answer invalid HTTP, unless a response is being sent, of which it would become a part."""
-            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-                body = ApiError(400, "the request is no HTTP/1.1", code="invalid_http").response().body
-                head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + bytes(body))
-            self.transport.close()
-
-    return HttpProtocol
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what no caller can be told; asyncio tells of each connection that it cannot accept, with a traceback."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES:
+        log.error("a connection cannot be accepted (%s); it waits, and is tried again every second", error.strerror)
+    else:
+        loop.default_exception_handler(context)
 
 
 async def in_thread(work: Callable[[], Made]) -> Made:

@@ -172,7 +172,8 @@ def broken_http(chance: random.Random) -> bytes:
     """What is no HTTP, or hardly so."""
     path, body = chance.choice(RIGHT)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nConnection: close\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+    head += b"Connection: close\r\n"
     chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
     size = f"{len(data):x}\r\n".encode()
     return chance.choice(

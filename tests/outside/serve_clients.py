@@ -77,7 +77,7 @@ class Asked:
     def raw(self) -> bytes:
         """As it goes over the wire."""
         content = json.dumps(self.body).encode()
-        head = f"POST {self.path} HTTP/1.1\r\nHost: faults\r\nContent-Type: application/json\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 from batch_runs import children, gone, wait_for
 from engine_fake import ENDLESS, PLAY
+from server_process import FAKE, running
 
 from ipex_assist import cli
 from ipex_assist.commands.shared.arguments import load_options
@@ -31,53 +30,6 @@ from ipex_assist.workers.settings import WorkerSettings
 pytestmark = pytest.mark.one_stack
 
 httpx = pytest.importorskip("httpx")
-FAKE = [sys.executable, str(Path(__file__).parents[1] / "serve_fake.py"), "--no-launch", "--offline", "--port", "0"]
-
-
-class Server:
-    """A server in the background."""
-
-    def __init__(self, *arguments: object, target: str = "fake", **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [*FAKE, "-m", target, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "FIRST": "", **environ},
-        )
-        self.err = ""
-
-    def until_said(self, words: str) -> str:
-        """Read its standard error until a line has these words; returns that line."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.err += line
-            if words in line:
-                return line
-        raise AssertionError(f"it has ended without saying {words!r}: {self.err}")
-
-    def url(self) -> str:
-        found = re.search(r"http://127\.0\.0\.1:\d+", self.until_said("answers /health"))
-        assert found is not None
-        return found[0]
-
-    def end(self, seconds: float = 30) -> tuple[int, str]:
-        """Its exit code and all that it said."""
-        _, err = self.process.communicate(timeout=seconds)
-        self.err += err
-        assert "Traceback" not in self.err, self.err
-        return self.process.returncode, self.err
-
-
-@contextmanager
-def running(*arguments: object, **more: Any) -> Iterator[Server]:
-    server = Server(*arguments, **more)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.communicate()
 
 
 @contextmanager

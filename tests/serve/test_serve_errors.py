@@ -335,7 +335,7 @@ def said(client: httpx.Client, *pieces: bytes, wait_for: bytes = b"") -> bytes:
         return got
 
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
