@@ -15,6 +15,14 @@ AT_ONCE = 32  # choices of one request submitted at a time
 LONGEST_WAIT = 1.0  # seconds before a choice is submitted to a full queue again
 
 
+def seconds_left(deadline: float) -> float:
+    """Seconds until a deadline by the clock of the event loop. Raises TimeoutError after it."""
+    remaining = deadline - asyncio.get_running_loop().time()
+    if remaining <= 0:
+        raise TimeoutError("the request took longer than this server allows (--timeout)")
+    return remaining
+
+
 class Generate(Protocol):
     """`Backend.generate`, or a wrapper of it."""
 
@@ -40,10 +48,9 @@ class ChoiceRunner:
     that a request with more choices than the queue holds completes, too.
     """
 
-    def __init__(self, generate: Generate, requests: Sequence[GenerationRequest], timeout: float | None) -> None:
-        """timeout: seconds for all choices together."""
-        self._generate, self._requests = generate, requests
-        self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    def __init__(self, generate: Generate, requests: Sequence[GenerationRequest], deadline: float | None) -> None:
+        """deadline: of all choices together, by the clock of the event loop."""
+        self._generate, self._requests, self._deadline = generate, requests, deadline
         self._share = RequestShare()
         self._events: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue()
         self._waiting = iter(range(len(requests)))
@@ -114,9 +121,4 @@ class ChoiceRunner:
             return False
 
     def _remaining(self) -> float | None:
-        if self._deadline is None:
-            return None
-        remaining = self._deadline - asyncio.get_running_loop().time()
-        if remaining <= 0:
-            raise TimeoutError("the request took longer than this server allows (--timeout)")
-        return remaining
+        return None if self._deadline is None else seconds_left(self._deadline)

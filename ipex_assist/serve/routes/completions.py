@@ -16,7 +16,7 @@ from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
 from ipex_assist.serve.protocol.common import SamplingFields, options_per_choice
 from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
 from ipex_assist.serve.protocol.tools import NamedTool
-from ipex_assist.serve.routes.conversations import prepare_conversation
+from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
@@ -38,6 +38,16 @@ def check_biases(service: Service, body: SamplingFields) -> None:
         raise ApiError(400, f"logit_bias: there is no token {unknown}; ids go to {size - 1}", param="logit_bias")
 
 
+def _asked(body: ChatRequest) -> AskedConversation:
+    return AskedConversation(
+        [message.for_template() for message in body.messages],
+        body.tool_fields(),
+        body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+        body.parallel_tool_calls,
+        grammar_of(body.grammar_fields()),
+    )
+
+
 def router(service: Service) -> APIRouter:
     """Both routes."""
     routes = APIRouter()
@@ -47,26 +57,21 @@ def router(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_model(body.model)
         check_biases(service, body)
-        turn, tokens = await prepare_conversation(
-            service,
-            [message.for_template() for message in body.messages],
-            body.tool_fields(),
-            body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
-            parallel=body.parallel_tool_calls,
-            response=grammar_of(body.grammar_fields()),
-        )
+        deadline = service.deadline()
+        turn, tokens = await prepare_conversation(service, lambda: _asked(body), deadline)
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
         options = body.generation_options(room, body.wanted_logprobs)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
         writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, turn.parser)
-        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
     async def completions(body: CompletionRequest) -> Response:
         """Complete a text, or several."""
         service.check_model(body.model)
         check_biases(service, body)
+        deadline = service.deadline()
         if body.echo and body.stream and body.logprobs is not None:
             raise ApiError(400, "echo: log-probabilities of a prompt are not streamed: leave out stream", param="echo")
         special, count = body.add_special_tokens is not False, body.n or 1
@@ -78,7 +83,7 @@ def router(service: Service) -> APIRouter:
             if body.echo:
                 text = prompt if isinstance(prompt, str) else await service.decode(prompts[-1])
                 echoed += [EchoedPrompt(text, prompts[-1])] * count
-        grammar = await service.checked(grammar_of(body.grammar_fields()))
+        grammar = await service.checked(await service.in_thread(lambda: grammar_of(body.grammar_fields())), deadline)
         requests: list[GenerationRequest] = []
         for tokens in prompts:
             room = service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS)
@@ -87,6 +92,6 @@ def router(service: Service) -> APIRouter:
         named = None if body.logprobs is None else service.token_texts
         texts = ChoiceTexts(requests, sum(map(len, prompts)), named, shows_end=True)
         writer = CompletionWriter(service, texts, body, echoed if body.echo else None)
-        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     return routes
