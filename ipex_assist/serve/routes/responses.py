@@ -16,6 +16,7 @@ from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
 from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
 from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
@@ -36,7 +37,7 @@ def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConve
 
 def router(service: Service) -> APIRouter:
     """The three routes, with their response store."""
-    routes, kept = APIRouter(), ResponseStore()
+    routes, kept = APIRouter(route_class=JsonRoute), ResponseStore()
 
     @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
     async def create_response(body: ResponsesRequest) -> Response:
