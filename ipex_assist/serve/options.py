@@ -55,8 +55,8 @@ class ServeOptions(Options):
     max_prompt: int | None = option(
         None, "tokens of a prompt (default: what the context holds)", Number(1, 10_000_000, whole=True), "N"
     )
-    max_new_tokens: int | None = option(
-        None, "for requests that say nothing (default: what the context leaves)", Number(1, 10_000_000, whole=True), "N"
+    max_new_tokens: int = option(
+        4096, "of a chat without max_tokens, where the context leaves them", Number(1, 10_000_000, whole=True), "N"
     )
     grace: float = option(30.0, "seconds from SIGTERM for what runs", Number(0, DAY), "S")
 

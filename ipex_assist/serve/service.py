@@ -152,10 +152,9 @@ class Service:
         ]
 
     def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
-        """Return max_new_tokens after a prompt of `prompt` tokens: `wanted`, or what context and memory leave."""
+        """Return max_new_tokens after `prompt` tokens: `wanted` or the default, as far as context and memory go."""
         limits = [limit - prompt for limit in (self.facts.context_length, self._memory()) if limit is not None]
-        wanted = wanted or self.options.max_new_tokens or (None if limits else self.options.text_tokens)
-        return max(1, min([*limits, *([wanted] if wanted is not None else [])]))
+        return max(1, min([*limits, wanted or self.options.max_new_tokens]))
 
     def _memory(self) -> int | None:
         """Tokens that the KV memory of every engine holds; None if unknown."""

@@ -18,6 +18,7 @@ from ipex_assist.speculative.options import GenerationOptions
 MOST_CHOICES = 128  # texts of one request, as with OpenAI
 MOST_STOPS = 64  # stop texts, each of which is looked for at every token
 MOST_BIASES = 1 << 16  # biases of tokens, times the texts of the request: each text's engine is given all of them
+MOST_TEMPERATURE = 2.0  # as with OpenAI
 _MEDIA = ("image", "audio", "video", "file")  # words in the types of parts that no model here reads
 TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
@@ -104,7 +105,7 @@ def json_schema(kind: Kind) -> dict[str, Any]:
 class SamplingFields(RequestBody):
     """How tokens are chosen, and where a text ends; names are OpenAI's or, beyond them, transformers' and vLLM's."""
 
-    temperature: Annotated[float, OptionField("temperature")] | None = None
+    temperature: Annotated[float, OptionField("temperature", highest=MOST_TEMPERATURE)] | None = None
     top_p: Annotated[float, OptionField("top_p")] | None = None
     top_k: Annotated[int, OptionField("top_k")] | None = None
     min_p: Annotated[float, OptionField("min_p")] | None = None
