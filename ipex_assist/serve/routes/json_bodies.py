@@ -29,7 +29,8 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        form: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation)
+        kind: Any = self.body_field.field_info.annotation
+        form: TypeAdapter[Any] = TypeAdapter(kind)
 
         async def handler(request: Request) -> Response:
             return await handle(JsonRequest(request, form))
@@ -42,14 +43,14 @@ class JsonRequest(Request):
 
     def __init__(self, request: Request, form: TypeAdapter[Any]) -> None:
         super().__init__(request.scope, request.receive)
-        self._form = form
+        self._model = form
 
     async def json(self) -> Any:
         """Raises ApiError (status 400) with the first reasons."""
         body = await self.body()
         if len(body) <= SMALL:
-            return parse(self._form, body)
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, parse, self._form, body)
+            return parse(self._model, body)
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, parse, self._model, body)
 
 
 def parse(form: TypeAdapter[Any], body: bytes) -> Any:
