@@ -17,7 +17,7 @@ from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
 from ipex_assist.speculative.schedule import Schedule
-from ipex_assist.tokenization.tokenizer import checked_ids, encode_prompt
+from ipex_assist.tokenization.tokenizer import checked_ids, encode_messages, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +30,7 @@ class TextModel(ABC):
     eos: frozenset[int]
     identity: Identity
     loading = Loading()  # until whoever loads the weights says how long it took
+    allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
     @property
@@ -157,11 +158,19 @@ class TextModel(ABC):
 
     def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:
         """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""
-        encoded = encode_prompt(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt
+        encoded: Sequence[int]
+        if isinstance(prompt, str):
+            encoded = encode_prompt(self.tokenizer, prompt, chat, allow_special_tokens=self.allow_special_tokens)
+        else:
+            encoded = prompt
         tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
         if not tokens:
             raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
         return tokens
+
+    def encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation in the model's chat template. Raises UsageError where that refuses it."""
+        return encode_messages(self.tokenizer, messages, allow_special_tokens=self.allow_special_tokens)
 
     def context_for(self, prompt_tokens: int) -> int | None:
         """How many tokens a text with a prompt of this length can hold: only longrope makes a difference."""
