@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ipex_assist.env.errors import UsageError
 
+LONGEST_SHOWN = 1000  # characters of a wrong value in a message; there may be thousands of logit biases
 KEY = "option"  # under which a field's metadata holds its Option
 
 
@@ -159,6 +160,17 @@ class Texts(Kind):
         return {"action": "append"}
 
 
+_TOKEN_ID = Number(0, 2**31 - 1, whole=True)
+
+
+class CheckedNumbers(dict[int, float]):
+    """Numbers by token ids that `TokenNumbers.take` has checked, for `number`; not to be changed."""
+
+    def __init__(self, values: Iterable[tuple[int, float]] = (), number: Number | None = None) -> None:
+        super().__init__(values)
+        self.number = number
+
+
 @dataclass(frozen=True)
 class TokenNumbers(Kind):
     """A mapping of token ids to numbers; in JSON the ids are strings."""
@@ -166,13 +178,16 @@ class TokenNumbers(Kind):
     number: Number
 
     def take(self, value: Any) -> dict[int, float]:
-        """The numbers by token ids as ints."""
+        """The numbers by token ids as ints. What it has returned is not checked again: there may be thousands, and
+        every `dataclasses.replace` of their options takes them."""
+        if isinstance(value, CheckedNumbers) and value.number == self.number:
+            return value
         if not isinstance(value, Mapping):
             raise ValueError('must be an object of token ids and numbers, such as {"50256": -100}')
-        taken = {}
+        taken = CheckedNumbers(number=self.number)
         for key, each in value.items():
             try:
-                token = Number(0, 2**31 - 1, whole=True).take(int(key) if isinstance(key, str) else key)
+                token = _TOKEN_ID.take(int(key) if isinstance(key, str) else key)
             except ValueError:
                 raise ValueError(f"{key!r} is no token id") from None
             try:
@@ -293,8 +308,9 @@ def checked(name: str, take: Callable[[Any], Any], value: Any) -> Any:
     try:
         return take(value)
     except ValueError as error:
-        shown = f" {value}" if isinstance(value, str) and value and name.startswith("-") else f" {value!r}"
-        raise UsageError(f"{name}{shown}: {error}") from None
+        shown = value if isinstance(value, str) and value and name.startswith("-") else repr(value)
+        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
+        raise UsageError(f"{name} {shown}: {error}") from None
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -57,7 +57,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 def writes(spec: GrammarSpec | None, text: str) -> bool:
     """Whether a grammar allows a whole text."""
-    from ipex_assist.serve.grammar_checker import byte_tokenizer
+    from ipex_assist.serve.grammar_trial import byte_tokenizer
     from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 
     assert spec is not None

@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@dataclass(eq=False, frozen=True)
+class RequestShare:
+    """Whom a text's time in the engines counts against: one object for all texts of an HTTP request."""
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One generation. tokens: ids of the whole prompt, including special tokens."""
+    """One generation. tokens: ids of the whole prompt, including special tokens. share: compared by identity alone."""
 
     tokens: list[int]
     options: GenerationOptions
     grammar: GrammarSpec | None = None
+    share: RequestShare = field(default_factory=RequestShare, compare=False)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Finished:
 
 
 class Busy(Exception):
-    """The queue is full (HTTP 429). retry_after: seconds until there may be room."""
+    """A queue is full (HTTP 429). retry_after: seconds until there may be room."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)

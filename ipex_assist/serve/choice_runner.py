@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
 
-from ipex_assist.serve.backend import Busy, Finished, GenerationRequest, OutputChunk
+from ipex_assist.serve.backend import Busy, Finished, GenerationRequest, OutputChunk, RequestShare
 
 AT_ONCE = 32  # choices of one request submitted at a time
 LONGEST_WAIT = 1.0  # seconds before a choice is submitted to a full queue again
+
+
+def seconds_left(deadline: float) -> float:
+    """Seconds until a deadline by the clock of the event loop. Raises TimeoutError after it."""
+    remaining = deadline - asyncio.get_running_loop().time()
+    if remaining <= 0:
+        raise TimeoutError("the request took longer than this server allows (--timeout)")
+    return remaining
 
 
 class Generate(Protocol):
@@ -34,16 +42,16 @@ class ChoiceEvent:
 
 
 class ChoiceRunner:
-    """A context manager; leaving it cancels unfinished choices.
+    """A context manager; leaving it cancels unfinished choices. All of them count against one share of the engines.
 
     If the queue has no room for any of the choices, Busy is raised; if it has room for some, the others are retried, so
     that a request with more choices than the queue holds completes, too.
     """
 
-    def __init__(self, generate: Generate, requests: Sequence[GenerationRequest], timeout: float | None) -> None:
-        """timeout: seconds for all choices together."""
-        self._generate, self._requests = generate, requests
-        self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    def __init__(self, generate: Generate, requests: Sequence[GenerationRequest], deadline: float | None) -> None:
+        """deadline: of all choices together, by the clock of the event loop."""
+        self._generate, self._requests, self._deadline = generate, requests, deadline
+        self._share = RequestShare()
         self._events: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue()
         self._waiting = iter(range(len(requests)))
         self._tasks: list[asyncio.Task[None]] = []
@@ -97,8 +105,9 @@ class ChoiceRunner:
 
     async def _try(self, index: int) -> bool:
         """Run one choice; returns False if the queue was full and it must be retried."""
+        request = replace(self._requests[index], share=self._share)
         try:
-            async with aclosing(self._generate(self._requests[index], timeout=self._remaining())) as parts:
+            async with aclosing(self._generate(request, timeout=self._remaining())) as parts:
                 async for output in parts:
                     self._started = True
                     self._events.put_nowait(ChoiceEvent(index, output))
@@ -112,9 +121,4 @@ class ChoiceRunner:
             return False
 
     def _remaining(self) -> float | None:
-        if self._deadline is None:
-            return None
-        remaining = self._deadline - asyncio.get_running_loop().time()
-        if remaining <= 0:
-            raise TimeoutError("the request took longer than this server allows (--timeout)")
-        return remaining
+        return None if self._deadline is None else seconds_left(self._deadline)

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from ipex_assist.serve.backend import (
 )
 from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, chunk_of, model_facts
+from ipex_assist.serve.fair_queue import FairQueue
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.routing import block_keys, choose
 from ipex_assist.speculative.options import DraftOptions
@@ -64,7 +64,7 @@ class Engines:
         self._drafts = drafts or DraftOptions()
         self._pool: LocalPool | None = None
         self._slots: list[EngineSlot] = []
-        self._waiting: deque[ActiveRequest] = deque()
+        self._waiting = FairQueue()
         self._active: set[ActiveRequest] = set()  # unfinished requests
         self._numbers = itertools.count(1)
         self._facts: ModelFacts | None = None
@@ -110,6 +110,10 @@ class Engines:
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._changed.set()
+
+    @property
+    def _running(self) -> list[ActiveRequest]:
+        return [active for slot in self._slots for active in slot.running.values()]
 
     @property
     def concurrency(self) -> int:
@@ -203,15 +207,16 @@ class Engines:
     # Requests.
 
     def _admit(self, request: GenerationRequest) -> ActiveRequest:
-        """Dispatch or queue a request. Raises NotReady or Busy."""
+        """Dispatch or queue a text. Raises NotReady, or Busy for the first text of a request."""
         if (reason := self._why_not_ready()) is not None:
             raise NotReady(reason)
         active = ActiveRequest.of(request, self._drafts)
-        self._waiting.append(active)
+        others = any(each.request.share is request.share for each in self._running) or request.share in self._waiting
+        self._waiting.put(active)
         self._feed()
-        if active.slot is None and len(self._waiting) > self._options.max_queue:
+        if active.slot is None and not others and self._waiting.shares > self._options.max_queue:
             self._waiting.remove(active)
-            raise Busy(f"{len(self._waiting)} requests wait already (--max-queue)", self._retry_after())
+            raise Busy(f"{self._waiting.shares} requests wait already (--max-queue)", self._retry_after())
         self._active.add(active)
         return active
 
@@ -221,14 +226,14 @@ class Engines:
         return float(math.ceil(min(MOST_RETRY_AFTER, max(1.0, self._seconds / slots))))
 
     def _feed(self) -> None:
-        """Dispatch waiting requests to slots with room."""
-        while self._waiting and self._pool is not None:
-            active = self._waiting[0]
+        """Dispatch waiting texts to slots with room."""
+        while self._waiting.shares and self._pool is not None:
             load = {number: slot.load for number, slot in enumerate(self._slots) if slot.has_room}
-            load = {number: each for number, each in load.items() if number not in active.tried} or load
             if not load:
                 return
-            self._waiting.popleft()
+            active = self._waiting.next(self._running)
+            load = {number: each for number, each in load.items() if number not in active.tried} or load
+            self._waiting.take(active)
             active.slot = choose({number: self._slots[number].known.find(active.keys) for number in load}, load)
             self._slots[active.slot].take(active, next(self._numbers))
             self._pool.submit(active.slot, active.fields())
@@ -312,7 +317,7 @@ class Engines:
         if len(active.tried) >= MAX_TRIES:
             self._fail(active, Failed(reason, again=True))
         else:
-            self._waiting.appendleft(active)
+            self._waiting.put_back(active)
 
     def _on_ready(self, slot: EngineSlot, event: Ready) -> None:
         facts = event.facts
@@ -328,7 +333,7 @@ class Engines:
         delays = SLOWER_DELAYS if slot.was_ready else RESTART_DELAYS
         lost = slot.take_over_requests()
         slot.count_end(refused=event.refusal is not None, delays=delays, for_ever=True)
-        for active in reversed(lost):  # appendleft restores their order
+        for active in reversed(lost):  # put_back restores their order
             self._retry(active, f"the engine of this request {event.reason}")
         if lost:
             failed = sum(active.output.over for active in lost)

@@ -108,12 +108,16 @@ def api_error(error: BaseException) -> ApiError:
 def refused(error: RequestValidationError | ValidationError) -> ApiError:
     """400 with the first validation errors, each with its location in the body."""
     found: dict[tuple[str, str], None] = {}  # deduplicated, as pydantic reports each type it tried
-    for each in error.errors()[:MOST_REASONS]:
+    told = error.errors()
+    too_long = [each for each in told if each["type"] == "too_long"]  # beside which what else it might be says little
+    for each in (too_long or told)[:MOST_REASONS]:
         place = ".".join(str(part) for part in each["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
-        reason = str(each["msg"]).removeprefix("Value error, ")
+        reason, facts = str(each["msg"]).removeprefix("Value error, "), each.get("ctx", {})
         if each["type"] == "json_invalid":
-            place, reason = "", f"the body is no JSON: {each.get('ctx', {}).get('error', reason)} at character {place}"
-        elif each["loc"] == ("body",):
+            place, reason = "", f"the body is no JSON: {facts.get('error', reason)}"
+        elif each["type"] == "too_long":
+            reason = f"has {facts['actual_length']:,} items, and may have {facts['max_length']:,}"
+        elif each["loc"] in ((), ("body",)):
             place, reason = "", "the body must be a JSON object, sent with Content-Type: application/json"
         found[place, reason] = None
     return ApiError(

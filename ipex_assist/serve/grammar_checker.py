@@ -1,218 +1,117 @@
-"""Tries untrusted grammars in a process that can be killed; those that take more than a second are rejected.
-
-llguidance limits most costs of a grammar, but a single call cannot be interrupted.
-"""
+"""Checks grammars of strangers before an engine is given them, in processes that can be killed."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import json
-import os
-import random
-import re
-import resource
-import selectors
-import subprocess
-import sys
+import queue
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.backend import Busy, NotReady
+from ipex_assist.serve.checker_process import SECONDS, CheckerProcess, trial_program
 from ipex_assist.speculative.grammar import GrammarSpec
 
-if TYPE_CHECKING:
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar
-
-SECONDS = 1.0  # of CPU time that a grammar may take
-PATIENCE = 10.0  # seconds of wall-clock time
+PROCESSES = 2  # so that one grammar that takes its whole second does not stop the others
 REMEMBERED = 256  # cached verdicts
-MEMORY = 4 << 30  # bytes of address space of the process
-WALKS, STEPS = 4, 48  # random outputs, and choices in each: a grammar may become expensive later on
-LONGEST = 1000  # bytes of such an output, including forced ones
-# Lark tokens that may contain < >: strings, comments, regular expressions, and special tokens themselves.
-_LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<special><[^<>\s]+>)')
-_ANY_SPECIAL = "<[255]>"  # replaces each special token: a byte that never occurs in UTF-8
+MOST_WAITING = 256  # grammars in the queue, unless the server says otherwise
 
 
 class GrammarChecker:
-    """Decides whether a grammar may be given to an engine. Thread-safe; tries one grammar at a time.
+    """Decides whether a grammar may be given to an engine. `check` is thread-safe; `checked` is for one event loop.
 
-    The process is started with the first grammar, and restarted if one has killed it.
+    Its processes are started with the first grammars. A verdict is kept, and grammars that are alike are tried once.
     """
 
-    def __init__(self, program: Callable[[], list[str]] | None = None) -> None:
-        """program: returns the argv of the process."""
-        self._program = program or (lambda: [sys.executable, "-m", "ipex_assist.serve.grammar_checker"])
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(
+        self, program: Callable[[], list[str]] = trial_program, *, processes: int = PROCESSES, most: int = MOST_WAITING
+    ) -> None:
+        """program: returns the argv of a process. most: how many different grammars may wait for one."""
+        self._processes = [CheckerProcess(program) for _ in range(processes)]
+        self._most = most
+        self._idle: queue.LifoQueue[CheckerProcess] = queue.LifoQueue()  # the last one is the likeliest to run already
+        for process in reversed(self._processes):
+            self._idle.put(process)
         self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by digest: grammars may be megabytes long
-        self._turn = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._lock = threading.Lock()
+        self._underway: dict[bytes, asyncio.Future[None]] = {}
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="grammars")
 
-    async def checked(self, spec: GrammarSpec | None) -> GrammarSpec | None:
-        """Run `check` outside the event loop; returns the grammar."""
-        if spec is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self.check, spec)
+    async def checked(self, spec: GrammarSpec | None, timeout: float | None = None) -> GrammarSpec | None:
+        """Run `check` outside the event loop; returns the grammar.
+
+        Raises Busy if too many others wait, and TimeoutError after `timeout` seconds, its waiting included.
+        """
+        if spec is None or self._is_known(spec):
+            return spec
+        trial = self._trial(spec)
+        done, _ = await asyncio.wait({trial}, timeout=timeout)  # not cancelled: others may wait for the same one
+        if not done:
+            raise TimeoutError("the grammar was not checked in the time that this server allows (--timeout)")
+        if trial.cancelled():
+            raise NotReady("the server is about to end")
+        trial.result()
         return spec
+
+    def _trial(self, spec: GrammarSpec) -> asyncio.Future[None]:
+        """The check of a grammar that is under way, or begins. Raises Busy."""
+        name = _name(spec)
+        if name in self._underway:
+            return self._underway[name]
+        waiting = len(self._underway) - len(self._processes)
+        if waiting >= self._most:
+            seconds = max(1.0, waiting * SECONDS / len(self._processes))
+            raise Busy(f"{max(0, waiting)} grammars wait to be checked already (--max-queue)", seconds)
+        trial = asyncio.get_running_loop().run_in_executor(self._threads, self.check, spec)
+        self._underway[name] = trial
+        trial.add_done_callback(lambda _: self._forget(name))
+        return trial
+
+    def _forget(self, name: bytes) -> None:
+        trial = self._underway.pop(name)
+        if not trial.cancelled():
+            trial.exception()  # mark it as retrieved: nobody may wait any more
 
     def check(self, spec: GrammarSpec) -> None:
         """Raise UsageError (status 400) if the grammar cannot be used. Takes about a second at most."""
-        name = hashlib.sha256(f"{spec.kind} {spec.value}".encode("utf-8", "surrogatepass")).digest()
-        with self._turn:
-            if name not in self._known:
-                self._known[name] = self._try(spec)
-                if len(self._known) > REMEMBERED:
-                    self._known.popitem(last=False)
-            reason = self._known[name]
-        if reason is not None:
-            raise UsageError(f"this grammar cannot be used: {reason}")
+        if self._is_known(spec):
+            return
+        reason = self._try(spec)
+        with self._lock:
+            self._known[_name(spec)] = reason
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        _refuse(reason)
 
-    def close(self) -> None:
-        """End the process."""
-        with self._turn:
-            self._end()
-        self._thread.shutdown(wait=False)
+    def _is_known(self, spec: GrammarSpec) -> bool:
+        """Whether there is a verdict. Raises UsageError if it is a bad one."""
+        name = _name(spec)
+        with self._lock:
+            known, reason = name in self._known, self._known.get(name)
+        _refuse(reason)
+        return known
 
     def _try(self, spec: GrammarSpec) -> str | None:
-        process = self._process
-        if process is None or process.poll() is not None:  # not running, or ended on its own
-            self._end()
-            process = self._start()
-        line = json.dumps({"kind": spec.kind, "value": spec.value}).encode() + b"\n"
-        answer = self._ask(process, line, SECONDS)
-        if answer is not None:
-            reason = json.loads(answer)["reason"]
-            return None if reason is None else str(reason)
-        died = process.poll()
-        self._end()
-        if died is None:
-            return f"it takes longer than {SECONDS:g} s to compile, or to begin a text; make it smaller"
-        return "it takes too much memory to compile, or breaks the compiler; make it smaller"
+        process = self._idle.get()
+        try:
+            return process.reason_against(spec)
+        finally:
+            self._idle.put(process)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = process = subprocess.Popen(
-            self._program(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        if self._ask(process, b"", PATIENCE) is None:
-            self._end()
-            raise IpexAssistError(
-                "grammars cannot be checked, as the process for it does not start: pip install 'ipex-assist[serve]'"
-            )
-        return process
-
-    @staticmethod
-    def _ask(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
-        """The next line of the process; None if it dies or takes too long."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        before, until = _spent(process.pid), time.monotonic() + PATIENCE
-        answer = b""
-        with selectors.DefaultSelector() as selector, contextlib.suppress(BrokenPipeError):
-            selector.register(process.stdout, selectors.EVENT_READ)
-            process.stdin.write(line)
-            process.stdin.flush()
-            while not answer.endswith(b"\n"):
-                if selector.select(0.02):
-                    piece = os.read(process.stdout.fileno(), 65536)
-                    if not piece:
-                        process.wait()
-                        return None
-                    answer += piece
-                elif _spent(process.pid) - before > seconds or time.monotonic() > until:
-                    return None
-            return answer
-        process.wait()
-        return None
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()  # type: ignore[union-attr]
+    def close(self) -> None:
+        """End the processes; what waits fails."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
 
-def _spent(pid: int) -> float:
-    """CPU seconds that a process has used."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise UsageError(f"this grammar cannot be used: {reason}")
 
 
-class _Bytes:
-    """A vocabulary of single bytes in llguidance's interface; a grammar's cost shows with it, too."""
-
-    is_tokenizer_wrapper = True
-    eos_token_id, bos_token_id = 256, None
-    special_token_ids = (256,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        """The bytes."""
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-def byte_tokenizer() -> Any:
-    """llguidance's tokenizer in which every byte is a token, and 256 the end of the text."""
-    from llguidance import LLTokenizer
-
-    vocabulary: Any = _Bytes()
-    return LLTokenizer(vocabulary, n_vocab=257, eos_token=[256])
-
-
-def reason_against(spec: GrammarSpec, tokenizer: Any) -> str | None:
-    """Return why a grammar cannot be used, or None. May take for ever.
-
-    Compiles it and generates a few random outputs. Whether the model has its special tokens is not known here.
-    """
-    from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
-
-    chance = random.Random(0)
-    if spec.kind == "lark":  # the byte vocabulary has no special tokens
-        spec = GrammarSpec(
-            spec.kind, _LARK.sub(lambda found: _ANY_SPECIAL if found["special"] else found[0], spec.value)
-        )
-    try:
-        start = LlguidanceGrammar(initial_matcher(spec, tokenizer), 257, frozenset([256]))
-        for _ in range(WALKS):
-            _walk(start.copy(), chance)
-    except IpexAssistError as error:
-        return str(error)
-    return None
-
-
-def _walk(state: LlguidanceGrammar, chance: random.Random) -> None:
-    """Generate a random output until it ends or is long enough."""
-    for _ in range(STEPS):
-        for token in state.forced()[: LONGEST - len(state.tokens)]:
-            state.advance(token)
-        allowed = state.mask().nonzero()[0]
-        state.advance(int(allowed[chance.randrange(len(allowed))]))
-        if state.ended or len(state.tokens) >= LONGEST:
-            return
-
-
-def main() -> None:
-    """Read JSON lines {"kind", "value"} from stdin and answer each with {"reason"} on stdout."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    tokenizer = byte_tokenizer()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps({"reason": reason_against(GrammarSpec(**json.loads(line)), tokenizer)}) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+def _name(spec: GrammarSpec) -> bytes:
+    return hashlib.sha256(f"{spec.kind} {spec.value}".encode("utf-8", "surrogatepass")).digest()

@@ -85,8 +85,8 @@ class ServeOptions(Options):
     max_prompt: int | None = option(
         None, "tokens of a prompt (default: what the context holds)", Number(1, 10_000_000, whole=True), "N"
     )
-    max_new_tokens: int | None = option(
-        None, "for requests that say nothing (default: what the context leaves)", Number(1, 10_000_000, whole=True), "N"
+    max_new_tokens: int = option(
+        4096, "of a chat without max_tokens, where the context leaves them", Number(1, 10_000_000, whole=True), "N"
     )
     allow_special_tokens: bool = option(
         False, "as the models are loaded: whether special tokens named in messages are tokens", Switch(), flags=()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.executors.blocks import BLOCK
 from ipex_assist.serve.backend import Backend, ModelFacts
+from ipex_assist.serve.choice_runner import seconds_left
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.grammar_checker import GrammarChecker
 from ipex_assist.serve.metrics import ServerMetrics
@@ -34,7 +35,7 @@ class Service:
     def __init__(self, backend: Backend, options: ServeOptions) -> None:
         self.backend, self.options = backend, options
         self.metrics = ServerMetrics(backend)
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(most=options.max_queue)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
 
     @property
@@ -116,9 +117,14 @@ class Service:
         allow = self.options.allow_special_tokens
         return await self.in_thread(encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow)
 
-    async def checked(self, grammar: GrammarSpec | None) -> GrammarSpec | None:
-        """Return the grammar. Raises UsageError if it cannot be used, or takes more than a second."""
-        return await self._grammars.checked(grammar)
+    def deadline(self) -> float:
+        """When a request that arrives now must have been answered, by the clock of the event loop."""
+        return asyncio.get_running_loop().time() + self.options.timeout
+
+    async def checked(self, grammar: GrammarSpec | None, deadline: float) -> GrammarSpec | None:
+        """Return the grammar. Raises UsageError if it cannot be used, or takes more than a second to try, Busy if too
+        many others wait, TimeoutError after the request's deadline."""
+        return await self._grammars.checked(grammar, seconds_left(deadline))
 
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return the prompt's token ids, checked. Raises 413 with the numbers if it is too long."""
@@ -147,10 +153,9 @@ class Service:
         ]
 
     def most_new_tokens(self, prompt: int, wanted: int | None) -> int:
-        """Return max_new_tokens after a prompt of `prompt` tokens: `wanted`, or what context and memory leave."""
+        """Return max_new_tokens after `prompt` tokens: `wanted` or the default, as far as context and memory go."""
         limits = [limit - prompt for limit in (self.facts.context_length, self._memory()) if limit is not None]
-        wanted = wanted or self.options.max_new_tokens or (None if limits else self.options.text_tokens)
-        return max(1, min([*limits, *([wanted] if wanted is not None else [])]))
+        return max(1, min([*limits, wanted or self.options.max_new_tokens]))
 
     def _memory(self) -> int | None:
         """Tokens that the KV memory of every engine holds; None if unknown."""

@@ -15,6 +15,7 @@ from ipex_assist.serve.errors import api_error
 from ipex_assist.serve.service import Service
 
 KEEP_ALIVE_SECONDS = 10.0  # of silence before a comment keeps proxies from closing the stream
+FEW = 16  # texts whose response is written in the event loop
 COMMENT = ": keep-alive\n\n"
 # Proxies must neither cache nor buffer the stream.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -28,9 +29,17 @@ class GenerationResponse(Response):
     """
 
     def __init__(
-        self, service: Service, requests: Sequence[GenerationRequest], writer: Writer, *, stream: bool
+        self,
+        service: Service,
+        requests: Sequence[GenerationRequest],
+        writer: Writer,
+        *,
+        deadline: float,
+        stream: bool,
     ) -> None:
+        """deadline: see `Service.deadline`."""
         self._service, self._requests, self._writer, self._stream = service, requests, writer, stream
+        self._deadline = deadline
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream" if stream else "application/json"
         self.init_headers(STREAM_HEADERS if stream else None)
@@ -50,7 +59,7 @@ class GenerationResponse(Response):
             work.result()
 
     def _choices(self) -> ChoiceRunner:
-        return ChoiceRunner(self._service.metrics.generate, self._requests, self._service.options.timeout)
+        return ChoiceRunner(self._service.metrics.generate, self._requests, self._deadline)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await (self._streamed(send) if self._stream else self._answered())
@@ -65,9 +74,14 @@ class GenerationResponse(Response):
                     assert choice_event is not None
                     for _ in self._writer.take(choice_event):
                         pass
-            return Response(compact(self._writer.whole()), media_type="application/json")
+            return Response(await self._whole(), media_type="application/json")
         except Exception as error:
             return api_error(error).response()
+
+    async def _whole(self) -> str:
+        if len(self._requests) <= FEW:
+            return compact(self._writer.whole())
+        return await self._service.in_thread(lambda: compact(self._writer.whole()))
 
     async def _streamed(self, send: Send) -> Response | None:
         """Stream the response. Returns None, or the error response if the stream has not started."""

@@ -19,8 +19,8 @@ def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
 
     fields: the JSON body or its part with `response_format` (OpenAI's), `guided_json`, `guided_regex`, `guided_choice`,
     `guided_grammar` (llguidance's dialect of Lark), or `structured_outputs` with json, regex, choice, grammar or
-    json_object (vLLM's); others are ignored. Raises UsageError (status 400) with the field and the reason. Takes
-    microseconds: the cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
+    json_object (vLLM's); others are ignored. Raises UsageError (status 400) with the field and the reason. The
+    cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
     """
     found = {name: spec for name, spec in _asked(fields) if spec is not None}
     if len(found) > 1:

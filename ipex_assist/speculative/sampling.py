@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -60,6 +61,13 @@ class Sampling(SamplingOptions):
     def _has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @cached_property
+    def _biases(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and their biases, (biases,) each: with thousands of them a loop in each pass would delay others."""
+        import torch
+
+        return torch.tensor(list(self.logit_bias)), torch.tensor(list(self.logit_bias.values()), dtype=torch.float32)
+
     def apply_penalties(
         self, logits: torch.Tensor, context: Sequence[int], following: Sequence[int] = ()
     ) -> torch.Tensor:
@@ -76,9 +84,10 @@ class Sampling(SamplingOptions):
 
         logits = logits.float().clone()
         width = logits.shape[-1]  # a draft's vocabulary may be smaller than the target's
-        for token, bias in self.logit_bias.items():
-            if token < width:
-                logits[:, token] += bias
+        if self.logit_bias:
+            tokens, biases = self._biases
+            within = tokens < width
+            logits[:, tokens[within]] += biases[within]
         if not self._has_penalties:
             return logits
         seen, counts = _counts(context, width), _counts(context[self.prompt_length :], width)

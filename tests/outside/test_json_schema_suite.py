@@ -20,7 +20,7 @@ from ipex_assist.speculative.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
-from ipex_assist.serve.grammar_checker import byte_tokenizer
+from ipex_assist.serve.grammar_trial import byte_tokenizer
 from ipex_assist.serve.structured_output import grammar_of
 from ipex_assist.speculative.llguidance_grammar import LlguidanceGrammar, initial_matcher
 

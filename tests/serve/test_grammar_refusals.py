@@ -19,7 +19,8 @@ from ipex_assist.speculative.grammar import GrammarSpec
 
 pytest.importorskip("llguidance")
 
-from ipex_assist.serve.grammar_checker import GrammarChecker, byte_tokenizer, reason_against
+from ipex_assist.serve.grammar_checker import GrammarChecker
+from ipex_assist.serve.grammar_trial import byte_tokenizer, reason_against
 from ipex_assist.speculative.llguidance_grammar import GrammarCompiler
 
 pytestmark = pytest.mark.one_stack

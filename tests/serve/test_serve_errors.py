@@ -42,8 +42,14 @@ def refused(answer: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, {}, "messages", "Field required"),
         (CHAT, {"messages": []}, "messages", "at least 1 item"),
         (CHAT, {"messages": [{"role": "nobody", "content": "a"}]}, "messages.0.role", "'system'"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "'text'"),
-        (CHAT, HI | {"temperature": -1}, "temperature", "must be 0 (greedy) or a number between 0.001 and 100"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "x"}]}]},
+            "messages.0.content.0.type",
+            "'text'",
+        ),
+        (CHAT, HI | {"temperature": -1}, "temperature", "must be 0 (greedy) or a number between 0.001 and 2"),
+        (CHAT, HI | {"temperature": 2.1}, "temperature", "must be 0 (greedy) or a number between 0.001 and 2"),
         (CHAT, HI | {"temperature": "1"}, "temperature", "must be 0 (greedy)"),
         (CHAT, HI | {"top_p": 2}, "top_p", "must be a number between 1e-06 and 1"),
         (CHAT, HI | {"max_tokens": 0}, "max_tokens", "must be a whole number between 1"),
@@ -52,6 +58,12 @@ def refused(answer: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, HI | {"stop": [""]}, "stop", "none of them empty"),
         (CHAT, HI | {"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token id"),
         (CHAT, HI | {"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias", f"ids go to {VOCAB_SIZE - 1}"),
+        (
+            COMPLETIONS,
+            {"prompt": ["a"] * 128, "n": 128, "logit_bias": {"1": 1, "2": 1, "3": 1, "4": 1, "5": 1}},
+            "logit_bias",
+            "5 biases for each of 16,384 texts are 81,920, and a request may have 65,536",
+        ),
         (CHAT, HI | {"seed": 1.5}, "seed", "must be a whole number"),
         (CHAT, HI | {"stream": "yes"}, "stream", "valid boolean"),
         (CHAT, HI | {"functions": []}, "functions", "use tools"),
@@ -79,10 +91,21 @@ def test_one_reason_is_said_once(client):
     assert len(reasons) == len(set(reasons))
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "file"])
+def test_a_part_that_is_no_text(client, kind):
+    """One sentence, not what each form of content would have needed."""
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:image/png;base64,AA=="}}]
+    for path, field in ((CHAT, "messages"), ("/v1/responses", "input")):
+        error = refused(client.post(path, json={field: [{"role": "user", "content": parts}]}), 400)
+        medium = next(word for word in ("image", "audio", "file") if word in kind)
+        assert error["message"].endswith(f"content.1: the model reads text alone: leave out this {medium}"), error
+        assert error["message"].startswith(field)
+
+
 def test_not_unicode(client):
     error = refused(client.post(CHAT, content=b'{"messages":[{"role":"user","content":"\\ud800"}]}',
                                 headers={"content-type": "application/json"}), 400)  # fmt: skip
-    assert "UTF-8" in error["message"] or "unicode" in error["message"]
+    assert error["message"].startswith("the body is no JSON: ")
 
 
 @pytest.mark.parametrize(

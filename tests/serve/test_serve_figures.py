@@ -181,7 +181,7 @@ def test_openapi_says_what_is_true(serve, client, backend):
     ids = document["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]["items"]
     assert ids["maximum"] == backend.facts.vocab_size - 1
     temperature = document["components"]["schemas"]["ChatRequest"]["properties"]["temperature"]["anyOf"][0]["anyOf"]
-    assert temperature == [{"const": 0}, {"type": "number", "minimum": 0.001, "maximum": 100}]
+    assert temperature == [{"const": 0}, {"type": "number", "minimum": 0.001, "maximum": 2}]
     closed = serve(api_key=("a",)).get("/openapi.json").json()
     assert closed["paths"][CHAT]["post"]["security"] == [{"key": []}]
     assert "security" not in closed["paths"]["/health"]["get"]

@@ -75,7 +75,7 @@ class ChoiceText:
 
 
 class ChoiceTexts:
-    """The texts of all choices of a request."""
+    """The texts of all choices of a request. new_tokens: of all together so far."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ChoiceTexts:
     ) -> None:
         """prompt_tokens: a prompt of several choices counts once. token_texts: set if log-probabilities are requested.
         shows_end: list the end-of-text token, too."""
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self.new_tokens = prompt_tokens, 0
         self.all = [
             ChoiceText(
                 index, None if token_texts is None else Logprobs(token_texts, bool(request.options.stop), shows_end)
@@ -100,7 +100,7 @@ class ChoiceTexts:
 
     def usage(self) -> dict[str, int]:
         """OpenAI's usage so far."""
-        return Usage.of(self.prompt_tokens, sum(text.new_tokens for text in self.all)).model_dump()
+        return Usage.of(self.prompt_tokens, self.new_tokens).model_dump()
 
     def report(self) -> dict[str, Any]:
         """Timings and draft statistics, summed over the choices."""

@@ -37,11 +37,11 @@ class Writer(ABC):
 
     def take(self, choice_event: ChoiceEvent) -> Iterator[str]:
         """Add an event; yields stream events, which a whole response ignores."""
-        text = self.texts[choice_event.index]
-        if isinstance(choice_event.output, Finished):
-            yield from self.ended(text, text.end(choice_event.output))
-        else:
-            yield from self.grown(text, text.take(choice_event.output))
+        text, output = self.texts[choice_event.index], choice_event.output
+        before = text.new_tokens
+        text_delta = text.end(output) if isinstance(output, Finished) else text.take(output)
+        self.texts.new_tokens += text.new_tokens - before
+        yield from (self.ended if isinstance(output, Finished) else self.grown)(text, text_delta)
 
     def begin(self) -> Iterator[str]:
         """Stream events before the first output."""

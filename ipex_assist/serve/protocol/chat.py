@@ -14,7 +14,10 @@ from ipex_assist.serve.protocol.common import (
     RequestBody,
     ResponseBody,
     StreamOptions,
+    TextOrList,
+    TextPart,
     TimedResponse,
+    ToolList,
     Unsupported,
     Usage,
 )
@@ -24,8 +27,8 @@ from ipex_assist.serve.protocol.tools import AnswerToolCall, Tool, ToolCall, Too
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ContentPart(RequestBody):
-    """A piece of a message. Models here read text alone."""
+class ContentPart(TextPart):
+    """A piece of a message."""
 
     type: Literal["text"]
     text: str
@@ -35,9 +38,9 @@ class Message(RequestBody):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | BoundedList[ContentPart] | None = None
+    content: TextOrList[ContentPart] | None = None
     name: str | None = None
-    tool_calls: BoundedList[ToolCall] | None = None
+    tool_calls: ToolList[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -68,7 +71,7 @@ class ChatRequest(GenerationFields):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, OptionField("logprobs")] | None = Field(None, description="means logprobs, too")
-    tools: BoundedList[Tool] | None = None
+    tools: ToolList[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     draft_details: bool | None = Field(None, description="streamed choices say which pieces of text were drafted")

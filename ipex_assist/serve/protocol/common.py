@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -16,14 +16,20 @@ from ipex_assist.env.options import Kind, Number, Switch, Text, Texts, TokenNumb
 from ipex_assist.speculative.options import GenerationOptions
 
 MOST_CHOICES = 128  # texts of one request, as with OpenAI
-MOST_STOPS, MOST_BIASES = 64, 1 << 16  # stop texts, each of which is looked for at every token; biases of tokens
+MOST_STOPS = 64  # stop texts, each of which is looked for at every token
+MOST_BIASES = 1 << 16  # biases of tokens, times the texts of the request: each text's engine is given all of them
+MOST_TEMPERATURE = 2.0  # as with OpenAI
+_MEDIA = ("image", "audio", "video", "file")  # words in the types of parts that no model here reads
 TOKEN_ID = "x-token-id"  # in the JSON schema: a number below the vocabulary's size, once that is known
 OPENAI = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # OpenAI's defaults where ours are transformers'
 
 
 T = TypeVar("T")
+MOST_ITEMS = 8192  # of a list in a request: messages, parts of one, …
+MOST_TOOLS = 1024  # of a request; calls of a message
 # A list that fails at its first invalid item: reporting millions of them would block the server for minutes.
-BoundedList = Annotated[list[T], Field(fail_fast=True)]
+BoundedList = Annotated[list[T], Field(fail_fast=True, max_length=MOST_ITEMS)]
+ToolList = Annotated[list[T], Field(fail_fast=True, max_length=MOST_TOOLS)]
 
 
 class RequestBody(BaseModel):
@@ -41,16 +47,21 @@ class ResponseBody(BaseModel):
 class OptionField:
     """Annotates a field that is an option of GenerationOptions, which defines its range, help and errors.
 
-    most: maximum number of entries, as each costs time that other requests wait for.
+    most: maximum number of entries, as each costs time that other requests wait for. highest: of a number, where the
+    API takes less than the option.
     """
 
-    def __init__(self, name: str, most: int | None = None) -> None:
-        self._option, self._most = options_of(GenerationOptions)[name], most
+    def __init__(self, name: str, most: int | None = None, highest: float | None = None) -> None:
+        option = options_of(GenerationOptions)[name]
+        self._kind, self._most = option.kind, most
+        if highest is not None:
+            assert isinstance(option.kind, Number)
+            self._kind = dataclasses.replace(option.kind, highest=highest)
         if name in OPENAI:
             self._help = f"(default: {OPENAI[name]:g})"
         else:
             default = None if name == "max_new_tokens" else getattr(GenerationOptions(), name)
-            self._help = described(default, self._option)
+            self._help = described(default, option)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Values are taken as the option takes them."""
@@ -59,11 +70,11 @@ class OptionField:
     def _take(self, value: Any) -> Any:
         if self._most is not None and isinstance(value, (list, dict)) and len(value) > self._most:
             raise ValueError(f"has {len(value):,} entries, and may have {self._most:,}")
-        return self._option.kind.take(value)
+        return self._kind.take(value)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The same as a JSON schema."""
-        found = json_schema(self._option.kind)
+        found = json_schema(self._kind)
         for each in found.get("anyOf", [found]) if self._most is not None else ():
             if each["type"] in ("array", "object"):
                 each["maxItems" if each["type"] == "array" else "maxProperties"] = self._most
@@ -94,7 +105,7 @@ def json_schema(kind: Kind) -> dict[str, Any]:
 class SamplingFields(RequestBody):
     """How tokens are chosen, and where a text ends; names are OpenAI's or, beyond them, transformers' and vLLM's."""
 
-    temperature: Annotated[float, OptionField("temperature")] | None = None
+    temperature: Annotated[float, OptionField("temperature", highest=MOST_TEMPERATURE)] | None = None
     top_p: Annotated[float, OptionField("top_p")] | None = None
     top_k: Annotated[int, OptionField("top_k")] | None = None
     min_p: Annotated[float, OptionField("min_p")] | None = None
@@ -138,6 +149,7 @@ def options_per_choice(options: GenerationOptions, count: int) -> list[Generatio
 MaxTokens = Annotated[int, OptionField("max_new_tokens")]
 Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, json_schema_extra={TOKEN_ID: True})]
+TokenList = Annotated[list[TokenId], Field(fail_fast=True)]  # any context's; a body's values are bounded as a whole
 
 
 class StreamOptions(RequestBody):
@@ -202,6 +214,29 @@ def new_id(prefix: str) -> str:
 def now() -> int:
     """Seconds since 1970."""
     return int(time.time())
+
+
+class TextPart(RequestBody):
+    """A piece of a message. Models here read text alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and (medium := next((each for each in _MEDIA if each in kind), None)) is not None:
+            raise ValueError(f"the model reads text alone: leave out this {medium}")
+        return value
+
+
+def text_or_list(value: Any) -> str:
+    """The tag of a text or a list; "[list]" is no name of a field in error messages."""
+    return "[list]" if isinstance(value, list) else "str"
+
+
+# A text or a list; errors are those of the form that was sent.
+TextOrList = Annotated[
+    Annotated[str, Tag("str")] | Annotated[BoundedList[T], Tag("[list]")], Discriminator(text_or_list)
+]
 
 
 class Unsupported:

@@ -14,7 +14,7 @@ from ipex_assist.serve.protocol.common import (
     ResponseBody,
     StreamOptions,
     TimedResponse,
-    TokenId,
+    TokenList,
     Unsupported,
     Usage,
 )
@@ -22,7 +22,7 @@ from ipex_assist.serve.protocol.structured import GenerationFields
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
-Tokens = Annotated[BoundedList[TokenId], Field(min_length=1)]
+Tokens = Annotated[TokenList, Field(min_length=1)]
 Prompt = (
     Annotated[str, Field(min_length=1)]
     | Tokens

@@ -8,7 +8,8 @@ from ipex_assist.serve.protocol.common import ResponseBody
 
 
 class ModelCard(ResponseBody):
-    """One model. max_model_len: tokens of prompt and answer together, by vLLM's name."""
+    """One model. max_model_len: tokens of prompt and answer together, by vLLM's name. default_max_tokens: of a chat's
+    answer without max_tokens, if the prompt leaves as many."""
 
     id: str
     object: Literal["model"] = "model"
@@ -19,6 +20,7 @@ class ModelCard(ResponseBody):
     precision: str
     executor: str
     max_model_len: int | None
+    default_max_tokens: int
 
 
 class ModelList(ResponseBody):

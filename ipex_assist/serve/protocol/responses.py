@@ -14,8 +14,12 @@ from ipex_assist.serve.protocol.common import (
     RequestBody,
     ResponseBody,
     SamplingFields,
+    TextOrList,
+    TextPart,
     TimedResponse,
+    ToolList,
     Unsupported,
+    text_or_list,
 )
 from ipex_assist.serve.protocol.structured import JsonObject, TextFormat
 from ipex_assist.serve.protocol.tools import STRICT, Name
@@ -33,7 +37,7 @@ def _few(value: Any) -> Any:
 Metadata = Annotated[dict[str, str], Field(max_length=MOST_METADATA), BeforeValidator(_few)]
 
 
-class InputText(RequestBody):
+class InputText(TextPart):
     """A piece of a message, or of an earlier answer."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -45,7 +49,7 @@ class InputMessage(RequestBody):
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | BoundedList[InputText]
+    content: TextOrList[InputText]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -75,7 +79,7 @@ class InputCallOutput(RequestBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | BoundedList[InputText]
+    output: TextOrList[InputText]
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -94,6 +98,10 @@ InputItem = Annotated[
     | Annotated[InputCallOutput, Tag("function_call_output")],
     Discriminator(_kind),
 ]
+
+
+_Items = Annotated[BoundedList[InputItem], Field(min_length=1), Tag("[list]")]
+Input = Annotated[Annotated[str, Tag("str")] | _Items, Discriminator(text_or_list)]
 
 
 class FlatTool(RequestBody):
@@ -144,7 +152,7 @@ class TextConfig(RequestBody):
 class ResponsesRequest(SamplingFields):
     """A text or the messages of a conversation, continuing a stored response if its id is given."""
 
-    input: str | Annotated[BoundedList[InputItem], Field(min_length=1)]
+    input: Input
     model: str | None = None
     instructions: str | None = Field(None, description="the system's turn; not kept for the next answer")
     previous_response_id: str | None = None
@@ -155,7 +163,7 @@ class ResponsesRequest(SamplingFields):
     include: BoundedList[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, OptionField("logprobs")] | None = None
     metadata: Metadata | None = None
-    tools: BoundedList[FlatTool] | None = None
+    tools: ToolList[FlatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatToolName | None = None
     parallel_tool_calls: bool | None = None
     background: Annotated[Any, Unsupported("answers are not made in the background: stream them", False)] = None

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ipex_assist.serve.protocol.chat import Message
-from ipex_assist.serve.protocol.common import BoundedList, RequestBody, ResponseBody, TokenId
+from ipex_assist.serve.protocol.common import BoundedList, RequestBody, ResponseBody, TokenList, ToolList
 from ipex_assist.serve.protocol.tools import Tool
 
 
@@ -24,7 +24,7 @@ class TokenizeMessages(RequestBody):
     """A conversation, to be put into the model's chat template as /v1/chat/completions does."""
 
     messages: Annotated[BoundedList[Message], Field(min_length=1)]
-    tools: BoundedList[Tool] | None = None
+    tools: ToolList[Tool] | None = None
     model: str | None = None
     return_token_strs: bool | None = None
 
@@ -41,7 +41,7 @@ class TokenizeResponse(ResponseBody):
 class DetokenizeRequest(RequestBody):
     """Token ids."""
 
-    tokens: BoundedList[TokenId]
+    tokens: TokenList
     model: str | None = None
 
 

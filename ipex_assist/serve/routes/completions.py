@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,13 +14,15 @@ from ipex_assist.serve.answers.completions import CompletionWriter, EchoedPrompt
 from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.chat import ChatCompletion, ChatRequest
-from ipex_assist.serve.protocol.common import SamplingFields, options_per_choice
+from ipex_assist.serve.protocol.common import MOST_BIASES, SamplingFields, options_per_choice
 from ipex_assist.serve.protocol.completions import DEFAULT_TOKENS, Completion, CompletionRequest
 from ipex_assist.serve.protocol.tools import NamedTool
-from ipex_assist.serve.routes.conversations import prepare_conversation
+from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
+from ipex_assist.speculative.grammar import GrammarSpec
 
 ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
 # The schema of each event of a stream.
@@ -31,62 +34,87 @@ _EVENT = {
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
 
 
-def check_biases(service: Service, body: SamplingFields) -> None:
-    """Raise 400 for a logit_bias of a token id that does not exist."""
-    size = service.facts.vocab_size
-    if (unknown := next((token for token in body.logit_bias or {} if token >= size), None)) is not None:
+def check_biases(service: Service, body: SamplingFields, texts: int = 1) -> None:
+    """Raise 400 for a logit_bias of a token id that does not exist, or of too many for so many texts."""
+    size, biases = service.facts.vocab_size, body.logit_bias or {}
+    if (unknown := next((token for token in biases if token >= size), None)) is not None:
         raise ApiError(400, f"logit_bias: there is no token {unknown}; ids go to {size - 1}", param="logit_bias")
+    if len(biases) * texts > MOST_BIASES:
+        raise ApiError(
+            400,
+            f"logit_bias: {len(biases):,} biases for each of {texts:,} texts are {len(biases) * texts:,}, and a "
+            f"request may have {MOST_BIASES:,}: ask for fewer texts, or bias fewer tokens",
+            param="logit_bias",
+        )
+
+
+def _asked(body: ChatRequest) -> AskedConversation:
+    return AskedConversation(
+        [message.for_template() for message in body.messages],
+        body.tool_fields(),
+        body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+        body.parallel_tool_calls,
+        grammar_of(body.grammar_fields()),
+    )
+
+
+def _completion_requests(
+    body: CompletionRequest, prompts: list[list[int]], rooms: list[int], grammar: GrammarSpec | None
+) -> list[GenerationRequest]:
+    """All texts of the prompts, of which there may be 128 × 128. rooms: max_new_tokens of each prompt's."""
+    options = body.generation_options(1, body.logprobs, body.logprobs if body.echo else None)
+    return [
+        GenerationRequest(tokens, each, grammar)
+        for tokens, room in zip(prompts, rooms, strict=True)
+        for each in options_per_choice(replace(options, max_new_tokens=room), body.n or 1)
+    ]
 
 
 def router(service: Service) -> APIRouter:
     """Both routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=JsonRoute)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses={**STREAM, **ERRORS})
     async def chat_completions(body: ChatRequest) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        check_biases(service, body)
-        turn, tokens = await prepare_conversation(
-            service,
-            [message.for_template() for message in body.messages],
-            body.tool_fields(),
-            body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
-            parallel=body.parallel_tool_calls,
-            response=grammar_of(body.grammar_fields()),
-        )
+        check_biases(service, body, body.n or 1)
+        deadline = service.deadline()
+        turn, tokens = await prepare_conversation(service, lambda: _asked(body), deadline)
         room = service.most_new_tokens(len(tokens), body.wanted_tokens)
         options = body.generation_options(room, body.wanted_logprobs)
         requests = [GenerationRequest(tokens, each, turn.grammar) for each in options_per_choice(options, body.n or 1)]
         named = None if options.logprobs is None else service.token_texts
         writer = ChatWriter(service, ChoiceTexts(requests, len(tokens), named), body, turn.parser)
-        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.post("/v1/completions", response_model=Completion, responses={**STREAM, **ERRORS})
     async def completions(body: CompletionRequest) -> Response:
         """Complete a text, or several."""
         service.check_model(body.model)
-        check_biases(service, body)
+        special, count = body.add_special_tokens is not False, body.n or 1
+        check_biases(service, body, len(body.prompts) * count)
+        deadline = service.deadline()
         if body.echo and body.stream and body.logprobs is not None:
             raise ApiError(400, "echo: log-probabilities of a prompt are not streamed: leave out stream", param="echo")
-        special, count = body.add_special_tokens is not False, body.n or 1
         prompts: list[list[int]] = []
         echoed: list[EchoedPrompt] = []
         for prompt in body.prompts:
             tokens = await service.encode(prompt, special) if isinstance(prompt, str) else prompt
-            prompts.append(service.check_prompt(tokens))
+            prompts.append(await service.in_thread(service.check_prompt, tokens))
             if body.echo:
                 text = prompt if isinstance(prompt, str) else await service.decode(prompts[-1])
                 echoed += [EchoedPrompt(text, prompts[-1])] * count
-        grammar = await service.checked(grammar_of(body.grammar_fields()))
-        requests: list[GenerationRequest] = []
-        for tokens in prompts:
-            room = service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS)
-            options = body.generation_options(room, body.logprobs, body.logprobs if body.echo else None)
-            requests += [GenerationRequest(tokens, each, grammar) for each in options_per_choice(options, count)]
+        grammar = await service.checked(await service.in_thread(lambda: grammar_of(body.grammar_fields())), deadline)
+        rooms = [service.most_new_tokens(len(tokens), body.max_tokens or DEFAULT_TOKENS) for tokens in prompts]
         named = None if body.logprobs is None else service.token_texts
-        texts = ChoiceTexts(requests, sum(map(len, prompts)), named, shows_end=True)
+
+        def work() -> tuple[list[GenerationRequest], ChoiceTexts]:
+            requests = _completion_requests(body, prompts, rooms, grammar)
+            return requests, ChoiceTexts(requests, sum(map(len, prompts)), named, shows_end=True)
+
+        requests, texts = await service.in_thread(work)
         writer = CompletionWriter(service, texts, body, echoed if body.echo else None)
-        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     return routes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.serve.service import Service
@@ -10,26 +11,38 @@ from ipex_assist.serve.tools import PreparedConversation, prepare
 from ipex_assist.speculative.grammar import GrammarSpec
 
 
+@dataclass(frozen=True)
+class AskedConversation:
+    """What `tools.prepare` takes of a request body; see there."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any] | None
+    parallel: bool | None
+    response: GrammarSpec | None
+
+
 async def prepare_conversation(
-    service: Service,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    tool_choice: str | Mapping[str, Any] | None,
-    *,
-    parallel: bool | None,
-    response: GrammarSpec | None,
+    service: Service, read: Callable[[], AskedConversation], deadline: float
 ) -> tuple[PreparedConversation, list[int]]:
-    """Run `tools.prepare`, check its grammars and encode the prompt; returns both results."""
-    turn = await service.in_thread(
-        prepare,
-        service.tokenizer,
-        messages,
-        tools,
-        tool_choice,
-        parallel=parallel is not False,
-        response=response,
-    )
+    """Run `read` and `tools.prepare` in a thread, check the grammars and encode the prompt; returns both results.
+
+    read: of the body, which may have thousands of messages. deadline: see `Service.deadline`.
+    """
+
+    def work() -> PreparedConversation:
+        asked = read()
+        return prepare(
+            service.tokenizer,
+            asked.messages,
+            asked.tools,
+            asked.tool_choice,
+            parallel=asked.parallel is not False,
+            response=asked.response,
+        )
+
+    turn = await service.in_thread(work)
     tokens = service.check_prompt(await service.encode_chat(turn.messages, turn.tools))
     for grammar in (turn.calls, turn.grammar):
-        await service.checked(grammar)
+        await service.checked(grammar, deadline)
     return turn, tokens

@@ -15,7 +15,8 @@ from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import ApiError, responses
 from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
 from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
-from ipex_assist.serve.routes.conversations import prepare_conversation
+from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
+from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
 from ipex_assist.serve.structured_output import grammar_of
@@ -23,28 +24,32 @@ from ipex_assist.serve.structured_output import grammar_of
 _OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
 
+def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConversation:
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    return AskedConversation(
+        [*system, *messages],
+        [tool.for_template() for tool in body.tools or ()],
+        body.choice_of_tools(),
+        body.parallel_tool_calls,
+        grammar_of(body.text.grammar_fields() if body.text is not None else {}),
+    )
+
+
 def router(service: Service) -> APIRouter:
     """The three routes, with their response store."""
-    routes, kept = APIRouter(), ResponseStore()
+    routes, kept = APIRouter(route_class=JsonRoute), ResponseStore()
 
     @routes.post("/v1/responses", response_model=ModelResponse, responses={**STREAM, **ERRORS})
     async def create_response(body: ResponsesRequest) -> Response:
         """Answer a text or a conversation, or continue from a stored response."""
         service.check_model(body.model)
         check_biases(service, body)
+        deadline = service.deadline()
         before: list[dict[str, Any]] = []
         if body.previous_response_id is not None:
             before = kept.find(body.previous_response_id, "previous_response_id").messages
-        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-        new = body.messages()
-        turn, tokens = await prepare_conversation(
-            service,
-            [*system, *before, *new],
-            [tool.for_template() for tool in body.tools or ()],
-            body.choice_of_tools(),
-            parallel=body.parallel_tool_calls,
-            response=grammar_of(body.text.grammar_fields() if body.text is not None else {}),
-        )
+        new = await service.in_thread(body.messages)
+        turn, tokens = await prepare_conversation(service, lambda: _asked(body, [*before, *new]), deadline)
         room = service.most_new_tokens(len(tokens), body.max_output_tokens)
         options = body.generation_options(room, body.wanted_logprobs)
 
@@ -55,7 +60,7 @@ def router(service: Service) -> APIRouter:
         requests = [GenerationRequest(tokens, options, turn.grammar)]
         texts = ChoiceTexts(requests, len(tokens), None if options.logprobs is None else service.token_texts)
         writer = ResponseWriter(service, texts, body, keep, turn.parser)
-        return GenerationResponse(service, requests, writer, stream=bool(body.stream))
+        return GenerationResponse(service, requests, writer, deadline=deadline, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=ModelResponse, responses=responses(401, 404))
     async def retrieve_response(response_id: str) -> Response:

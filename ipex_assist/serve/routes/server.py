@@ -22,6 +22,7 @@ def _card(service: Service, name: str) -> ModelCard:
         precision=facts.precision,
         executor=facts.executor,
         max_model_len=facts.context_length,
+        default_max_tokens=service.most_new_tokens(1, None),
     )
 
 

@@ -12,14 +12,20 @@ from ipex_assist.serve.protocol.tokenize import (
     TokenizeResponse,
     TokenizeText,
 )
+from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import prepare
+from ipex_assist.serve.tools import PreparedConversation, prepare
 from ipex_assist.tokenization.tokenizer import checked_ids
+
+
+def _prepared(service: Service, body: TokenizeMessages) -> PreparedConversation:
+    messages = [message.for_template() for message in body.messages]
+    return prepare(service.tokenizer, messages, [tool.model_dump(exclude_none=True) for tool in body.tools or ()])
 
 
 def router(service: Service) -> APIRouter:
     """Both routes."""
-    routes = APIRouter(responses=responses(400, 401, 404, 413, 500, 503))
+    routes = APIRouter(route_class=JsonRoute, responses=responses(400, 401, 404, 413, 500, 503))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeText | TokenizeMessages) -> TokenizeResponse:
@@ -28,9 +34,7 @@ def router(service: Service) -> APIRouter:
         if isinstance(body, TokenizeText):
             tokens = await service.encode(body.prompt, body.add_special_tokens is not False)
         else:
-            messages = [message.for_template() for message in body.messages]
-            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-            turn = await service.in_thread(prepare, service.tokenizer, messages, tools)
+            turn = await service.in_thread(_prepared, service, body)
             tokens = await service.encode_chat(turn.messages, turn.tools)
         texts = None
         if body.return_token_strs:

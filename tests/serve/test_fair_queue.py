@@ -1,0 +1,126 @@
+"""Requests of many texts: they take what nobody else needs, and keep nobody waiting behind all of their texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
+
+from engine_fake import PLAY, pool_of
+
+from ipex_assist.serve.app import create_app
+from ipex_assist.serve.backend import GenerationRequest, RequestShare
+from ipex_assist.serve.engine_slot import ActiveRequest
+from ipex_assist.serve.engines import Engines
+from ipex_assist.serve.fair_queue import FairQueue
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+
+pytestmark = pytest.mark.one_stack
+
+
+def texts(count: int, first: int = 0) -> list[ActiveRequest]:
+    """Of one request. Their numbers are their prompts."""
+    share = RequestShare()
+    requests = [GenerationRequest([first + i], GenerationOptions(), share=share) for i in range(count)]
+    return [ActiveRequest.of(request, DraftOptions()) for request in requests]
+
+
+def order(queue: FairQueue, running: list[ActiveRequest], slots: int) -> list[int]:
+    """The prompts in the order in which they run, `slots` at a time, each as long as the others."""
+    found = []
+    while queue.shares:
+        del running[: max(0, len(running) - slots + 1)]
+        active = queue.next(running)
+        queue.take(active)
+        found.append(active.request.tokens[0])
+        running.append(active)
+    return found
+
+
+def test_texts_of_several_requests_take_turns() -> None:
+    queue = FairQueue()
+    for active in (*texts(5), *texts(3, 10), *texts(1, 20)):
+        queue.put(active)
+    assert (len(queue), queue.shares) == (9, 3)
+    assert order(queue, [], 1) == [0, 10, 20, 1, 11, 2, 12, 3, 4]
+    assert (len(queue), queue.shares) == (0, 0)
+
+
+def test_who_has_fewer_running_is_next() -> None:
+    """A request that came later is given each slot that becomes free, until it has as many."""
+    queue, large = FairQueue(), texts(8)
+    for active in (*large[4:], *texts(4, 10)):
+        queue.put(active)
+    assert order(queue, large[:4], 4) == [10, 11, 4, 5, 12, 13, 6, 7]
+
+
+def test_requests_of_one_text_keep_their_order() -> None:
+    queue, first = FairQueue(), texts(1)[0]
+    for number in range(4):
+        queue.put(texts(1, number)[0])
+    queue.put_back(first)  # its engine has died
+    assert queue.next([]) is first
+    queue.remove(first)
+    assert order(queue, [], 2) == [0, 1, 2, 3]
+
+
+@asynccontextmanager
+async def served(concurrency: int, **options: Any) -> AsyncIterator[tuple[Engines, httpx.AsyncClient]]:
+    """The real application over engines without models."""
+    engines = Engines("fake", ServeOptions(**options))
+    engines.start(pool_of(1, concurrency=concurrency))
+    tokenizer: Any = object()
+    engines.tokenizer = tokenizer
+    transport = httpx.ASGITransport(create_app(engines, ServeOptions(**options)))
+    try:
+        await asyncio.wait_for(engines.wait_ready(), 20)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=20) as client:
+            yield engines, client
+    finally:
+        engines.close(now=True)
+
+
+def test_a_request_of_thousands_of_texts_and_others() -> None:
+    """Those who come later are neither told that the queue is full, nor wait for all of its texts."""
+
+    async def main() -> None:
+        async with served(2, max_queue=3) as (engines, client):
+            body = {"prompt": [[PLAY, 20]] * 128, "n": 128, "max_tokens": 20}
+            large = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            while engines.statistics().waiting < 3:
+                await asyncio.sleep(0.01)
+                assert not large.done(), large.result().text
+            before = engines.statistics().engine.get("finished", 0)
+            asked = [client.post("/v1/completions", json={"prompt": [PLAY, 1], "max_tokens": 1}) for _ in range(3)]
+            found = await asyncio.gather(*asked)
+            assert sorted(answer.status_code for answer in found) == [200, 200, 429]  # the queue is for three requests
+            assert found[0].json()["choices"][0]["text"] == "w0 "
+            assert engines.statistics().engine["finished"] - before < 10
+            assert not large.done()
+            large.cancel()
+            while engines.statistics().running:
+                await asyncio.sleep(0.01)
+            assert (await asked_again(client)).status_code == 200
+
+    async def asked_again(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/v1/completions", json={"prompt": [PLAY, 1], "max_tokens": 1})
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_request_waits_in_one_place() -> None:
+    """However many texts it has: with a queue for one, all of them are written."""
+
+    async def main() -> None:
+        async with served(1, max_queue=1) as (_, client):
+            answer = await client.post("/v1/completions", json={"prompt": [[PLAY, 2]] * 40, "max_tokens": 2})
+            assert [each["text"] for each in answer.json()["choices"]] == ["w0 w1 "] * 40
+
+    asyncio.run(asyncio.wait_for(main(), 60))
