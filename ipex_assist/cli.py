@@ -101,6 +101,7 @@ def _parsers() -> Parsers:
         "bench": bench.parse,
         "cache": None,
         "env": None,
+        "models": None,
         "eval": evaluate.build_parser().parse_args,
         "quantize": quantize.build_parser().parse_args,
         "serve": serve.parse,
@@ -108,15 +109,14 @@ def _parsers() -> Parsers:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.commands.shared.arguments import load_options
+    from ipex_assist.commands.shared.arguments import generation_options, load_options
 
     load = load_options(args)
     if load.target is None:
         return None
     from ipex_assist.commands.shared.load import memory_need
-    from ipex_assist.speculative.options import GenerationOptions
 
-    return memory_need(load, GenerationOptions.from_flags(args).max_new_tokens).total
+    return memory_need(load, generation_options(args, chat=args.chat is not False).max_new_tokens).total
 
 
 if __name__ == "__main__":

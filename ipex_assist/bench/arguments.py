@@ -94,6 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--text", metavar="FILE", help="whose beginning is the prompt (default: a text of ours)")
     what.add_argument("--samples", type=int, metavar="N", help="prompts drawn from a dataset (default: 50; 0 is all)")
     what.add_argument("--chat", action="store_true", help="put a dataset's prompts into the model's chat template")
+    what.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="go on with prompts as they are (default)")
     what.add_argument("--repeats", type=int, metavar="N", help="turns on every prompt (default: 3; dataset 1)")
     seed = read_flag(GenerationOptions, "seed")
     what.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything that is drawn (default: 0)")

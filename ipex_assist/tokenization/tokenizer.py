@@ -218,7 +218,7 @@ def encode_messages(
         )
     except Exception as error:  # jinja2's errors, and those that templates raise
         raise UsageError(
-            f"the model's chat template refuses this prompt: {error}. Leave out --chat; give a prompt instead of "
+            f"the model's chat template refuses this prompt: {error}. Give a prompt without it (--raw) instead of "
             "messages"
         ) from error
     check_text(text)
