@@ -12,8 +12,8 @@ from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS
 
 LOOKUP = "lookup"  # what drafts where there is no default assistant
 DEFAULTS = (
-    "A default assistant drafts for targets of its vocabulary and at least twice its size; for all others prompt lookup "
-    "(lookup) does."
+    "A default assistant drafts for targets of its vocabulary and at least twice its size; for all others prompt "
+    "lookup (lookup) does."
 )
 OTHERS = (
     "Any other causal language model of transformers runs through its generate(assistant_model=…): without streaming "
