@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         EPILOG.replace("{options}", textwrap.fill(", ".join(OPTIONS), 110)),
         NOT_HERE,
     )
+    arguments.explain(parser, "--max-new-tokens", "(default: 128)")
     parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines, or - for standard input")
     batch = parser.add_argument_group("batch")
     batch.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")

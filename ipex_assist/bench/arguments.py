@@ -106,8 +106,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     pairs = parser.add_argument_group("pairs, side by side")
     pairs.add_argument("--pair", metavar="NAME", help=f"instead of -m: {', '.join(PAIRS)}")
-    pairs.add_argument("--precision", metavar="LIST", help="of the target's weights (default: bf16)")
-    pairs.add_argument("--assistant-precision", metavar="LIST", help="(default: the target's)")
+    pairs.add_argument(
+        "--precision", metavar="LIST", help="of the target's weights (default: bf16; embedded model fp32)"
+    )
+    pairs.add_argument("--assistant-precision", metavar="LIST", help="(default: the target's; of self int4)")
     pairs.add_argument(
         "--num-assistant-tokens",
         metavar="LIST",

@@ -41,6 +41,7 @@ NOT_HERE = {
     ("--no-stream",): "answers are shown as they come",
     ("--show-accepted",): "drafted text is green anyway, unless NO_COLOR is set",
     ("--logprobs",): "nobody would see them",
+    ("--prompt-logprobs",): "nobody would see them",
 }
 
 
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = arguments.inheriting_parser(
         "ipex-assist chat", "%(prog)s [options]", "Talk with a model in the terminal.", EPILOG, NOT_HERE
     )
+    arguments.explain(parser, "--max-new-tokens", f"of an answer (default: {arguments.ANSWER_TOKENS})")
     chat = parser.add_argument_group("chat")
     chat.add_argument("--system", metavar="TEXT", help="the system prompt, which stands before the conversation")
     chat.add_argument("--url", metavar="URL", help="talk with the model of a server there; -m is its name there")

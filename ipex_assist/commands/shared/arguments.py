@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.commands.shared.command_names import COMMANDS
 from ipex_assist.commands.shared.environment import VersionAction
 from ipex_assist.commands.shared.prompt_words import is_flag, read_words, split_options
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
-from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.env.parser import ArgumentParser, InheritingParser
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.speculative.assistant_name import NONE
@@ -22,9 +23,8 @@ ANSWER_TOKENS = 1024  # of an answer in a chat, where no flag says another limit
 # `--raw` of every command that has `--chat`.
 RAW = ("--raw", "--no-chat")
 RAW_OPTIONS: dict[str, Any] = {"dest": "chat", "action": "store_false", "default": argparse.SUPPRESS}
-EPILOG = """\
-  ipex-assist batch|serve|chat|submit|bench|quantize|eval|models|cache|env --help   prompts, a server, jobs, …
-"""
+USAGE = f"%(prog)s [options] [PROMPT] [-]\n       %(prog)s {'|'.join(COMMANDS)} [options]"
+EPILOG = "`ipex-assist help` says what the commands do, `ipex-assist help COMMAND` lists the options of one.\n"
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -53,7 +53,7 @@ def inheriting_parser(
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
             raise UsageError(f"{option_string}: {not_here[tuple(self.option_strings)]}")
 
-    parser = ArgumentParser(
+    parser = InheritingParser(
         prog=prog,
         usage=usage,
         description=description,
@@ -69,11 +69,16 @@ def inheriting_parser(
     return parser
 
 
-def build_parser() -> argparse.ArgumentParser:
+def explain(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
+    """Give a flag another help text, where its default is another one than usual."""
+    parser._option_string_actions[flag].help = text
+
+
+def build_parser() -> ArgumentParser:
     """Return the parser of all flags, in groups. A precision that is not given is None."""
     parser = ArgumentParser(
         prog="ipex-assist",
-        usage="%(prog)s [options] [PROMPT] [-]",
+        usage=USAGE,
         add_help=False,  # stands at the end
         description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
         epilog=EPILOG,
@@ -92,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     prompt.add_argument(*RAW, **RAW_OPTIONS, help="go on with the prompt as it is, also where there is a template")
 
     add_flags(parser.add_argument_group("generation"), GenerationOptions)
+    explain(parser, "--max-new-tokens", f"(default: 128; of an answer in a chat {ANSWER_TOKENS})")
     add_placement_arguments(parser)
 
     output = parser.add_argument_group("output")
@@ -113,7 +119,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options, literal = split_options(argv)
     args, words = parser.parse_known_args(options)
     if unknown := [word for word in words if is_flag(word)]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.refuse(unknown)
     found = read_words(words, literal, first=argv[0] if argv else None, model=args.model)
     given = {"PROMPT": found.text, "--prompt": args.prompt, "--prompt-file": args.prompt_file}
     names = [name for name, value in given.items() if value is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipex_assist.env.options import suggestion
 
+# In the order of the alphabet, as help shows them.
 COMMANDS = {
     "batch": "many prompts from a file, over pinned instances",
     "bench": "plain and assisted, measured side by side",
@@ -11,6 +12,7 @@ COMMANDS = {
     "chat": "a conversation in the terminal",
     "env": "what this machine is",
     "eval": "perplexity, and what fewer bits cost",
+    "help": "what the commands do, or the options of one",
     "models": "the families that the native core runs",
     "quantize": "write a checkpoint with 4-bit weights",
     "serve": "OpenAI's API, a chat page and metrics",
