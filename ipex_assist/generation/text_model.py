@@ -35,6 +35,10 @@ class TextModel(ABC):
     loading = Loading()  # until whoever loads the weights says how long it took
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
+    def __repr__(self) -> str:
+        names = {name: value for name, value in vars(self.identity).items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in names.items())})"
+
     @property
     @abstractmethod
     def context_length(self) -> int | None:
