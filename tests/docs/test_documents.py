@@ -36,9 +36,10 @@ ELSEWHERE = {
     "ipex-launch --latency": "tests/launch/test_instances.py, on invented machines: it needs four cores",
 }
 # The README's examples and Python's run on both stacks. The other pages' differ from them by flags, which a stack does
-# not know of; the code that those reach has its own tests.
+# not know of; the code that those reach has its own tests. Two pages whose commands measure or answer take longest.
+MARKS = {"README": [], "python": [], "measuring": ["one_stack", "full"], "chat": ["one_stack", "full"]}
 ON_ITS_STACKS = [
-    pytest.param(page, id=page.stem, marks=() if page.stem in ("README", "python") else pytest.mark.one_stack)
+    pytest.param(page, id=page.stem, marks=[getattr(pytest.mark, mark) for mark in MARKS.get(page.stem, ["one_stack"])])
     for page in PAGES
 ]
 TYPED = "What is the capital of France?"  # on standard input; a real model's answer is a short one

@@ -381,7 +381,7 @@ inline Table::Table(Fixture& x, int64_t positions) {
         ids.push_back(x.taken++ * 7 % Fixture::BLOCKS);
 }
 
-std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {
+inline std::vector<int32_t> some_tokens(int32_t count, uint32_t seed) {
     Random random(seed);
     std::vector<int32_t> tokens;
     for (int32_t i = 0; i < count; i++) tokens.push_back(random.below(VOCAB));

@@ -170,11 +170,10 @@ def small(folder: Path, rows: int, executor: str = EXECUTOR) -> Model:
 
 SAMPLED = Sampling(do_sample=True, top_k=0, temperature=0.6)
 QUICK = [
-    ((28, 12), SharedVocabulary(unknown=frozenset(range(12, 28)))),
     ((12, 12), SharedVocabulary(limit=11, masked=frozenset({4}), unknown=frozenset({7}))),
 ]
 REST = [
-    *(((12 + n, 12), SharedVocabulary(unknown=frozenset(range(12, 12 + n)))) for n in (3, 64)),
+    *(((12 + n, 12), SharedVocabulary(unknown=frozenset(range(12, 12 + n)))) for n in (3, 16, 64)),
     *(((12, 12 + n), SharedVocabulary(limit=12)) for n in (3, 16, 64)),
     ((15, 12), SharedVocabulary()),  # padded rows
 ]
