@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ipex_assist import cli
 from ipex_assist.commands.shared.arguments import ANSWER_TOKENS, generation_options, parse
-from ipex_assist.commands.shared.command_names import COMMANDS
 from ipex_assist.env.errors import UsageError
 
 pytestmark = pytest.mark.one_stack
@@ -59,11 +57,6 @@ def test_what_is_no_prompt(words: list[str], said: str, tmp_path: Path, monkeypa
     with pytest.raises(UsageError) as caught:
         parse(words)
     assert said in str(caught.value)
-
-
-def test_every_command_has_its_line() -> None:
-    """The names that help lists are those that run; the worker is no user's."""
-    assert set(COMMANDS) == set(cli.SUBCOMMANDS) - {"worker"}
 
 
 def test_an_answer_has_more_room_than_a_continuation() -> None:
