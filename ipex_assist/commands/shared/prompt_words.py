@@ -63,13 +63,15 @@ def _check_command(word: str, first: str | None) -> None:
 
 def _check_name(word: str, model: str | None) -> None:
     """A model or a file where the prompt stands: -m or --prompt-file was forgotten."""
+    if not word or any(map(str.isspace, word)):
+        return
     try:
-        here = Path(word).exists() and not any(map(str.isspace, word))
+        here, is_file = Path(word).exists(), Path(word).is_file()
     except (OSError, ValueError):  # a long text is no name of a file
-        here = False
-    if here and Path(word).is_file() and Path(word).suffix != ".gguf":
+        return
+    if is_file and Path(word).suffix != ".gguf":
         raise UsageError(
-            f"{word} is a file: --prompt-file {word} reads the prompt from it, -p {word} is the word itself"
+            f"{word} is a file: --prompt-file {word} reads the prompt there; -p {word} makes the word the prompt"
         )
     if model is None and (here or ("/" in word and is_hub_id(word))):
         raise UsageError(f"{word} is a model's name: give -m {word}; -p {word} makes it the prompt")
