@@ -74,4 +74,4 @@ def _check_name(word: str, model: str | None) -> None:
             f"{word} is a file: --prompt-file {word} reads the prompt there; -p {word} makes the word the prompt"
         )
     if model is None and (here or ("/" in word and is_hub_id(word))):
-        raise UsageError(f"{word} is a model's name: give -m {word}; -p {word} makes it the prompt")
+        raise UsageError(f"{word} looks like a model: give -m {word}; -p {word} makes it the prompt")
