@@ -91,7 +91,6 @@ def test_clear(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (["clear", "../x"], 2, "../x: there is no such copy in"),
     (["clear", OLD, "x"], 2, "x: there is no such copy in"),
     (["empty"], 2, "invalid choice"),
-    ([], 2, "required: action"),
 ])  # fmt: skip
 def test_what_cannot_be_asked(
     argv: list[str], code: int, said: str, filled: Path, capsys: pytest.CaptureFixture[str]
