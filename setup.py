@@ -8,6 +8,11 @@ from types import ModuleType
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1 leaves it to the package wheel
+    from wheel.bdist_wheel import bdist_wheel
+
 here = Path(__file__).parent
 about: dict[str, str] = {}
 exec((here / "ipex_assist" / "version.py").read_text(), about)
@@ -40,6 +45,13 @@ class BuildNative(build_ext):
             print(f"ipex-assist is installed without its native core: {error}", file=sys.stderr)
 
 
+class PlatformWheel(bdist_wheel):
+    """One wheel for every Python: the core is loaded by ctypes, and holds the kernels of every instruction set."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
 setup(
     name="ipex-assist",
     version=about["__version__"],
@@ -64,7 +76,7 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
     install_requires=[
         "torch>=2.8",
         "transformers>=4.55",

@@ -444,19 +444,9 @@ def test_the_state_of_the_core_needs_no_torch() -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A copy of the checkout installed by pip without a compiler: where, and what pip printed."""
     folder = tmp_path_factory.mktemp("installed")
-    copied = shutil.ignore_patterns(".*", "tests", "benchmarks", "build", "*.egg-info", "__pycache__", "*.so", "*.key")
-    shutil.copytree(ROOT, folder / "checkout", ignore=copied)
-    options = ["--no-deps", "--disable-pip-version-check", "-v"]
-    # Older ones need the package wheel to build one: pip then fetches what pyproject.toml names, as it does for users.
-    if int(importlib.metadata.version("setuptools").partition(".")[0]) > 70:
-        options += ["--no-build-isolation", "--no-index"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site"), str(folder / "checkout")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"CXX": "g++-nonexistent"},
-    )
+    checkout = copy_of_checkout(folder / "checkout")
+    target = ["--target", str(folder / "site"), str(checkout)]
+    done = pip("install", *build_options(), "-v", *target, CXX="g++-nonexistent")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site", done.stdout + done.stderr
 
@@ -497,3 +487,56 @@ def test_what_is_installed_generates(installed: tuple[Path, str], tmp_path: Path
     assert refused.returncode == 2
     assert "--executor native: the native core was not built" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+# ---- a wheel
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason=library.unavailable() or "")
+def test_a_wheel_runs_without_a_compiler(tmp_path: Path) -> None:
+    """One wheel for every Python, with the core inside: whoever installs it needs no compiler."""
+    checkout = copy_of_checkout(tmp_path / "checkout")
+    isolation = build_options()
+    made = pip("wheel", *isolation, "--wheel-dir", str(tmp_path / "wheels"), str(checkout))
+    assert made.returncode == 0, made.stdout + made.stderr
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    site = tmp_path / "site"
+    done = pip("install", "--no-deps", "--no-index", "--target", str(site), str(wheel), CXX="g++-nonexistent")
+    assert done.returncode == 0, done.stdout + done.stderr
+    model = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path / "model")
+    flags = ["-p", "the quick", "--max-new-tokens", "4", "--assistant-model", "none", "--executor", "native"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "ipex_assist", "--no-launch", "-m", str(model), *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site), "CXX": "g++-nonexistent"},
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+
+
+def copy_of_checkout(folder: Path) -> Path:
+    """What pip needs of this checkout, and nothing that was built in it."""
+    copied = shutil.ignore_patterns(".*", "tests", "benchmarks", "build", "*.egg-info", "__pycache__", "*.so", "*.key")
+    shutil.copytree(ROOT, folder, ignore=copied)
+    return folder
+
+
+def build_options() -> list[str]:
+    """Older setuptools need the package wheel to build one: pip then fetches what pyproject.toml names."""
+    new = int(importlib.metadata.version("setuptools").partition(".")[0]) > 70
+    return ["--no-deps", *(["--no-build-isolation", "--no-index"] if new else [])]
+
+
+def pip(command: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run pip of this environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "pip", command, "--disable-pip-version-check", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | environ,
+    )
