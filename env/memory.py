@@ -42,10 +42,14 @@ def gib(size: int, digits: int = 1) -> str:
     return f"{size / (1 << 30):.{digits}f} GiB"
 
 
-def resident_bytes(*, own: bool = False) -> int:
-    """Resident memory of this process in bytes; 0 where the kernel does not say. own: without pages of files."""
+def resident_bytes(*, own: bool = False, process: int | None = None) -> int:
+    """Resident memory of a process in bytes, None: of this one; 0 where the kernel does not say.
+
+    own: without pages of files.
+    """
     try:
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        statm = Path(f"/proc/{process or 'self'}/statm")
+        _, resident, shared, *_ = map(int, statm.read_text().split())
     except (OSError, ValueError):
         return 0
     return (resident - shared * own) * os.sysconf("SC_PAGE_SIZE")

@@ -28,6 +28,7 @@ def load(
     kv_precision: KvPrecision | None = None,
     kv_share: float | None = None,
     cache_packed: bool | None = None,
+    allow_special_tokens: bool = False,
     revision: str | None = None,
     offline: bool = False,
     progress: bool = False,
@@ -52,6 +53,7 @@ def load(
     kv_precision: of keys and values; None: attention's.
     kv_share: part of the memory that is left which may become keys and values; None: by the launcher's plan.
     cache_packed: keep packed weights on disk, for quick starts; None: where the disk has room.
+    allow_special_tokens: let messages of a chat hold special tokens, which can end a turn and begin another.
     revision: branch, tag or commit of the target on the hub.
     offline: use only what is on this machine.
     progress: show bars while weights are loaded.
@@ -80,6 +82,7 @@ def load(
             kv_precision=kv_precision,
             kv_share=kv_share,
             cache_packed=cache_packed,
+            allow_special_tokens=allow_special_tokens,
             revision=revision,
             offline=offline,
             progress=progress,

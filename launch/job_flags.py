@@ -40,7 +40,7 @@ def build_parser() -> ArgumentParser:
     _add_resources(parser.add_argument_group("what the job asks for"))
     _add_run(parser.add_argument_group("how it runs"))
     script = parser.add_argument_group("script")
-    script.add_argument("-o", "--output", metavar="FILE", help="write it here (default: NAME.slurm or NAME.pbs)")
+    script.add_argument("-o", "--output", metavar="FILE", help="write it here, - prints it (default: NAME.SCHEDULER)")
     script.add_argument("--force", action="store_true", help="replace FILE")
     script.add_argument("--submit", action="store_true", help="hand it to sbatch or qsub, and print the job's id")
     script.add_argument("--dry-run", action="store_true", help="print it, write and submit nothing")

@@ -40,10 +40,12 @@ def main(argv: Sequence[str], parsers: Parsers) -> int:
     script = job_script(job, args.scheduler, *_template(args.template))
     for note in _notes(job, args.scheduler):
         print(f"ipex-assist submit: {note}", file=sys.stderr)
-    if args.dry_run:
+    path = args.output
+    if path == "-" and args.submit:
+        raise UsageError("-o - prints the script where --submit prints the job's id: leave one of them out")
+    if args.dry_run or path == "-":
         sys.stdout.buffer.write(os.fsencode(script))
         return 0
-    path = args.output
     if path is None and not args.submit:
         path = f"{job.name}.{args.scheduler}"
     if path is not None:

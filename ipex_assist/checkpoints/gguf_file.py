@@ -107,10 +107,10 @@ def read_header(path: Path) -> GgufHeader:
     header = _read_part(path)
     parts = _count(header, "split.count")
     if parts > 1:
-        match = re.fullmatch(r"(.*)-\d{5}-of-\d{5}\.gguf", path.name)
-        if not match:
+        match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
+        if not match or int(match[2]) != parts:  # else a list of billions of names would be made
             raise IpexAssistError(
-                f"{path} is one of {parts} parts, but is not named like NAME-00001-of-{parts:05}.gguf."
+                f"{path} is one of {parts} parts by its metadata, but is not named like NAME-00001-of-{parts:05}.gguf."
             )
         files = [path.with_name(f"{match[1]}-{part:05}-of-{parts:05}.gguf") for part in range(1, parts + 1)]
         missing = [file.name for file in files if not file.is_file()]

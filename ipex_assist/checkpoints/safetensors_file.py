@@ -7,6 +7,7 @@ Format: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSO
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -73,7 +74,11 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     expected = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=start)
     if expected > size:
         raise _corrupt(path, f"expected {expected:,} bytes, found {size:,}")
-    return dict(sorted(tensors.items(), key=lambda item: item[1].offset))
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes))
+    for (name, tensor), (other, following) in itertools.pairwise(ordered):
+        if tensor.offset + tensor.nbytes > following.offset:
+            raise _corrupt(path, f"the data of {name} and of {other} overlap")
+    return dict(ordered)
 
 
 def read_tensors(tensors: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[str, torch.Tensor]]:

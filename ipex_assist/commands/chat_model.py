@@ -14,7 +14,6 @@ from ipex_assist.env.runner import INTERRUPT_EXIT
 from ipex_assist.generation.result import Result
 from ipex_assist.generation.text_model import TextModel
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.tokenization.tokenizer import encode_messages
 
 
 class LoadedModel:
@@ -32,7 +31,7 @@ class LoadedModel:
         be, and the next answer needs it.
         """
         self._result = None
-        generation = self._model.stream(encode_messages(self._model.tokenizer, messages), self._options)
+        generation = self._model.stream(self._model.encode_messages(messages), self._options)
         with noted_interrupt() as interrupted:
             try:
                 while not interrupted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 
@@ -9,6 +10,9 @@ from ipex_assist import launch
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import read_memory, resident_bytes
 from ipex_assist.executors.blocks import BLOCK
+from ipex_assist.executors.memory_bookings import bookings
+
+log = logging.getLogger("ipex_assist")
 
 DEFAULT_SEQUENCES = 64  # of the longest context: whoever needs room for more says so with --kv-memory
 _MARGIN = 1 << 30  # bytes left free for the rest of this process and its neighbours …
@@ -40,10 +44,14 @@ class KvMemory:
         """How many blocks each model gets; the first call decides. Raises IpexAssistError where not even one fits."""
         with self._lock:
             if self._count is None:
-                self._count = self._limited() if self.limit is not None else self._left()
+                share = _planned_share() if self._share is None else self._share
+                with bookings(share) as booked:  # free memory is read while nobody else books some of it
+                    others = booked.of_others()
+                    self._count = self._left(share, others) if self.limit is None else self._limited(others)
+                    booked.book(self, self._count * self._joined)
             return self._count
 
-    def _limited(self) -> int:
+    def _limited(self, others: int) -> int:
         assert self.limit is not None
         if self.limit < self._joined:
             raise IpexAssistError(
@@ -57,23 +65,31 @@ class KvMemory:
                 f"--kv-memory is {_mib(self.limit)}{beside}, and {_mib(available)} are available beside the weights: "
                 "give less, or none for what is left"
             )
+        if available and self.limit + self._workspace > available - others:
+            log.warning(
+                "--kv-memory is %s, and other processes of yours count on %s of the %s that are available: "
+                "there may not be enough for all",
+                _mib(self.limit),
+                _mib(others),
+                _mib(available),
+            )
         return self.limit // self._joined
 
-    def _left(self) -> int:
+    def _left(self, share: float, others: int) -> int:
         wanted = DEFAULT_SEQUENCES * -(-self._context // BLOCK)
         memory = read_memory()
         if not memory.available:  # unknown
             return wanted
-        left = memory.available
-        share = _planned_share() if self._share is None else self._share
+        left = memory.available - others
         if share < 1:  # neighbours that are still loading will need as much as this process has taken
             left = int(min(share * left, share * memory.total - resident_bytes(own=True)))
         count = room_in(left, self._workspace) // self._joined
         if count < 1:
+            booked = f" and the {_mib(others)} that other processes of yours have booked" if others else ""
             raise IpexAssistError(
                 f"too little memory for keys and values: {BLOCK} tokens, the least there is, take "
                 f"{_mib(self._joined)}, passes need {_mib(self._workspace)}, and {_mib(max(0, left))} are left beside "
-                "the weights. Use a smaller --precision or model, or --no-assisted"
+                f"the weights{booked}. Use a smaller --precision or model, or --no-assisted"
             )
         return min(wanted, count)
 

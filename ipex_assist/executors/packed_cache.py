@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import re
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import gib, read_memory
-from ipex_assist.executors.packed_folder import HEADER_BYTES, make_room, note_use, one_at_a_time, size_limit
+from ipex_assist.executors.packed_folder import HEADER_BYTES, host_name, make_room, note_use, one_at_a_time, size_limit
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -85,6 +84,8 @@ def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None, qui
     _remove_leftovers(path.parent)
     try:
         with path.open("rb") as file:
+            if not _is_ours(path, os.fstat(file.fileno()).st_uid):
+                return False
             expected = _read_header(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, model)
             model.adopt(file.fileno(), HEADER_BYTES, copy, settle=quick)
         if model.checksum() != expected:
@@ -96,6 +97,19 @@ def load_packed(model: PackedModel, path: Path, *, copy: bool | None = None, qui
         return False
     note_use(path)
     return True
+
+
+def _is_ours(path: Path, owner: int) -> bool:
+    """Whether this user made the copy, or root; who wrote another's could have changed every answer."""
+    if owner in (os.geteuid(), 0):
+        return True
+    log.warning(
+        "the packed copy %s is not used, because it belongs to another user (uid %d); the checkpoint is packed again. "
+        "Delete it, or set XDG_CACHE_HOME to a folder of your own",
+        path,
+        owner,
+    )
+    return False
 
 
 def _copying(model: PackedModel, path: Path) -> bool:
@@ -144,7 +158,7 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
     disk free as it takes, and a message says that it was written. Nothing is written where another process has written
     the same copy, or is writing it.
     """
-    temporary, begun = path.with_name(f".{path.name}.{_host()}.{os.getpid()}"), False
+    temporary, begun = path.with_name(f".{path.name}.{host_name()}.{os.getpid()}"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         header = _new_header(model, source)
@@ -187,16 +201,11 @@ def _is_whole(path: Path, model: PackedModel, checksum: int) -> bool:
 
 def _is_being_written(path: Path) -> bool:
     """Whether another process on this machine is writing the same copy now."""
-    for other in path.parent.glob(f".{path.name}.{_host()}.*"):
+    for other in path.parent.glob(f".{path.name}.{host_name()}.*"):
         with contextlib.suppress(OSError):
             if not _is_left_over(other):
                 return True
     return False
-
-
-def _host() -> str:
-    """This machine's name, for temporary file names: several machines may share a home folder."""
-    return re.sub(r"[^A-Za-z0-9-]+", "-", platform.node()) or "unknown"
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -210,7 +219,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _is_left_over(path: Path) -> bool:
     """Whether the writer of `path` is gone. On this machine it would hold a lock; elsewhere, its writes be recent."""
-    if path.name.rpartition(".packed.")[2].startswith(f"{_host()}."):
+    if path.name.rpartition(".packed.")[2].startswith(f"{host_name()}."):
         with path.open("rb+") as file, contextlib.suppress(OSError):  # the writer's lock, or a file system without any
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

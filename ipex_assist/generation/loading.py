@@ -53,6 +53,7 @@ def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) ->
     checkpoints: those that are open already, which are not opened again.
     """
     model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints))
+    model.allow_special_tokens = options.allow_special_tokens
     if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
         with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
             _ = model.drafting.costs

@@ -33,6 +33,7 @@ class TextModel(ABC):
     eos: frozenset[int]
     identity: Identity
     loading = Loading()  # until whoever loads the weights says how long it took
+    allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
     def __repr__(self) -> str:
@@ -171,13 +172,17 @@ class TextModel(ABC):
         check_kind(prompt)
         encoded: Any = prompt
         if isinstance(prompt, str):
-            encoded = encode_prompt(self.tokenizer, prompt, chat)
+            encoded = encode_prompt(self.tokenizer, prompt, chat, allow_special_tokens=self.allow_special_tokens)
         elif (messages := messages_of(prompt)) is not None:
-            encoded = encode_messages(self.tokenizer, messages)
+            encoded = self.encode_messages(messages)
         tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
         if not tokens:
             raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
         return tokens
+
+    def encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation in the model's chat template. Raises UsageError where that refuses it."""
+        return encode_messages(self.tokenizer, messages, allow_special_tokens=self.allow_special_tokens)
 
     def context_for(self, prompt_tokens: int) -> int | None:
         """How many tokens a text with a prompt of this length can hold: only longrope makes a difference."""

@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         IpexAssistError: it cannot listen, the models cannot be loaded, or no engine is left.
     """
     args = parse(argv)
-    options, load = ServeOptions.from_flags(args), load_options(args)
+    load = load_options(args)
+    options = ServeOptions.from_flags(args, allow_special_tokens=load.allow_special_tokens)
     check_files(options, load)
     if load.target is None:
         load = demo_options(load)

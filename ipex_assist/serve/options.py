@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_assist.env.errors import UsageError
-from ipex_assist.env.options import Number, Options, Size, Text, Texts, documented, option
+from ipex_assist.env.options import Number, Options, Size, Switch, Text, Texts, documented, option
 
 DAY = 86400.0
 
@@ -57,6 +57,9 @@ class ServeOptions(Options):
     )
     max_new_tokens: int | None = option(
         None, "for requests that say nothing (default: what the context leaves)", Number(1, 10_000_000, whole=True), "N"
+    )
+    allow_special_tokens: bool = option(
+        False, "as the models are loaded: whether special tokens named in messages are tokens", Switch(), flags=()
     )
     grace: float = option(30.0, "seconds from SIGTERM for what runs", Number(0, DAY), "S")
 

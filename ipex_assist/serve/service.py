@@ -113,7 +113,8 @@ class Service:
     async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Encode a conversation by the chat template, within the template's time limit."""
         self._check_characters(sum(len(message["content"]) for message in messages))
-        return await self.in_thread(encode_messages, self.tokenizer, messages, tools)
+        allow = self.options.allow_special_tokens
+        return await self.in_thread(encode_messages, self.tokenizer, messages, tools, allow_special_tokens=allow)
 
     async def checked(self, grammar: GrammarSpec | None) -> GrammarSpec | None:
         """Return the grammar. Raises UsageError if it cannot be used, or takes more than a second."""

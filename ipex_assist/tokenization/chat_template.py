@@ -1,4 +1,4 @@
-"""Renders chat templates of plain conversations with jinja2 as transformers does, without importing transformers."""
+"""Renders chat templates with jinja2 as transformers does, without importing transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ from datetime import datetime
 from typing import Any
 
 SAFE_JINJA = (3, 1, 6)  # older versions have known sandbox escapes
+
+
+# By these names a message may have what its model thought; the first that is there counts.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def apply_template(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    """Render a conversation by the tokenizer's chat template, with the generation prompt.
+
+    tools: functions that the model may call, in OpenAI's form. Raises what jinja2, or the template itself, raises.
+    """
+    template = tokenizer.chat_template
+    if not isinstance(template, str):  # several, by name
+        template = tokenizer.get_chat_template(None, tools=tools)
+    facts = {**tokenizer.special_tokens_map, "add_generation_prompt": True}
+    text = render(template, [_with_reasoning(message) for message in messages], facts, tools)
+    if text is None:
+        text = str(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False))
+    return text
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read, as transformers 5 gives it to them."""
+    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def is_plain(conversation: Any) -> bool:
@@ -24,8 +49,10 @@ def is_plain(conversation: Any) -> bool:
     )
 
 
-def render(template: str, messages: list[dict[str, str]], facts: dict[str, Any]) -> str | None:
-    """Render a template with plain messages. Returns None if this jinja2 is too old to be safe.
+def render(
+    template: str, messages: list[dict[str, Any]], facts: dict[str, Any], tools: list[dict[str, Any]] | None = None
+) -> str | None:
+    """Render a template with messages of plain data. Returns None if this jinja2 is too old to be safe.
 
     facts: further variables of the template. Raises what jinja2, or the template itself, raises.
     """
@@ -35,7 +62,7 @@ def render(template: str, messages: list[dict[str, str]], facts: dict[str, Any])
     if version < SAFE_JINJA:
         return None
     # Passed as None like transformers does: templates test for it.
-    return str(_compiled(template).render(messages=messages, tools=None, documents=None, **facts))
+    return str(_compiled(template).render(messages=messages, tools=tools, documents=None, **facts))
 
 
 @functools.lru_cache(maxsize=8)
@@ -44,7 +71,8 @@ def _compiled(template: str) -> Any:
     import jinja2
     import jinja2.ext
     import jinja2.nodes
-    import jinja2.sandbox
+
+    from ipex_assist.tokenization.template_sandbox import BoundedEnvironment, bounded_filter
 
     class Generation(jinja2.ext.Extension):
         """The {% generation %} tag, which marks assistant tokens for training; no effect here."""
@@ -75,10 +103,10 @@ def _compiled(template: str) -> Any:
     def raise_exception(message: str) -> None:
         raise jinja2.exceptions.TemplateError(message)
 
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json  # jinja2's own escapes HTML
+    environment.filters["tojson"] = bounded_filter("tojson", _to_json)  # jinja2's own escapes HTML
     environment.globals |= {
         "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),

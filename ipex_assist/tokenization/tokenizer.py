@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ipex_assist.checkpoints.base import Checkpoint, read_json
 from ipex_assist.checkpoints.gguf import GgufCheckpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.tokenization.chat_template import apply_template
+from ipex_assist.tokenization.message_content import encoder_of
 from ipex_assist.tokenization.time_limit import run_within
 
 if TYPE_CHECKING:
@@ -184,22 +187,33 @@ def _exists_outside(folder: Path, name: str) -> bool:
         return False
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool, *, allow_special_tokens: bool = False
+) -> list[int]:
     """Encode a prompt: plain text with the tokenizer's special tokens, or one user message in its chat template.
+
+    allow_special_tokens: as for `encode_messages`; plain text may always contain them.
 
     Raises:
         UsageError: the prompt is not valid Unicode, or there is no chat template, or it refuses the prompt.
     """
     check_text(prompt)
-    return encode_messages(tokenizer, [{"role": "user", "content": prompt}]) if chat else encode(tokenizer, prompt)
+    if not chat:
+        return encode(tokenizer, prompt)
+    return encode_messages(tokenizer, [{"role": "user", "content": prompt}], allow_special_tokens=allow_special_tokens)
 
 
 def encode_messages(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    allow_special_tokens: bool = False,
 ) -> list[int]:
     """Encode a conversation by the tokenizer's chat template, with the generation prompt.
 
-    tools: functions that the model may call, in OpenAI's form.
+    tools: functions that the model may call, in OpenAI's form. allow_special_tokens: names of special tokens in
+    messages and tools become these tokens, which can end a message and begin another; else they are plain text.
 
     Raises:
         UsageError: there is no chat template, or it refuses the conversation or exceeds its time limit.
@@ -208,36 +222,51 @@ def encode_messages(
         raise UsageError(
             "this model has no chat template (a base model?). Leave out --chat; give a prompt instead of messages"
         )
-    functions: list[Any] | None = tools or None
+    render = functools.partial(_rendered, tokenizer)
+    text = render(messages, tools or None)
+    if not allow_special_tokens:
+        with _tokenizer_errors():
+            encoder = encoder_of(tokenizer)
+            ids = None if encoder is None else encoder.encode(messages, tools or None, text, render)
+        if ids is not None:
+            return ids
+    # The template writes all special tokens itself; a second BOS makes small models answer nonsense.
+    return encode(tokenizer, text, add_special_tokens=False)
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> str:
     try:
-        text: Any = run_within(
-            TEMPLATE_SECONDS,
-            lambda: tokenizer.apply_chat_template(
-                messages, tools=functions, add_generation_prompt=True, tokenize=False
-            ),
-        )
+        text = run_within(TEMPLATE_SECONDS, lambda: apply_template(tokenizer, messages, tools))
     except Exception as error:  # jinja2's errors, and those that templates raise
         raise UsageError(
             f"the model's chat template refuses this prompt: {error}. Give a prompt without it (--raw) instead of "
             "messages"
         ) from error
     check_text(text)
-    # The template writes all special tokens itself; a second BOS makes small models answer nonsense.
-    return encode(tokenizer, text, add_special_tokens=False)
+    return text
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> list[int]:
     """Encode a text. options: of the tokenizer, e.g. add_special_tokens. Raises IpexAssistError if it fails."""
+    with _tokenizer_errors():
+        encoded = tokenizer(text, **options)
+    return list(encoded["input_ids"])
+
+
+@contextlib.contextmanager
+def _tokenizer_errors() -> Iterator[None]:
+    """Raise IpexAssistError for what the tokenizers library raises: it panics on damaged files."""
     try:
-        ids = list(tokenizer(text, **options)["input_ids"])
-    except BaseException as error:  # the tokenizers library panics on damaged files
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        yield
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit, IpexAssistError)):
             raise
         reason = (str(error).strip().splitlines() or [""])[0]
         raise IpexAssistError(
             f"the tokenizer cannot encode this text ({type(error).__name__}: {reason[:300]}). Download the model again"
         ) from error
-    return ids
 
 
 def check_text(prompt: str) -> None:

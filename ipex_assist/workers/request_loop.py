@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.runner import out_of_memory
 from ipex_assist.speculative.options import GenerationOptions
-from ipex_assist.tokenization.tokenizer import encode_messages
 
 if TYPE_CHECKING:
     from ipex_assist.generation.result import Chunk
@@ -158,7 +157,7 @@ def begin(model: TextModel, request: Mapping[str, Any]) -> Generation:
     """
     prompt, chat = request["prompt"], request["chat"]
     if request["messages"] is not None:
-        prompt, chat = encode_messages(model.tokenizer, request["messages"]), False
+        prompt, chat = model.encode_messages(request["messages"]), False
     more: dict[str, Any] = {}
     if request.get("grammar") is not None:
         from ipex_assist.speculative.grammar import GrammarSpec

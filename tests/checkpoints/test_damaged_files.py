@@ -121,14 +121,15 @@ def _header_of(path: Path, key: str, kind: int, value: bytes) -> Path:
     [
         ("a", 9, struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 4, 0), "RecursionError"),
         ("split.count", 9, struct.pack("<IQI", 4, 1, 7), r"split\.count is '\[7\]', not a count"),
+        ("split.count", 4, struct.pack("<I", 2**31), r"is one of 2147483648 parts by its metadata, but is not named"),
         ("general.alignment", 8, struct.pack("<Q", 2) + b"ab", r"general\.alignment is 'ab', not a count"),
         ("general.alignment", 5, struct.pack("<i", -32), r"general\.alignment is '-32', not a count"),
     ],
-    ids=["nested", "list", "text", "negative"],
+    ids=["nested", "list", "parts", "text", "negative"],
 )
 def test_metadata_of_types_that_cannot_be(tmp_path, key, kind, value, message):
     """Arrays within arrays without end, and counts that are none, were RecursionError and TypeError to the user."""
-    path = _header_of(tmp_path / "m.gguf", key, kind, value)
+    path = _header_of(tmp_path / "m-00001-of-00002.gguf", key, kind, value)
     with pytest.raises(IpexAssistError, match=message):
         open_checkpoint(str(path))
     assert estimate_bytes(str(path), "int4") is None

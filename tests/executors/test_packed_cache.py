@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -19,7 +20,7 @@ from packed_files import files, load, logits, warnings, was_packed
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import MemoryInfo
-from ipex_assist.executors import packed_cache
+from ipex_assist.executors import packed_cache, packed_folder
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -46,6 +47,38 @@ import test_packed_cache as tests
 os.environ["XDG_CACHE_HOME"] = {os.environ["XDG_CACHE_HOME"]!r}
 """
     return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=120)
+
+
+# ---- whose it is
+
+
+def test_a_copy_of_another_user_is_not_used(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checksum is in itself: weights that somebody changed would be taken for ours. One of root's may be used."""
+    expected = logits(load(source))
+    (path,) = files(folder)
+    data = path.read_bytes()
+    caplog.set_level(logging.INFO, logger="ipex_assist")
+    for owner, used in ((path.stat().st_uid, True), (0, True), (54321, False)):
+        monkeypatch.setattr(packed_cache.os, "fstat", lambda file, owner=owner: Owned(file, owner))
+        assert torch.equal(logits(load(source)), expected)
+        assert was_packed(caplog) != used
+    (message,) = warnings(caplog)
+    assert "belongs to another user (uid 54321)" in message
+    assert path.read_bytes() == data, "another's file is neither deleted nor replaced"
+
+
+class Owned:
+    """What fstat says of a file, but for its owner."""
+
+    real = staticmethod(os.fstat)
+
+    def __init__(self, file: int, owner: int) -> None:
+        self._state, self.st_uid = self.real(file), owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
 
 
 # ---- the same results
@@ -206,8 +239,8 @@ tests.load(Path({str(source)!r}))
 def test_what_others_are_writing_stays(source: Path, folder: Path) -> None:
     """Another process of this machine that holds its lock; another machine that shares the home, unless it is old."""
     folder.mkdir(parents=True)
-    here, elsewhere, old = (folder / f".m.packed.{host}.7" for host in (packed_cache._host(), "other", "another"))
-    unlocked, before_hosts = folder / f".n.packed.{packed_cache._host()}.7", folder / ".o.packed.7"
+    here, elsewhere, old = (folder / f".m.packed.{host}.7" for host in (packed_folder.host_name(), "other", "another"))
+    unlocked, before_hosts = folder / f".n.packed.{packed_folder.host_name()}.7", folder / ".o.packed.7"
     for path in (here, elsewhere, old, unlocked, before_hosts):
         path.write_bytes(b"half")
     for path in (old, before_hosts):

@@ -202,7 +202,7 @@ def test_what_another_is_writing_is_not_written_twice(source: Path, folder: Path
     model = load(source).packed
     (path,) = files(folder)
     path.unlink()
-    other = folder / f".{path.name}.{packed_cache._host()}.1"
+    other = folder / f".{path.name}.{packed_folder.host_name()}.1"
     other.write_bytes(b"half")
     with other.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -56,6 +56,7 @@ def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         kv_precision="int8",
         kv_share=0.5,
         cache_packed=False,
+        allow_special_tokens=True,
         revision="main",
         offline=True,
         progress=True,

@@ -287,6 +287,17 @@ def test_a_script_is_written_and_not_overwritten(
     assert path.read_text() == written
 
 
+def test_a_dash_is_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was a file of this name, which `cat -` and `rm -` do not find."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["submit", "slurm", "-o", "-", "--venv", "none", "--", *BATCH]) == 0
+    assert capfd.readouterr().out == script_of(capfd, "slurm", "--", *BATCH)
+    assert list(tmp_path.iterdir()) == []
+    assert "leave one of them out" in refusal(capfd, "slurm", "-o", "-", "--submit", "--", *BATCH)
+
+
 def test_torch_stays_out() -> None:
     """Writing a script must not cost the seconds of torch's import."""
     code = "import sys; from ipex_assist import cli; cli.main(); sys.exit('torch' in sys.modules)"

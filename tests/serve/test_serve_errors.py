@@ -313,7 +313,7 @@ def test_time_limit_reaches_the_backend(serve, backend):
 def test_a_text_that_is_too_long_whatever_its_tokens_are(client, monkeypatch):
     """Megabytes of it are not turned into tokens only to be refused."""
     monkeypatch.setattr("ipex_assist.serve.service.encode", lambda *_, **__: pytest.fail("it was encoded"))
-    monkeypatch.setattr("ipex_assist.serve.service.encode_messages", lambda *_: pytest.fail("it was encoded"))
+    monkeypatch.setattr("ipex_assist.serve.service.encode_messages", lambda *_, **__: pytest.fail("it was encoded"))
     text = "a" * 100_000
     for path, body in ((COMPLETIONS, {"prompt": text}), (CHAT, {"messages": [{"role": "user", "content": text}]})):
         error = refused(client.post(path, json=body), 413)

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from fake_backend import REPLY, tokenizer
+from fake_backend import REPLY
+
+from ipex_assist.tokenization import chat_template
 
 pytestmark = pytest.mark.one_stack
 
@@ -134,7 +136,7 @@ def test_work_of_tokenizers_stops_no_stream(client, backend, monkeypatch):
     thread = threading.Thread(target=read)
     thread.start()
     soon(lambda: len(times) > 5)
-    plain, real = tokenizer(), tokenizer().apply_chat_template
+    real = chat_template.apply_template
 
     def slow(*args, **more):
         work.append(time.monotonic())
@@ -143,7 +145,7 @@ def test_work_of_tokenizers_stops_no_stream(client, backend, monkeypatch):
         work.append(time.monotonic())
         return real(*args, **more)
 
-    monkeypatch.setattr(plain, "apply_chat_template", slow)
+    monkeypatch.setattr("ipex_assist.tokenization.tokenizer.apply_template", slow)
     assert client.post("/tokenize", json=HI).status_code == 200
     thread.join()
     # What lay in the connection when it began is read in its first tenth.
