@@ -53,7 +53,7 @@ def turn(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """What each of the three took."""
     with tempfile.TemporaryDirectory(dir=args.cache) as folder:
         cache = Path(folder)
-        model = [*IPEX_ASSIST, "-m", args.model, "-p", args.prompt, "--max-new-tokens", "1", "--cache-packed"]
+        model = [*IPEX_ASSIST, "-m", args.model, "-p", args.prompt, "--raw", "--max-new-tokens", "1", "--cache-packed"]
         found = {PYTHON: timed(NOTHING, cache)}
         for name in (FIRST, SECOND):
             found[name] = timed([*model, *args.flags], cache)

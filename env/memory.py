@@ -37,6 +37,11 @@ def read_memory(root: str | Path = "/") -> MemoryInfo:
     return MemoryInfo(total, available)
 
 
+def gib(size: int, digits: int = 1) -> str:
+    """A number of bytes in GiB (2^30 bytes), as text."""
+    return f"{size / (1 << 30):.{digits}f} GiB"
+
+
 def resident_bytes(*, own: bool = False, process: int | None = None) -> int:
     """Resident memory of a process in bytes, None: of this one; 0 where the kernel does not say.
 

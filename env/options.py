@@ -132,7 +132,7 @@ class Text(Kind):
     def take(self, value: Any) -> str:
         """The text itself."""
         if not isinstance(value, str) or not value:
-            raise ValueError("must be a text, not an empty one")
+            raise ValueError("must be a text, not an empty one" if isinstance(value, str) else "must be a text")
         if self.check is not None:
             self.check(value)
         return value
@@ -264,6 +264,10 @@ class Options:
         for name in changes:
             if name not in names:
                 raise UsageError(f"{name}: there is no such option{suggestion(name, names)}")
+        if base is not None and not isinstance(base, cls):
+            raise UsageError(
+                f"options is of type {type(base).__name__}: give {cls.__name__}(…), or its fields by their names"
+            )
         given = {name: value for name, value in changes.items() if value is not None}
         return cls(**given) if base is None else dataclasses.replace(base, **given)
 

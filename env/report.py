@@ -13,7 +13,7 @@ from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
 from ipex_assist.env.libraries import Libraries, find_libraries
 from ipex_assist.env.machine import Machine
-from ipex_assist.env.memory import read_memory
+from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.env.runner import run_command
 from ipex_assist.env.topology import read_topology
@@ -85,7 +85,7 @@ def format_report(
     for node in machine.nodes:
         cpus = f"CPUs {format_cpulist(node.cpus)}" if node.cpus else "no CPUs (HBM or CXL memory)"
         usable = "" if node.id in machine.allowed_nodes else ", memory not allowed here"
-        rows.append((f"node {node.id}", f"{gib(node.memory_bytes)}, {gib(node.free_bytes)} free, {cpus}{usable}"))
+        rows.append((f"node {node.id}", f"{_size(node.memory_bytes)}, {_size(node.free_bytes)} free, {cpus}{usable}"))
     rows += [(name.replace("_", " "), value) for name, value in (more or {}).items() if value is not None]
     rows += [(name, path or "not found") for name, path in report["libraries"].items()]
     rows += [(name, value) for name, value in report["variables"].items()]
@@ -93,9 +93,8 @@ def format_report(
     return "\n".join([table, *(f"note: {warning}" for warning in report["warnings"])])
 
 
-def gib(size: int | None) -> str:
-    """`size` bytes in GiB, as text."""
-    return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
+def _size(size: int | None) -> str:
+    return "unknown" if size is None else gib(size)
 
 
 def main(argv: list[str], more: Mapping[str, str | None] | None = None) -> int:
@@ -124,6 +123,6 @@ def _print_report(root: str, as_json: bool, more: Mapping[str, str | None]) -> i
         print(json.dumps(report), flush=True)
         return 0
     memory = read_memory(root)
-    line = f"{gib(memory.total)}, {gib(memory.available)} available" if memory.total else "unknown"
+    line = f"{_size(memory.total)}, {_size(memory.available)} available" if memory.total else "unknown"
     print(format_report(report, machine, line, more), flush=True)
     return 0

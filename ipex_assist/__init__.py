@@ -16,21 +16,50 @@ from ipex_assist.version import __version__
 
 if TYPE_CHECKING:
     from ipex_assist.api import load
+    from ipex_assist.env.errors import IpexAssistError, UsageError
     from ipex_assist.generation.assisted_model import AssistedModel
+    from ipex_assist.generation.load_options import LoadOptions
     from ipex_assist.generation.result import Chunk, Result
     from ipex_assist.generation.stream import Generation
+    from ipex_assist.generation.text_model import TextModel
+    from ipex_assist.quantization.precision import Precision
     from ipex_assist.speculative.grammar import GrammarSpec
+    from ipex_assist.speculative.options import GenerationOptions
 
-__all__ = ["AssistedModel", "Chunk", "Generation", "GrammarSpec", "Result", "__version__", "load"]
+__all__ = [
+    "AssistedModel",
+    "Chunk",
+    "Generation",
+    "GenerationOptions",
+    "GrammarSpec",
+    "IpexAssistError",
+    "LoadOptions",
+    "Precision",
+    "Result",
+    "TextModel",
+    "UsageError",
+    "__version__",
+    "load",
+]
 
 _HOMES = {
     "AssistedModel": "generation.assisted_model",
     "load": "api",
     "Chunk": "generation.result",
     "Generation": "generation.stream",
+    "GenerationOptions": "speculative.options",
     "GrammarSpec": "speculative.grammar",
+    "IpexAssistError": "env.errors",
+    "LoadOptions": "generation.load_options",
+    "Precision": "quantization.precision",
     "Result": "generation.result",
+    "TextModel": "generation.text_model",
+    "UsageError": "env.errors",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
 
 
 def __getattr__(name: str) -> Any:

@@ -2,25 +2,96 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from ipex_assist.executors.registry import ExecutorName
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.loading import load_by
 from ipex_assist.generation.text_model import TextModel
+from ipex_assist.quantization.precision import KvPrecision, Precision
 from ipex_assist.speculative.assistant_name import AUTO, NONE
 
 
-def load(target: str, assistant: str | None = AUTO, **options: Any) -> TextModel:
-    """Load a target and its assistant.
+def load(
+    target: str | os.PathLike[str],
+    assistant: str | os.PathLike[str] | None = AUTO,
+    *,
+    precision: Precision | None = None,
+    assistant_precision: Precision | None = None,
+    universal: bool = False,
+    draft_vocabulary: int | None = None,
+    draft_threads: int | None = None,
+    recalibrate: bool = False,
+    executor: ExecutorName = "auto",
+    kv_memory: int | str | None = None,
+    kv_precision: KvPrecision | None = None,
+    kv_share: float | None = None,
+    cache_packed: bool | None = None,
+    allow_special_tokens: bool = False,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: bool = False,
+    quick_start: bool = False,
+    calibrate: bool = True,
+) -> TextModel:
+    """Load a target and its assistant; `generate` and `stream` of what is returned make texts.
 
-    target, assistant: hub id, folder, or .gguf file. assistant "auto" is the family's default, None is none; "self" is
-    the target's own int4 copy, "lookup" copies from the text so far, "lookup+MODEL" both ("auto-lookup" is
-    "lookup+auto"). options: the other fields of LoadOptions, by their names. An architecture we have no spec for runs
-    through transformers, with the same methods.
+    target: hub id, folder or .gguf file. An architecture we have no spec for runs through transformers, with the same
+        methods.
+    assistant: likewise; "auto" is the family's default, or "lookup" where there is none; None drafts nothing; "self" is
+        the target's own int4 copy; "lookup" copies from the text so far; "lookup+MODEL" does both ("auto-lookup" is
+        "lookup+auto").
+    precision: of the weights; None is bf16, or the 4 bits of a checkpoint that is quantized already.
+    assistant_precision: likewise; None is the target's, or int4 for "self".
+    universal: allow an assistant with another tokenizer, whose drafts are encoded again, as text.
+    draft_vocabulary: draft only among the first so many token ids.
+    draft_threads: of the assistant's passes of few rows; None: as measured.
+    recalibrate: forget what was measured of this pair on this machine.
+    executor: "auto" is the first of the others that works here.
+    kv_memory: for keys and values, in bytes or as "8G"; None: what the weights leave.
+    kv_precision: of keys and values; None: attention's.
+    kv_share: part of the memory that is left which may become keys and values; None: by the launcher's plan.
+    cache_packed: keep packed weights on disk, for quick starts; None: where the disk has room.
+    allow_special_tokens: let messages of a chat hold special tokens, which can end a turn and begin another.
+    revision: branch, tag or commit of the target on the hub.
+    offline: use only what is on this machine.
+    progress: show bars while weights are loaded.
+    quick_start: where nothing drafts, return before a packed copy is in memory as a whole.
+    calibrate: measure now what passes cost, or read it from the cache folder, and not when it is needed.
+
+    These are the fields of LoadOptions: `load(**options.as_dict())` loads by such an object.
     torch's number of threads is the caller's, before and after. The native core has a pool of its own, one thread a
     core; where torch does nothing else, torch.set_num_threads(1) after loading, as the commands do it, keeps torch's
     pool from spinning against that while a large vocabulary is sampled from.
-    Raises UsageError for an unknown option, an invalid value, or a combination that cannot work, IpexAssistError
+    Raises UsageError for a value of the wrong type or out of range, or a combination that cannot work, IpexAssistError
     where a model cannot be loaded.
     """
-    return load_by(LoadOptions.of(target=target, assistant=NONE if assistant is None else assistant, **options))
+    return load_by(
+        LoadOptions(
+            target=_source(target),
+            assistant=NONE if assistant is None else _source(assistant),
+            precision=precision,
+            assistant_precision=assistant_precision,
+            universal=universal,
+            draft_vocabulary=draft_vocabulary,
+            draft_threads=draft_threads,
+            recalibrate=recalibrate,
+            executor=executor,
+            kv_memory=kv_memory,  # type: ignore[arg-type]  # a text becomes a number there
+            kv_precision=kv_precision,
+            kv_share=kv_share,
+            cache_packed=cache_packed,
+            allow_special_tokens=allow_special_tokens,
+            revision=revision,
+            offline=offline,
+            progress=progress,
+            quick_start=quick_start,
+            calibrate=calibrate,
+        )
+    )
+
+
+def _source(value: Any) -> Any:
+    """The text of a path; anything else as it is, to be checked with the other options."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

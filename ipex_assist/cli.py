@@ -59,6 +59,20 @@ def _submit(argv: list[str]) -> int:
     return submit.main(argv, _parsers())
 
 
+def _help(argv: list[str]) -> int:
+    from ipex_assist.commands.help import overview
+    from ipex_assist.commands.shared.command_names import COMMANDS, similar_command
+    from ipex_assist.env.errors import UsageError
+
+    words = [word for word in argv if word not in ("-h", "--help")]
+    if not words or words[0] == "help":
+        print(overview())
+        return 0
+    if words[0] not in COMMANDS:
+        raise UsageError(f"there is no command {words[0]}{similar_command(words[0])}; ipex-assist help lists them")
+    return SUBCOMMANDS[words[0]](["--help"])
+
+
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "batch": _module("batch.command"),
     "bench": _module("bench.command"),
@@ -66,6 +80,7 @@ SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "chat": _module("commands.chat"),
     "env": _env,
     "eval": _module("commands.eval"),
+    "help": _help,
     "models": _module("commands.models"),
     "quantize": _module("commands.quantize"),
     "serve": _module("serve.command"),
@@ -101,6 +116,8 @@ def _parsers() -> Parsers:
         "bench": bench.parse,
         "cache": None,
         "env": None,
+        "help": None,
+        "models": None,
         "eval": evaluate.build_parser().parse_args,
         "quantize": quantize.build_parser().parse_args,
         "serve": serve.parse,
@@ -108,15 +125,14 @@ def _parsers() -> Parsers:
 
 
 def _model_bytes(args: argparse.Namespace) -> int | None:
-    from ipex_assist.commands.shared.arguments import load_options
+    from ipex_assist.commands.shared.arguments import generation_options, load_options
 
     load = load_options(args)
     if load.target is None:
         return None
     from ipex_assist.commands.shared.load import memory_need
-    from ipex_assist.speculative.options import GenerationOptions
 
-    return memory_need(load, GenerationOptions.from_flags(args).max_new_tokens).total
+    return memory_need(load, generation_options(args, chat=args.chat is not False).max_new_tokens).total
 
 
 if __name__ == "__main__":

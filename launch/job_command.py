@@ -40,9 +40,10 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> JobCommand:
             if args.prompts == "-":
                 raise UsageError("a job has no standard input: give the prompts as a file")
             return _batch(list(argv), args, parsers)
-        if word == "" and args is not None and args.model and args.prompt is None and args.prompt_file in (None, "-"):
-            raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
         if word == "" and args is not None:
+            nowhere = args.prompt is None and args.prompt_file in (None, "-") and args.model
+            if args.piped or nowhere:
+                raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
             return JobCommand(tuple(argv), prompts=args.prompt_file)
     return JobCommand(tuple(argv))
 

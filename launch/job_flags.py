@@ -26,7 +26,7 @@ SECONDS = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> ArgumentParser:
     """The parser of all flags of `ipex-assist submit`, without the command after `--`."""
     parser = ArgumentParser(
         prog="ipex-assist submit",

@@ -73,7 +73,7 @@ def _parse(own: list[str]) -> argparse.Namespace:
     if words:
         raise UsageError(f"the command goes after --, and {words[0]} is before it; {EXAMPLE}")
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.refuse(unknown)
     return args
 
 

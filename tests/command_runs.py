@@ -17,7 +17,7 @@ import pytest
 
 Done = TypeVar("Done")
 
-PROMPT = ["-p", "the quick brown fox", "--executor", "torch", "--precision", "fp32"]
+PROMPT = ["-p", "the quick brown fox", "--raw", "--executor", "torch", "--precision", "fp32"]
 
 
 def command(*arguments: str) -> list[str]:

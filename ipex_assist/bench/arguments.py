@@ -25,15 +25,18 @@ TASKS = ("benchmark", "decode", "dataset", "throughput")
 FORMATS = ("markdown", "csv", "json")
 SCHEDULES = ("adaptive", "heuristic")
 EPILOG = """\
+  ipex-assist bench                                                  the embedded model, in less than a minute
   ipex-assist bench --pair opt-6.7b                                  prompts of 256 and 512 tokens, 64 to 1024 new ones
   ipex-assist bench -m TARGET --assistant-model ASSISTANT --precision bf16,int8,int4 --max-new-tokens 128
-  ipex-assist bench --task decode --pair llama-2-7b                  ten short prompts, 30 new tokens, drawn
+  ipex-assist bench --task decode --pair llama-2-7b                  ten short prompts, 30 new tokens
   ipex-assist bench --task dataset alpaca_data.json -m TARGET --samples 200 -o alpaca.jsonl
   ipex-assist bench --task throughput --concurrency 1,4,16 -m TARGET --assistant-model ASSISTANT
   ipex-assist bench --pair opt-6.7b --random-weights --acceptance 0.5,0.8 --num-assistant-tokens 1,2,4,8 --plot k.png
 
 A LIST is one value or several with commas between; what they make together is measured side by side, in one run.
-Tokens/Sec and Ratio are of the tokens after the first. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Tokens/Sec and Ratio are of the tokens after the first; the last line says what it all comes to.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 # Of `ipex-assist` itself, and without a meaning here.
 NOT_HERE = {
@@ -43,10 +46,12 @@ NOT_HERE = {
     ("--no-stream",): "no text is printed",
     ("--show-accepted",): "no text is printed",
 }
-# Defaults that depend on the task.
+# Of --task benchmark with the embedded model: a first look, in less than a minute.
+EMBEDDED = {"max_new_tokens": "128", "prompt_tokens": "256"}
+# Defaults that depend on the task. All tasks are greedy, with the adaptive draft length, unless flags say otherwise.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "benchmark": {"max_new_tokens": "64,128,256,512,1024", "prompt_tokens": "256,512", "repeats": 3},
-    "decode": {"max_new_tokens": "30", "repeats": 3, "num_assistant_tokens": "6"},
+    "decode": {"max_new_tokens": "30", "repeats": 3},
     "dataset": {"max_new_tokens": "128", "repeats": 1, "samples": 50},
     "throughput": {"max_new_tokens": "128", "repeats": 3, "concurrency": "1,2,4,8,16,32"},
 }
@@ -87,25 +92,28 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--requests", type=int, metavar="N", help="of each concurrency (default: 4 × as many, at least 16)"
     )
-    lengths = "lengths of prompts (default: 256,512; throughput: from 30 to 300)"
+    lengths = "lengths of prompts (default: 256,512; embedded model 256; throughput: from 30 to 300)"
     what.add_argument("--prompt-tokens", metavar="LIST", help=lengths)
-    defaults = "(default: 64,128,256,512,1024; decode 30; dataset and throughput 128)"
+    defaults = "(default: 64,128,256,512,1024; decode 30; dataset, throughput and the embedded model 128)"
     what.add_argument("--max-new-tokens", metavar="LIST", help=defaults)
     what.add_argument("--text", metavar="FILE", help="whose beginning is the prompt (default: a text of ours)")
     what.add_argument("--samples", type=int, metavar="N", help="prompts drawn from a dataset (default: 50; 0 is all)")
     what.add_argument("--chat", action="store_true", help="put a dataset's prompts into the model's chat template")
+    what.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="go on with prompts as they are (default)")
     what.add_argument("--repeats", type=int, metavar="N", help="turns on every prompt (default: 3; dataset 1)")
     seed = read_flag(GenerationOptions, "seed")
     what.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything that is drawn (default: 0)")
 
     pairs = parser.add_argument_group("pairs, side by side")
     pairs.add_argument("--pair", metavar="NAME", help=f"instead of -m: {', '.join(PAIRS)}")
-    pairs.add_argument("--precision", metavar="LIST", help="of the target's weights (default: bf16)")
-    pairs.add_argument("--assistant-precision", metavar="LIST", help="(default: the target's)")
+    pairs.add_argument(
+        "--precision", metavar="LIST", help="of the target's weights (default: bf16; embedded model fp32)"
+    )
+    pairs.add_argument("--assistant-precision", metavar="LIST", help="(default: the target's; of self int4)")
     pairs.add_argument(
         "--num-assistant-tokens",
         metavar="LIST",
-        help="drafted tokens a round: numbers, adaptive, heuristic (default: adaptive; decode 6)",
+        help="drafted tokens a round: numbers, adaptive, heuristic (default: adaptive)",
     )
     pairs.add_argument(
         "--random-weights", action="store_true", help="the pair's exact shapes with random weights; nothing is loaded"
@@ -144,12 +152,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{args.dataset!r} and --dataset {args.dataset_flag} are both given; give one of them")
         args.dataset = args.dataset_flag
     _check_task(args)
-    for name, value in DEFAULTS[args.task].items():
+    embedded = args.task == "benchmark" and args.model is None and args.pair is None
+    for name, value in (DEFAULTS[args.task] | (EMBEDDED if embedded else {})).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.task == "decode":
-        args.temperature = 0.1 if args.temperature is None else args.temperature
-        args.top_p = 0.95 if args.top_p is None else args.top_p
     _read_lists(args)
     _check_inputs(args)
     _check_models(args)
@@ -210,6 +216,13 @@ def task_options(args: argparse.Namespace) -> TaskOptions:
         ignore_eos=bool(args.ignore_eos),
         sampling={name: getattr(args, name) for name in drawing if getattr(args, name) is not None},
     )
+
+
+def idle_flags(args: argparse.Namespace) -> list[str]:
+    """Flags that were given, and have no effect without --do-sample."""
+    drawing = [name for name, one in options_of(SamplingOptions).items() if one.needs == "do_sample" and name != "seed"]
+    given = [name for name in drawing if getattr(args, name) is not None]
+    return [] if args.do_sample else ["--" + name.replace("_", "-") for name in given]
 
 
 def _check_task(args: argparse.Namespace) -> None:
@@ -292,8 +305,8 @@ def _check_models(args: argparse.Namespace) -> None:
             raise UsageError("--pair and -m are both given; give one of them")
         pair = find_pair(args.pair)
         args.model, args.assistant_model = pair.target, args.assistant_model or pair.assistant
-    if args.model is None:
-        raise UsageError(f"nothing to measure: give -m ID, or --pair with one of {', '.join(PAIRS)}")
+    if args.model is None and args.random_weights:
+        raise UsageError(f"--random-weights: of which shapes? Give -m ID, or --pair with one of {', '.join(PAIRS)}")
     drafting = args.assisted is not False and (args.assistant_model or "").lower() != "none"
     if args.acceptance and args.task == "throughput":
         raise UsageError("--acceptance simulates the draft of one text, and --task throughput has many: leave it out")

@@ -46,7 +46,7 @@ def cases(asked: TaskOptions, model: TextModel, notes: list[str]) -> Iterator[Ca
 
     Raises UsageError where no case fits into the model's context.
     """
-    options = _sampling(asked, notes)
+    options = _sampling(asked)
     if asked.task == "benchmark":
         yield from _benchmark(asked, model, options, notes)
         return
@@ -100,13 +100,9 @@ def _content(asked: TaskOptions, model: TextModel, prompt: SamplePrompt, number:
     return random_prompt(count, model.target.spec.vocab_size, (asked.seed, number))  # type: ignore[attr-defined]
 
 
-def _sampling(asked: TaskOptions, notes: list[str]) -> dict[str, Any]:
-    drawn = asked.do_sample or asked.task == "decode"
-    if drawn and asked.acceptance:
-        note(notes, "greedy, though this task draws: a simulation follows the target's greedy text")
-        drawn = False
+def _sampling(asked: TaskOptions) -> dict[str, Any]:
     # A dataset's texts end where the model ends them; the other tasks compare texts of equal length.
-    return {**asked.sampling, "do_sample": drawn, "ignore_eos": asked.ignore_eos or asked.task != "dataset"}
+    return {**asked.sampling, "do_sample": asked.do_sample, "ignore_eos": asked.ignore_eos or asked.task != "dataset"}
 
 
 def note(notes: list[str], text: str) -> None:

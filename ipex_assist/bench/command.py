@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipex_assist.bench.arguments import pair_options, parse, task_options
+from ipex_assist.bench.arguments import idle_flags, pair_options, parse, task_options
 from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.options import options_of
 from ipex_assist.env.runner import interrupt_exit
@@ -48,6 +48,8 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
     report = BenchReport(
         args.task, shlex.join(["ipex-assist", "bench", *(flag for flag in argv if flag != "--no-launch")])
     )
+    if idle := idle_flags(args):
+        log.warning("%s: no effect without --do-sample", ", ".join(idle))
     records = _records(args)
     code = 0
     try:
@@ -65,6 +67,8 @@ def _work(args: argparse.Namespace, argv: Sequence[str]) -> int:
         if records is not None:
             records.close()
     print(render(report, args.format, args.seed), flush=True)
+    if args.format == "csv" and report.conclusion:
+        print(f"ipex-assist: {report.conclusion}", file=sys.stderr)
     if args.plot and (report.loads or any(row.speedup for row in report.rows)):
         from ipex_assist.bench.plots import draw
 

@@ -15,6 +15,7 @@ from ipex_assist.bench.options import PairOptions
 from ipex_assist.bench.pairs import published_config
 from ipex_assist.bench.random_checkpoint import RandomCheckpoint
 from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.load import leave_cores_to_native, memory_need, runs_native
 from ipex_assist.commands.shared.memory_need import (
     PROMPT_TOKENS,
@@ -53,8 +54,10 @@ class NumberTokens:
 
 def needed_bytes(asked: PairOptions) -> int | None:
     """The most that any combination takes, before anything is loaded; None where a size is not known."""
+    if asked.load.target is None:
+        return None  # the embedded model, which fits anywhere
     checkpoints = OpenCheckpoints()
-    totals = [_need(asked, precision, draft, checkpoints).total for precision, draft in _combinations(asked)]
+    totals = [_need(asked, load, checkpoints).total for load in _combinations(asked)]
     return None if any(total is None for total in totals) else max(total or 0 for total in totals)
 
 
@@ -64,34 +67,35 @@ def models(asked: PairOptions) -> Iterator[tuple[TextModel, list[str]]]:
     A model is given back as the next one is asked for; whoever holds it must let go of it then.
     Raises IpexAssistError, before anything is built, where a combination does not fit into memory.
     """
-    checkpoints = OpenCheckpoints()
-    for precision, draft in _combinations(asked):
-        check_memory(_need(asked, precision, draft, checkpoints))
+    checkpoints, combinations = OpenCheckpoints(), _combinations(asked)
+    for load in combinations:
+        check_memory(_need(asked, load, checkpoints))
     if asked.random_weights:
         yield from _random_models(asked)
         return
     from ipex_assist.commands.shared.load import load_models
 
-    for precision, draft in _combinations(asked):
-        one = replace(asked.load, precision=precision, assistant_precision=draft)
+    for load in combinations:
         model, notes = load_models(
-            one, asked.max_new_tokens, asked.threads, verbose=asked.verbose, checkpoints=checkpoints
+            load, asked.max_new_tokens, asked.threads, verbose=asked.verbose, checkpoints=checkpoints
         )
         yield model, notes
         del model
         _release()
 
 
-def _combinations(asked: PairOptions) -> list[tuple[str | None, str | None]]:
-    return list(product(asked.precisions, asked.assistant_precisions))
+def _combinations(asked: PairOptions) -> list[LoadOptions]:
+    """What to load for each pair of precisions. Without a target it is the embedded model."""
+    each = product(asked.precisions, asked.assistant_precisions)
+    loads = [replace(asked.load, precision=precision, assistant_precision=draft) for precision, draft in each]
+    return [demo_options(load) if load.target is None else load for load in loads]
 
 
-def _need(asked: PairOptions, precision: str | None, draft: str | None, checkpoints: OpenCheckpoints) -> MemoryNeed:
+def _need(asked: PairOptions, load: LoadOptions, checkpoints: OpenCheckpoints) -> MemoryNeed:
     lengths = ((asked.prompt_tokens or PROMPT_TOKENS) + asked.max_new_tokens,) * asked.concurrency
     if not asked.random_weights:
-        load = replace(asked.load, precision=precision, assistant_precision=draft)
         return memory_need(load, asked.max_new_tokens, checkpoints=checkpoints, lengths=lengths)
-    precision = precision or "bf16"
+    precision, draft = load.precision or "bf16", load.assistant_precision
     bytes_of = functools.partial(_bytes, load=asked.load, lengths=lengths)
     target, other = bytes_of(_target(asked), precision), None
     if asked.load.assists:

@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from ipex_assist import launch
 from ipex_assist.bench import load_report
+from ipex_assist.bench.conclusion import conclusion
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.bench.throughput import LoadRow
@@ -70,6 +71,11 @@ class BenchReport:
             self.machine_gb_per_s = machine_gb_per_s(model)
 
     @property
+    def conclusion(self) -> str | None:
+        """What was measured, in one sentence; None where nothing was."""
+        return conclusion(self.rows, self.loads)
+
+    @property
     def simulated(self) -> bool:
         """Whether any acceptance was chosen instead of found."""
         return any(row.contender.acceptance is not None for row in self.rows)
@@ -107,7 +113,8 @@ def render(report: BenchReport, form: str, seed: int = 0) -> str:
         return json.dumps(as_dict(report, seed))
     if form == "csv":
         return load_report.as_csv(report.loads) if report.task == "throughput" else as_csv(report)
-    return as_markdown(report, seed)
+    sentence = report.conclusion
+    return as_markdown(report, seed) + (f"\n\n{sentence}" if sentence else "")
 
 
 def as_dict(report: BenchReport, seed: int) -> dict[str, Any]:
@@ -118,6 +125,7 @@ def as_dict(report: BenchReport, seed: int) -> dict[str, Any]:
         "simulated": report.simulated,
         "random_weights": report.random_weights,
         "warnings": report.warnings,
+        "conclusion": report.conclusion,
         "rows": [
             {
                 **row.as_dict(),

@@ -34,6 +34,10 @@ _WEIGHTS = [
 _TIMEOUT_S = 10.0
 
 
+class NotOnThisMachine(IpexAssistError):
+    """The model is not in the cache, and the hub is not to be asked, or does not answer."""
+
+
 def is_hub_id(source: str) -> bool:
     """Whether `source` has the form of a hub id, "name" or "owner/name"."""
     return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source) is not None and not source.endswith(".gguf")
@@ -84,7 +88,7 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
         snapshot = cached_snapshot(source, revision)
         if snapshot is None:
             advice = online_advice(offline)
-            raise IpexAssistError(f"{_not_cached(source, revision)} {advice[0].upper()}{advice[1:]}.")
+            raise NotOnThisMachine(f"{_not_cached(source, revision)} {advice[0].upper()}{advice[1:]}.")
         return snapshot
     try:
         return _download(source, revision)
@@ -96,7 +100,7 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
         if failure is None and snapshot is not None:
             logger.warning("%s: the hub cannot be reached; using the copy in %s", source, snapshot)
             return snapshot
-        raise failure or IpexAssistError(
+        raise failure or NotOnThisMachine(
             f"{_not_cached(source, revision)} The hub at {_endpoint()} could not be reached either "
             f"({_first_line(_root(error))}). Check the network or the proxy; or copy the model here "
             "and pass its folder; with --offline only the cache is searched."

@@ -12,6 +12,7 @@ from typing import Any
 from ipex_assist.commands.shared.arguments import Formatter
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.memory import gib
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.executors.packed_folder import SIZE_VARIABLE, PackedCopy, copies, size_limit
 
@@ -20,7 +21,7 @@ A model that the native core has packed is kept on disk, so that the next start 
 (--no-cache-packed keeps none). When all copies together would take more than {SIZE_VARIABLE}, those that were used
 longest ago go. Deleting a copy harms nobody who uses it.
 
-  ipex-assist cache list
+  ipex-assist cache
   ipex-assist cache clear                        all of them
   ipex-assist cache clear NAME                   as `list` shows it
 """
@@ -35,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Formatter,
         allow_abbrev=False,
     )
-    parser.add_argument("action", choices=("list", "clear"))
+    parser.add_argument("action", nargs="?", choices=("list", "clear"), default="list", help="(default: list)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of copies to delete (default: all)")
     parser.add_argument("--json", action="store_true", help="one object on one line instead of text")
     return parser
@@ -93,7 +94,7 @@ def _cleared(folder: Path, found: Sequence[PackedCopy], names: Sequence[str]) ->
     known = {copy.path.name: copy for copy in found}
     for name in names:
         if name not in known:
-            raise UsageError(f"{name}: there is no such copy in {folder}; `ipex-assist cache list` shows their names")
+            raise UsageError(f"{name}: there is no such copy in {folder}; `ipex-assist cache` lists their names")
     goes = [known[name] for name in dict.fromkeys(names)] if names else list(reversed(found))
     for number, copy in enumerate(goes):
         try:
@@ -113,17 +114,13 @@ def _text(report: dict[str, Any]) -> str:
     """The report for people: a line a copy, and a sentence about all."""
     listed: list[dict[str, Any]] = report["copies"] if "copies" in report else report["deleted"]
     lines = [
-        f"{_gb(copy['bytes']):>9}  {copy['used'].replace('T', ' ').removesuffix('Z')}  {copy['precision'] or '?':<4}  "
-        f"{copy['model'] or '?'}  {copy['name']}"
+        f"{gib(copy['bytes'], 2):>10}  {copy['used'].replace('T', ' ').removesuffix('Z')}  "
+        f"{copy['precision'] or '?':<4}  {copy['model'] or '?'}  {copy['name']}"
         for copy in listed
     ]
-    number = f"{len(listed)} packed {'copy' if len(listed) == 1 else 'copies'}, {_gb(report['bytes'])}"
+    number = f"{len(listed)} packed {'copy' if len(listed) == 1 else 'copies'}, {gib(report['bytes'], 2)}"
     if "limit" in report:
         return "\n".join(
-            [*lines, f"{number} of at most {_gb(report['limit'])} ({SIZE_VARIABLE}), in {report['folder']}"]
+            [*lines, f"{number} of at most {gib(report['limit'], 2)} ({SIZE_VARIABLE}), in {report['folder']}"]
         )
     return f"deleted {number}, in {report['folder']}"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"

@@ -7,7 +7,6 @@ import importlib.util
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from ipex_assist.speculative.options import GenerationOptions
 if TYPE_CHECKING:
     from ipex_assist.commands.chat_partner import Partner
 
-ANSWER_TOKENS = 1024  # of a model in this process, where no flag says another limit
 EPILOG = """\
 Type a message, and /help for what else there is. Text that was drafted is green. Ctrl-C ends an answer, Ctrl-D the
 conversation. Where standard input is no terminal each of its lines is a message, and standard output has the answers.
@@ -38,10 +36,12 @@ NOT_HERE = {
     ("-p", "--prompt"): "messages are typed, or lines of standard input",
     ("--prompt-file",): "messages are lines of standard input: ipex-assist chat < FILE",
     ("--chat",): "messages are in the chat template anyway",
+    arguments.RAW: "messages are in the chat template; ipex-assist -p TEXT --raw goes on with a text",
     ("--json",): "/save keeps a conversation as JSON",
     ("--no-stream",): "answers are shown as they come",
     ("--show-accepted",): "drafted text is green anyway, unless NO_COLOR is set",
     ("--logprobs",): "nobody would see them",
+    ("--prompt-logprobs",): "nobody would see them",
 }
 
 
@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = arguments.inheriting_parser(
         "ipex-assist chat", "%(prog)s [options]", "Talk with a model in the terminal.", EPILOG, NOT_HERE
     )
+    arguments.explain(parser, "--max-new-tokens", f"of an answer (default: {arguments.ANSWER_TOKENS})")
     chat = parser.add_argument_group("chat")
     chat.add_argument("--system", metavar="TEXT", help="the system prompt, which stands before the conversation")
     chat.add_argument("--url", metavar="URL", help="talk with the model of a server there; -m is its name there")
@@ -84,18 +85,13 @@ def main(argv: Sequence[str]) -> int:
     return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args), torch_late=True)
 
 
-def _options(args: argparse.Namespace) -> GenerationOptions:
-    options = GenerationOptions.from_flags(args)
-    return options if args.max_new_tokens is not None else replace(options, max_new_tokens=ANSWER_TOKENS)
-
-
 def _bytes(args: argparse.Namespace) -> int | None:
     load = arguments.load_options(args)
     if load.target is None:
         return None
     from ipex_assist.commands.shared.load import memory_need
 
-    return memory_need(load, _options(args).max_new_tokens).total
+    return memory_need(load, arguments.generation_options(args, chat=True).max_new_tokens).total
 
 
 def _with_model(args: argparse.Namespace) -> int:
@@ -103,7 +99,7 @@ def _with_model(args: argparse.Namespace) -> int:
     from ipex_assist.commands.shared.demo_model import demo_options
     from ipex_assist.commands.shared.load import load_models
 
-    options, load = _options(args), arguments.load_options(args)
+    options, load = arguments.generation_options(args, chat=True), arguments.load_options(args)
     if load.target is None:
         load = demo_options(load)
     model, _ = load_models(load, options.max_new_tokens, args.threads, verbose=args.verbose, torch_late=True)

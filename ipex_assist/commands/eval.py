@@ -177,8 +177,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_memory(args: argparse.Namespace, checkpoints: OpenCheckpoints) -> None:
-    from ipex_assist.commands.shared.memory_need import gib
-    from ipex_assist.env.memory import read_memory
+    from ipex_assist.env.memory import gib, read_memory
 
     need, available = _bytes(args, checkpoints), read_memory().available
     if need is not None and available and need > available:

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ipex_assist import launch
-from ipex_assist.commands.shared.arguments import idle_flags, load_options
+from ipex_assist.commands.shared.arguments import generation_options, idle_flags, load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.commands.shared.load import load_models
@@ -23,7 +23,6 @@ from ipex_assist.commands.shared.output import TextPrinter, json_line, statistic
 from ipex_assist.commands.shared.prompt import read_prompt
 from ipex_assist.env.runner import interrupt_exit
 from ipex_assist.executors.traffic import machine_gb_per_s
-from ipex_assist.speculative.options import GenerationOptions
 
 # Whatever imports torch is imported inside functions: until a flag is found wrong, nobody waits for it.
 if TYPE_CHECKING:
@@ -36,14 +35,15 @@ log = logging.getLogger("ipex_assist")
 def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
     _configure(args.verbose)
-    prompt, chat = read_prompt(args.prompt, args.prompt_file, args.chat, demo=args.model is None)
-    options, load = _generation_options(args), load_options(args, quick_start=True)
+    prompt = read_prompt(args.prompt, args.prompt_file, piped=args.piped, demo=args.model is None)
+    room, load = _room(args), load_options(args, quick_start=True)
     if load.target is None:
         load = demo_options(load)
-    model, start_warnings = load_models(
-        load, options.max_new_tokens, args.threads, verbose=args.verbose, torch_late=True
-    )
-    generation = model.stream(prompt, options, chat=chat)
+    model, start_warnings = load_models(load, room, args.threads, verbose=args.verbose, torch_late=True)
+    chat = bool(model.tokenizer.chat_template) if args.chat is None else args.chat
+    if chat and args.chat is None:
+        log.info("the prompt is a message in the model's chat template (--raw goes on with it as it is)")
+    generation = model.stream(prompt, generation_options(args, chat=chat), chat=chat)
     return _generate(model, generation, args, start_warnings)
 
 
@@ -54,12 +54,13 @@ def _configure(verbose: bool) -> None:
         sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
 
 
-def _generation_options(args: argparse.Namespace) -> GenerationOptions:
-    options = GenerationOptions.from_flags(args)
+def _room(args: argparse.Namespace) -> int:
+    """New tokens to make room for, before it is known whether the model has a chat template; names idle flags."""
+    options = generation_options(args, chat=args.chat is not False)
     if idle := idle_flags(args, options):
         why = "without --do-sample" if not options.do_sample else "at --temperature 0"
         log.warning("%s: no effect %s", ", ".join(idle), why)
-    return options
+    return options.max_new_tokens
 
 
 def _generate(model: TextModel, generation: Generation, args: argparse.Namespace, start_warnings: list[str]) -> int:

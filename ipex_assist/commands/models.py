@@ -10,6 +10,11 @@ from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.models import ARCHITECTURES, Architecture
 from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS
 
+LOOKUP = "lookup"  # what drafts where there is no default assistant
+DEFAULTS = (
+    "A default assistant drafts for targets of its vocabulary and at least twice its size; for all others prompt "
+    "lookup (lookup) does."
+)
 OTHERS = (
     "Any other causal language model of transformers runs through its generate(assistant_model=…): without streaming "
     "verification, int8, int4, and many texts in a pass."
@@ -32,11 +37,18 @@ def _describe(architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def _default(family: dict[str, Any]) -> str:
+    """The first of a family's default assistants, and how many more there are."""
+    first, *others = family["default_assistants"] or [LOOKUP]
+    return f"{first} (+{len(others)})" if others else first
+
+
 def markdown() -> str:
     """The table of docs/models.md."""
     rows = ["| model_type | | for example | default assistants |", "|---|---|---|---|"]
     for family in describe():
-        examples, assistants = ("<br>".join(family[key]) for key in ("examples", "default_assistants"))
+        examples = "<br>".join(family["examples"])
+        assistants = "<br>".join(family["default_assistants"]) or f"`{LOOKUP}`"
         rows.append(f"| `{family['model_type']}` | {family['about']} | {examples} | {assistants} |")
     return "\n".join(rows) + "\n"
 
@@ -57,7 +69,7 @@ def main(argv: list[str]) -> int:
     else:
         from tabulate import tabulate
 
-        rows = [(each["model_type"], each["examples"][0], *each["default_assistants"][:1]) for each in describe()]
+        rows = [(each["model_type"], each["examples"][0], _default(each)) for each in describe()]
         print(tabulate(rows, headers=("model_type", "for example", "default assistant"), tablefmt="plain"))
-        print(f"\nPrecisions: {', '.join(EXECUTORS['native'].precisions)}. {OTHERS}")
+        print(f"\n{DEFAULTS}\nPrecisions: {', '.join(EXECUTORS['native'].precisions)}. {OTHERS}")
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from ipex_assist.commands.shared import arguments
 from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.memory import gib
 from ipex_assist.env.options import add_flags
 from ipex_assist.env.parser import ArgumentParser
 from ipex_assist.generation.load_options import LoadOptions
@@ -123,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
     error = math.sqrt(done.squared_error / done.squared_norm) if done.squared_norm else 0.0
     kind = f"groups of {args.group_size}{', symmetric' if args.sym else ''}"
     print(
-        f"ipex-assist: {output}: {done.matrices} matrices in 4 bits, {kind}; {done.bytes / 1e9:.2f} GB; "
+        f"ipex-assist: {output}: {done.matrices} matrices in 4 bits, {kind}; {gib(done.bytes, 2)}; "
         f"weights are off by {error:.1%} (root mean square)",
         file=sys.stderr,
     )

@@ -15,6 +15,7 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.packed_size import packed_bytes
 from ipex_assist.checkpoints.writer import ShardWriter
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.memory import gib
 from ipex_assist.models import Architecture
 from ipex_assist.models.weights import check_numbers, resolve, stored_form
 from ipex_assist.quantization import gptq
@@ -111,7 +112,7 @@ def _check_room(checkpoint: Checkpoint, folder: Path) -> None:
     need = packed_bytes(checkpoint.shapes(), "int4") + (1 << 28)
     free = shutil.disk_usage(folder).free
     if free < need:
-        raise IpexAssistError(f"{folder.parent} has {free / 1e9:.1f} GB free, about {need / 1e9:.1f} GB are needed")
+        raise IpexAssistError(f"{folder.parent} has {gib(free)} free, about {gib(need)} are needed")
 
 
 def _write_configs(checkpoint: Checkpoint, folder: Path, group: int, sym: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.deferred_imports import torch_module, torch_threads
-from ipex_assist.env.memory import read_memory, release_free_memory
+from ipex_assist.env.memory import gib, read_memory, release_free_memory
 from ipex_assist.env.topology import read_topology
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
@@ -115,11 +115,11 @@ def load_native(request: LoadRequest) -> NativeModel:
     if kept is not None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     log.info(
-        "%s: %s %s (%.2f GB) in %.1f s; native core with %s, %d threads",
+        "%s: %s %s (%s) in %.1f s; native core with %s, %d threads",
         checkpoint.source,
         request.precision,
         f"from {kept}" if from_cache else "packed",
-        model.nbytes / 1e9,
+        gib(model.nbytes, 2),
         time.perf_counter() - started,
         instruction_set(),
         pool.threads,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.env.memory import read_memory
+from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.executors.packed_folder import HEADER_BYTES, host_name, make_room, note_use, one_at_a_time, size_limit
 
 if TYPE_CHECKING:
@@ -120,11 +120,11 @@ def _copying(model: PackedModel, path: Path) -> bool:
     if not available or model.nbytes + _MARGIN <= available or not os.path.exists(path):
         return True
     log.warning(
-        "the packed copy %s is mapped, because there is no memory to copy it into (%.1f GB are needed, %.1f GB are "
+        "the packed copy %s is mapped, because there is no memory to copy it into (%s are needed, %s are "
         "available): leave the file alone while this runs. %s=map maps without asking",
         path,
-        (model.nbytes + _MARGIN) / 1e9,
-        available / 1e9,
+        gib(model.nbytes + _MARGIN),
+        gib(available),
         MODE_VARIABLE,
     )
     return False
@@ -183,11 +183,11 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
                 temporary.unlink()
     if not asked:
         log.warning(
-            "a packed copy of %s is kept in %s (%.1f GB), by which the next start is quick: `ipex-assist cache` lists "
+            "a packed copy of %s is kept in %s (%s), by which the next start is quick: `ipex-assist cache` lists "
             "and clears them, --no-cache-packed keeps none",
             source,
             path.parent,
-            model.nbytes / 1e9,
+            gib(model.nbytes),
         )
     return True
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.memory import gib
 from ipex_assist.env.options import Size
 
 log = logging.getLogger("ipex_assist")
@@ -49,7 +50,7 @@ def size_limit() -> int:
     try:
         return Size().read(text)
     except ValueError as error:
-        raise UsageError(f"{SIZE_VARIABLE}={text} {error}; or unset it, for {_gb(DEFAULT_SIZE)}") from None
+        raise UsageError(f"{SIZE_VARIABLE}={text} {error}; or unset it, for {gib(DEFAULT_SIZE)}") from None
 
 
 def copies(folder: Path) -> list[PackedCopy]:
@@ -87,7 +88,7 @@ def make_room(path: Path, needed: int, *, asked: bool) -> None:
     """
     limit = size_limit()
     if needed > limit:
-        raise OSError(f"it takes {_gb(needed)}, and copies may take {_gb(limit)} ({SIZE_VARIABLE} changes that)")
+        raise OSError(f"it takes {gib(needed)}, and copies may take {gib(limit)} ({SIZE_VARIABLE} changes that)")
     others = [copy for copy in copies(path.parent) if copy.path != path]
     excess = sum(copy.bytes for copy in others) + needed - limit
     goes: list[PackedCopy] = []
@@ -97,10 +98,10 @@ def make_room(path: Path, needed: int, *, asked: bool) -> None:
     free = shutil.disk_usage(path.parent).free + sum(copy.bytes for copy in goes)
     wanted = needed + _SPARE if asked else max(2 * needed, needed + _SPARE)
     if free < wanted:
-        raise OSError(f"{_gb(wanted)} are needed and {_gb(free)} are free")
+        raise OSError(f"{gib(wanted)} are needed and {gib(free)} are free")
     for copy in goes:
         copy.path.unlink(missing_ok=True)
-        log.warning("deleted the packed copy %s, used longest ago: copies may take %s", copy.path, _gb(limit))
+        log.warning("deleted the packed copy %s, used longest ago: copies may take %s", copy.path, gib(limit))
 
 
 @contextlib.contextmanager
@@ -128,7 +129,3 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 def host_name() -> str:
     """This machine's name, for names of files: several machines may share a home folder."""
     return re.sub(r"[^A-Za-z0-9-]+", "-", platform.node()) or "unknown"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

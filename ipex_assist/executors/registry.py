@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ipex_assist.executors.interface import Model
     from ipex_assist.executors.load_request import LoadRequest
+
+ExecutorName = Literal["auto", "native", "ipex", "torch"]
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,15 @@ class LoadOptions(Options):
     )
     assistant: str = option(
         AUTO,
-        "likewise, self, lookup, lookup+ID or auto-lookup (default: by family)",
+        "ID, self, lookup, lookup+ID or auto-lookup (default: by family, else lookup)",
         Text(_assistant),
         "ID",
         flags=("--assistant-model",),
     )
-    precision: str | None = option(None, "bf16, fp32, int8, int4 or mxfp4 (default: bf16)", Choice(PRECISIONS), "P")
-    assistant_precision: str | None = option(None, "(default: the target's)", Choice(PRECISIONS), "P")
+    precision: str | None = option(
+        None, "bf16, fp32, int8, int4 or mxfp4 (default: bf16; embedded model fp32)", Choice(PRECISIONS), "P"
+    )
+    assistant_precision: str | None = option(None, "(default: the target's; of self int4)", Choice(PRECISIONS), "P")
     universal: bool = option(False, "allow an assistant with another tokenizer (by its text)", Switch())
     draft_vocabulary: int | None = option(
         None, "draft only among the first N token ids", Number(256, 10_000_000, whole=True), "N"

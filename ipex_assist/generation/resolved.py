@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.hub import NotOnThisMachine, online_advice
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.executors.select_executor import resolve_executor, stored_precision
@@ -15,7 +16,7 @@ from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.generation.result import Identity
 from ipex_assist.quantization.precision import beside_experts, kv_precision_of
 from ipex_assist.speculative.assistant_name import AUTO, SELF, AssistantName, parse_assistant
-from ipex_assist.speculative.default_assistants import default_assistant
+from ipex_assist.speculative.default_assistants import default_assistant, why_none
 from ipex_assist.tokenization.tokenizer import load_tokenizer
 from ipex_assist.tokenization.vocabulary import SharedVocabulary, share_vocabulary
 
@@ -78,6 +79,8 @@ def resolve(options: LoadOptions, checkpoints: OpenCheckpoints) -> ResolvedOptio
     family = _Family()
     if name.model == AUTO:
         family = _family_assistant(checkpoint, options, checkpoints)
+        if family.assistant is None and not checkpoint.why_not_ours():
+            name = AssistantName(lookup=True)  # which needs no model, and costs next to nothing
     elif name.model not in (None, SELF):
         family = _Family(checkpoints.open(str(name.model), offline=options.offline))
     elif name.model == SELF:
@@ -107,10 +110,7 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
     """The family's default. Nobody asked for it by name, so one that cannot be had or does not fit ends nothing."""
     name = default_assistant(checkpoint.config, options.target or "")
     if name is None:
-        log.warning(
-            "no default assistant for %s: generating without one; name one with --assistant-model",
-            checkpoint.architecture,
-        )
+        _say_what_drafts(checkpoint, why_none(checkpoint.config))
         return _Family()
     try:
         assistant = checkpoints.open(name, offline=options.offline)
@@ -120,9 +120,21 @@ def _family_assistant(checkpoint: Checkpoint, options: LoadOptions, checkpoints:
         return _Family(
             assistant, compare_vocabularies(checkpoint, tokenizer, assistant, load_tokenizer(assistant)), tokenizer
         )
+    except NotOnThisMachine as error:
+        log.info("%s", error)
+        _say_what_drafts(checkpoint, f"{name} is not on this machine", online_advice(options.offline))
     except IpexAssistError as error:
-        log.warning("generating without the default assistant %s: %s", name, error)
-        return _Family()
+        log.info("%s", error)
+        _say_what_drafts(checkpoint, f"{name} cannot be used ({str(error).partition('. ')[0]})")
+    return _Family()
+
+
+def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> None:
+    """One line: why there is no default assistant, what drafts in its place, and what would be better."""
+    ours = not checkpoint.why_not_ours()
+    instead = "prompt lookup drafts" if ours else "nothing is drafted"
+    better = better or "--assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
+    log.warning("no default assistant, since %s: %s; better: %s", reason, instead, better)
 
 
 def compare_vocabularies(

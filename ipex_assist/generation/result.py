@@ -9,6 +9,7 @@ from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 
+SHOWN = 80  # characters of a text in a repr
 StopReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
 
@@ -40,6 +41,11 @@ class Chunk:
     tokens: list[int]
     round: Round
     pieces: list[TokenPiece] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return (
+            f"Chunk(text={self.text!r}, tokens={self.tokens}, accepted={self.round.accepted} of {self.round.drafted})"
+        )
 
     @property
     def logprobs(self) -> list[TokenLogprob] | None:
@@ -205,6 +211,30 @@ class Result:
     kv_precision: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
 
+    def __repr__(self) -> str:
+        """What tells results apart: the text's beginning, its length and speed, how it ended, and who made it."""
+        facts = {
+            "text": short(self.text),
+            "new_tokens": self.new_tokens,
+            "tokens_per_s": _rounded(self.tokens_per_s),
+            "speedup": _rounded(self.speedup),
+            "acceptance_rate": _rounded(self.draft.acceptance_rate),
+            "stop_reason": self.stop_reason,
+            "target": self.target,
+            "assistant": self.assistant,
+            "precision": self.precision,
+        }
+        return f"Result({', '.join(f'{name}={value!r}' for name, value in facts.items() if value is not None)})"
+
     def as_dict(self) -> dict[str, Any]:
         """All fields by name, nested ones as well: the object that `--json` prints."""
         return asdict(self)
+
+
+def short(text: str) -> str:
+    """A text's beginning, with … for the rest."""
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

@@ -11,7 +11,7 @@ from typing import Protocol
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.interface import TokenLogprob
 from ipex_assist.executors.traffic import Traffic
-from ipex_assist.generation.result import Chunk, DraftResult, Identity, Result, StopReason, Times, TokenPiece
+from ipex_assist.generation.result import Chunk, DraftResult, Identity, Result, StopReason, Times, TokenPiece, short
 from ipex_assist.generation.stats import Loading, Statistics
 from ipex_assist.speculative.round import Round
 from ipex_assist.tokenization.detokenizer import IncrementalDetokenizer, TokenDecoder
@@ -92,6 +92,11 @@ class Generation(Iterator[Chunk]):
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
+
+    def __repr__(self) -> str:
+        state = self._stop_reason or "running"
+        text, tokens = short("".join(self._pieces)), len(self._text.tokens)
+        return f"Generation({state}, new_tokens={tokens}, text={text!r}, target={self._identity.target!r})"
 
     def __iter__(self) -> Generation:
         return self

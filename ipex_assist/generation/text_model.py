@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from ipex_assist.engine.stats import EngineStats
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.blocks import BlockPool
 from ipex_assist.executors.traffic import Traffic
+from ipex_assist.generation.conversation import check_kind, is_one, messages_of
 from ipex_assist.generation.result import Identity, Result
 from ipex_assist.generation.stats import Loading
 from ipex_assist.generation.stream import Generation, RoundStream
@@ -22,6 +23,8 @@ from ipex_assist.tokenization.tokenizer import checked_ids, encode_messages, enc
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Messages: TypeAlias = "Sequence[Mapping[str, Any]]"  # role and content each
+
 
 class TextModel(ABC):
     """A loaded target with its tokenizer and, where there is one, its assistant."""
@@ -32,6 +35,10 @@ class TextModel(ABC):
     loading = Loading()  # until whoever loads the weights says how long it took
     allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
     one_at_a_time = False  # whether a stream must have ended before the next one begins
+
+    def __repr__(self) -> str:
+        names = {name: value for name, value in vars(self.identity).items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in names.items())})"
 
     @property
     @abstractmethod
@@ -88,23 +95,25 @@ class TextModel(ABC):
 
     @overload
     def generate(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, **experiment: Any
+        self, prompt: str | Sequence[int] | Messages, options: GenerationOptions | None = None, **more: Any
     ) -> Result: ...
 
     @overload
     def generate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages],
         options: GenerationOptions | None = None,
-        **experiment: Any,
+        **more: Any,
     ) -> list[Result]: ...
 
     def generate(self, prompt: Any, options: GenerationOptions | None = None, **more: Any) -> Any:
         """`stream` to its end; the same options. Several prompts give their results in the same order.
 
+        prompt: as for `stream`, or a list of such: `generate([{"role": "user", "content": "Hello"}])` is one
+        conversation, and a list of conversations gives a list of results.
         On our own models several prompts share passes, which takes little longer than one of them would.
         """
-        if _is_one(prompt):
+        if is_one(prompt):
             return self._finish([self.stream(prompt, options, **more)])[0]
         return self._finish([self.stream(each, options, **more) for each in prompt])
 
@@ -117,7 +126,7 @@ class TextModel(ABC):
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Messages,
         options: GenerationOptions | None = None,
         *,
         chat: bool = False,
@@ -126,11 +135,13 @@ class TextModel(ABC):
         grammar: GrammarSpec | None = None,
         **changes: Any,
     ) -> Generation:
-        """Generate from a text or from token ids; yields `Chunk`s as tokens are accepted.
+        """Generate from a text, token ids or messages; yields `Chunk`s as tokens are accepted.
 
+        prompt: a text is continued as it is; messages, objects with role and content, are put into the tokenizer's chat
+        template, and the text is the answer to the last one.
         options, changes: GenerationOptions, and its fields by their names, which come before it:
-        `stream("Once", max_new_tokens=20, stop="\\n")`. chat: put a text into the tokenizer's chat template, as a
-        user's message. draft, schedule: for experiments, in place of the model's own (AssistedModel.draft_source gives
+        `stream("Once", max_new_tokens=20, stop="\\n")`. chat: put a text into that template, as a user's
+        message. draft, schedule: for experiments, in place of the model's own (AssistedModel.draft_source gives
         the one it would take); what then happens teaches the model nothing about its pair. grammar: what the text must
         be, from its first token to the end-of-text token, after which it ends whatever `ignore_eos` says.
         Raises UsageError for a wrong option, an empty prompt, token ids that the model does not have, and a prompt that
@@ -156,13 +167,14 @@ class TextModel(ABC):
             seed=options.seed if options.draws else None,
         )
 
-    def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:
+    def encode(self, prompt: str | Sequence[int] | Messages, *, chat: bool = False) -> list[int]:
         """Return the token ids of a prompt, as `stream` takes it. UsageError for none, and for ids there are not."""
-        encoded: Sequence[int]
+        check_kind(prompt)
+        encoded: Any = prompt
         if isinstance(prompt, str):
             encoded = encode_prompt(self.tokenizer, prompt, chat, allow_special_tokens=self.allow_special_tokens)
-        else:
-            encoded = prompt
+        elif (messages := messages_of(prompt)) is not None:
+            encoded = self.encode_messages(messages)
         tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
         if not tokens:
             raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
@@ -189,9 +201,3 @@ class TextModel(ABC):
                 f"{context}: shorten the prompt by at least {1 - room}"
             )
         return min(options.max_new_tokens, room)
-
-
-def _is_one(prompt: Any) -> bool:
-    """Whether this is a text or token ids, of any kind, and not a list of these."""
-    several = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], (str, list, tuple))
-    return not several

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+Precision = Literal["bf16", "fp32", "int8", "int4", "mxfp4"]
+KvPrecision = Literal["bf16", "int8"]
+
 # Input columns that share an int4 scale and zero point. Draft models have larger groups: that makes their passes 6 %
 # shorter, and an error in a draft costs time only, never quality.
 INT4_GROUP = 64

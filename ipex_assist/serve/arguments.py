@@ -35,6 +35,7 @@ NOT_HERE = {
     ("-p", "--prompt"): "prompts come by HTTP; ipex-assist -p is for one",
     ("--prompt-file",): "prompts come by HTTP",
     ("--chat",): "requests to /v1/chat/completions are put into the chat template, others are not",
+    arguments.RAW: "requests to /v1/completions go on with their prompt as it is",
     ("--json",): "answers are JSON anyway",
     ("--no-stream",): 'a request asks for it: "stream": false',
     ("--show-accepted",): "the page at / shows it, and ipex-assist chat",

@@ -76,6 +76,18 @@ def default_assistant(config: Mapping[str, Any], source: str = "") -> str | None
     return None
 
 
+def why_none(config: Mapping[str, Any]) -> str:
+    """Why `default_assistant` knows none for this config.json, as a part of a sentence."""
+    family = config.get("model_type") or architecture_of(config) or "this architecture"
+    assistants = DEFAULT_ASSISTANTS.get(architecture_of(config), ())
+    if not assistants:
+        return f"no small model is known for {family}"
+    fitting = [each.id for each in assistants if config.get("vocab_size") in each.vocab_sizes]
+    if not fitting:
+        return f"those of {family} have other vocabularies than its {config.get('vocab_size')} tokens"
+    return f"it is not twice as large as {fitting[0]}"
+
+
 def _size(config: Mapping[str, Any]) -> int:
     """Layers × width², to which the parameters of the layers are proportional within a family."""
     width = config.get("hidden_size") or config.get("n_embd")

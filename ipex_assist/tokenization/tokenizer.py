@@ -241,7 +241,7 @@ def _rendered(
         text = run_within(TEMPLATE_SECONDS, lambda: apply_template(tokenizer, messages, tools))
     except Exception as error:  # jinja2's errors, and those that templates raise
         raise UsageError(
-            f"the model's chat template refuses this prompt: {error}. Leave out --chat; give a prompt instead of "
+            f"the model's chat template refuses this prompt: {error}. Give a prompt without it (--raw) instead of "
             "messages"
         ) from error
     check_text(text)

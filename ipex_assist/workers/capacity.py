@@ -9,9 +9,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ipex_assist.commands.shared.load import memory_need, runs_native
-from ipex_assist.commands.shared.memory_need import gib
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.memory import read_memory
+from ipex_assist.env.memory import gib, read_memory
 from ipex_assist.generation.load_options import LoadOptions
 
 if TYPE_CHECKING:

@@ -16,16 +16,30 @@ RANDOM = ["--pair", "opt-6.7b", "--random-weights"]
 
 
 def test_defaults_of_each_task() -> None:
-    """The published tables: their lengths, draws and draft lengths."""
+    """The published tables' lengths; what is measured is what people use, adaptive and greedy."""
     table = parse(["--pair", "opt-6.7b"])
     assert (table.model, table.assistant_model) == ("facebook/opt-6.7b", "facebook/opt-125m")
     assert (table.prompt_tokens, table.max_new_tokens) == ([256, 512], [64, 128, 256, 512, 1024])
     assert (table.num_assistant_tokens, table.repeats, table.precision) == (["adaptive"], 3, [None])
     decode = parse(["--task", "decode", "-m", "x"])
-    assert (decode.max_new_tokens, decode.num_assistant_tokens) == ([30], [6])
-    assert (decode.temperature, decode.top_p) == (0.1, 0.95)
+    assert (decode.max_new_tokens, decode.num_assistant_tokens, decode.do_sample) == ([30], ["adaptive"], None)
     dataset = parse(["--task", "dataset", "prompts", "-m", "x"])
     assert (dataset.samples, dataset.repeats, dataset.max_new_tokens) == (50, 1, [128])
+
+
+def test_without_a_model_it_is_the_embedded_one() -> None:
+    """A first look, which lasts no longer than a user waits; the other tasks are as long as with any model."""
+    args = parse([])
+    assert (args.model, args.prompt_tokens, args.max_new_tokens) == (None, [256], [128])
+    assert arguments.pair_options(args).load.target is None
+    assert parse(["--task", "decode"]).max_new_tokens == [30]
+    assert parse(["--max-new-tokens", "8"]).max_new_tokens == [8]
+
+
+def test_flags_of_drawing_without_drawing() -> None:
+    """--temperature alone changes nothing, and whoever gives it is told so."""
+    assert arguments.idle_flags(parse(["--temperature", "0.1", "--top-p", "0.9"])) == ["--temperature", "--top-p"]
+    assert arguments.idle_flags(parse(["--temperature", "0.1", "--do-sample"])) == []
 
 
 def test_defaults_of_throughput() -> None:
@@ -63,7 +77,7 @@ def test_a_pair_may_have_another_assistant() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], r"give -m ID, or --pair with one of opt-6\.7b"),
+        (["--random-weights"], r"of which shapes\? Give -m ID, or --pair with one of opt-6\.7b"),
         (["--pair", "opt-7b"], r"--pair opt-7b: there is no such pair; known: opt-6\.7b"),
         (["--pair", "opt-13b", "-m", "x"], "--pair and -m are both given"),
         ([*RANDOM, "--acceptance", "1.5"], r"--acceptance 1\.5: must be a probability, between 0 and 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from ipex_assist import cli
 from ipex_assist.bench import command, loading, pairs
 from ipex_assist.bench.arguments import pair_options, parse
 from ipex_assist.bench.measure import Row
+from ipex_assist.bench.options import PairOptions
 from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.commands.shared.memory_need import MemoryNeed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.generation.assisted_model import AssistedModel
@@ -38,6 +41,11 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setitem(pairs.CONFIGS, "tiny/assistant", TINY_LLAMA | {"num_hidden_layers": 1})
     monkeypatch.setitem(pairs.PAIRS, "tiny", pairs.PublishedPair("tiny/target", "tiny/assistant"))
     return ["--pair", "tiny", "--random-weights"]
+
+
+def needed(asked: PairOptions, precision: str, draft: str | None = None) -> MemoryNeed:
+    """The memory of one combination of precisions."""
+    return loading._need(asked, replace(asked.load, precision=precision, assistant_precision=draft), OpenCheckpoints())
 
 
 def bench(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -84,10 +92,16 @@ def test_no_length_within_the_context_is_an_error(pair: list[str], capsys: pytes
 
 @pytest.mark.one_stack
 def test_the_decode_task(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten short prompts, 30 new tokens, drawn, six drafted tokens every round."""
+    """Ten short prompts, 30 new tokens, greedy, or drawn with six drafted tokens every round where flags say so."""
     content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1")
+    assert [row["label"] for row in content["rows"]] == ["plain", "assisted, adaptive k"] * 10
+    assert [row["equals_plain"] for row in content["rows"]] == [None, True] * 10
+    assert content["conclusion"].endswith("as fast as plain, same tokens.")
+    drawn = ["--do-sample", "--temperature", "0.1", "--top-p", "0.95", "--num-assistant-tokens", "6"]
+    content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1", *drawn)
     assert [row["label"] for row in content["rows"]] == ["plain", "assisted, k = 6"] * 10
     assert {row["equals_plain"] for row in content["rows"]} == {None}
+    assert content["conclusion"].endswith("as fast as plain, texts drawn.")
     assert {sample["new_tokens"] for row in content["rows"] for sample in row["samples"]} == {30}
 
 
@@ -144,22 +158,10 @@ def test_throughput_of_random_weights(tiny_pair: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.one_stack
-def test_the_decode_task_of_random_weights_is_greedy_and_says_so(
-    tiny_pair: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A simulation cannot follow draws; the reader must know that the task was changed."""
-    content = bench(
-        capsys, *tiny_pair, *HERE, "--task", "decode", "--repeats", "1", "--max-new-tokens", "4", "--acceptance", "1"
-    )
-    assert any("greedy, though this task draws" in warning for warning in content["warnings"])
-    assert {row["equals_plain"] for row in content["rows"] if row["speedup"]} == {True}
-
-
-@pytest.mark.one_stack
 def test_self_as_the_draft_of_random_weights(tiny_pair: list[str]) -> None:
     """The target's own copy, in int4 unless another precision is asked for."""
     args = parse([*tiny_pair, "--assistant-model", "self", "--acceptance", "1", "--max-new-tokens", "4"])
-    need = loading._need(pair_options(args), "bf16", None, OpenCheckpoints())
+    need = needed(pair_options(args), "bf16")
     assert need.assistant is not None
     assert need.target is not None
     assert 0.2 * need.target < need.assistant < 0.8 * need.target
@@ -188,7 +190,7 @@ def test_a_pair_shares_kv_memory(tiny_pair: list[str], pair: list[str]) -> None:
     random = [*tiny_pair, "--acceptance", "1", *where]
     for flags in (random, [*pair, *where]):
         asked = pair_options(parse(flags))
-        assert loading._need(asked, "bf16", "bf16", OpenCheckpoints()).kv == 8 << 20
+        assert needed(asked, "bf16", "bf16").kv == 8 << 20
         model, _ = next(loading.models(asked))
         assert isinstance(model, AssistedModel)
         assert model.assistant is not None
@@ -202,10 +204,7 @@ def test_a_pair_shares_kv_memory(tiny_pair: list[str], pair: list[str]) -> None:
 def test_all_texts_of_a_concurrency_are_planned(tiny_pair: list[str]) -> None:
     """Of --task throughput, 32 of them took no more than one."""
     flags = [*tiny_pair, "--no-assisted", "--task", "throughput", "--max-new-tokens", "4", "--executor", "torch"]
-    kv = [
-        loading._need(pair_options(parse([*flags, "--concurrency", each])), "bf16", None, OpenCheckpoints()).kv
-        for each in ("1", "2,32")
-    ]
+    kv = [needed(pair_options(parse([*flags, "--concurrency", each])), "bf16").kv for each in ("1", "2,32")]
     assert kv[1] == 32 * kv[0] > 0
 
 

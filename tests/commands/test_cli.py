@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_assisted_and_plain_give_the_same_tokens(pair: tuple[str, str]) -> None:
 
 def test_text_and_statistics(pair: tuple[str, str]) -> None:
     """On each executor the text alone on standard output; nothing but our own lines on standard error."""
-    options = ["-m", pair[0], "-p", "the fox", "--assistant-model", "none"]
+    options = ["-m", pair[0], "-p", "the fox", "--raw", "--assistant-model", "none"]
     for executor, done in zip(EXECUTORS, run_all(*([*options, "--executor", name] for name in EXECUTORS)), strict=True):
         assert done.returncode == 0, (executor, done.stderr)
         assert done.stdout.endswith("\n"), executor
@@ -87,9 +88,41 @@ def test_the_same_text_however_it_is_asked_for_and_printed(
         lambda before: run("-m", pair[0], *PROMPT, "--no-stream", before=before),
         lambda before: run("-m", pair[0], *PROMPT[2:], "--prompt-file", str(file), before=before),
         lambda before: run("-m", pair[0], *PROMPT[2:], stdin=PROMPT[1], before=before),
+        lambda before: run("-m", pair[0], *PROMPT[1:], stdin="not this", before=before),
     )
-    assert [each.stdout for each in asked] == [usual.stdout] * 3
+    assert [each.stdout for each in asked] == [usual.stdout] * 4
     assert len(usual.stdout) > 20
+
+
+@pytest.mark.one_stack
+def test_a_model_with_a_chat_template_answers_a_message(pair: tuple[str, str], tmp_path: Path) -> None:
+    """From -p, a pipe and a bare prompt alike, unless --raw asks for a continuation; without a template there is none
+    to ask for. In a shell's loop every line is a prompt."""
+    base = shutil.copytree(pair[0], tmp_path / "base")
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
+    flags = ["--max-new-tokens", "4", "--json", "--no-assisted", *PROMPT[3:]]
+    loop = f"""while read -r p; do "{sys.executable}" -m ipex_assist -m "{pair[0]}" {" ".join(flags)} "$p"; done"""
+    lines = subprocess.Popen(
+        ["sh", "-c", loop], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    asked = run_all(
+        ["-m", pair[0], *flags, "-p", "the fox"],
+        ["-m", pair[0], *flags, "-p", "the fox", "--chat"],
+        ["-m", pair[0], *flags, "-p", "the fox", "--raw"],
+        ["-m", str(base), *flags, "-p", "the fox"],
+        ["-m", str(base), *flags, "-p", "the fox", "--chat"],
+    )
+    out, err = lines.communicate("the fox\nthe quick\nthe fox\n", timeout=120)
+    assert asked.pop().returncode == 2
+    chat, explicit, raw, plain = (last_json(each.stdout) for each in asked)
+    assert chat["prompt_tokens"] == explicit["prompt_tokens"] > raw["prompt_tokens"] == plain["prompt_tokens"]
+    assert chat["tokens"] == explicit["tokens"]
+    assert raw["tokens"] == plain["tokens"]
+    looped = [json.loads(line)["prompt_tokens"] for line in out.splitlines()]
+    assert len(looped) == 3, err
+    assert looped[0] == looped[2] == chat["prompt_tokens"]
 
 
 @pytest.mark.one_stack
@@ -229,7 +262,7 @@ def test_help_fits_two_screens_and_dry_run_runs_nothing(pair: tuple[str, str]) -
     """Neither imports torch; the dry run shows argv, environment, and no flag that would make it dry again."""
     help_ = run("--help")
     assert help_.returncode == 0
-    assert len(help_.stdout.splitlines()) <= 2 * 31
+    assert len(help_.stdout.splitlines()) <= 2 * 33
     dry = run("-m", pair[0], "--dry-run", "--threads", "1", "-p", "x y")
     assert dry.returncode == 0, dry.stderr
     assert f"-m ipex_assist --no-launch -m {pair[0]} --threads 1 -p 'x y'" in dry.stdout
@@ -300,7 +333,7 @@ def test_version() -> None:
 
 def test_the_embedded_model_answers() -> None:
     """The main job without a hub: a real model, a real answer, drafted by its own copy, and the factor that gives."""
-    prompt = ["-p", "What is the capital of France?", "--chat", "--json"]
+    prompt = ["-p", "What is the capital of France?", "--json"]
     # How much is drafted by default is decided by the clock, which other work may disturb: a number says.
     done, plain, fixed = run_all(prompt, [*prompt, "--no-assisted"], [*prompt, "--num-assistant-tokens", "3"])
     assert (done.returncode, plain.returncode, fixed.returncode) == (0, 0, 0), done.stderr + plain.stderr

@@ -25,7 +25,7 @@ from ipex_assist.env.memory import MemoryInfo
 
 pytestmark = pytest.mark.one_stack
 
-OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12"]
+OPTIONS = ["--executor", "torch", "--precision", "fp32", "--assistant-model", "none", "--max-new-tokens", "12", "--raw"]
 PROMPT = ["-p", "the quick brown fox", *OPTIONS]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -25,5 +26,7 @@ def test_every_family_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert all(f"\n{family['model_type']} " in shown for family in families)
     assert "generate(assistant_model=" in shown
+    assert re.search(r"\nmistral +\S+ +lookup\n", shown)
+    assert re.search(r"\nllama +\S+ +TinyLlama/\S+ \(\+2\)\n", shown)
     assert cli.main(["models", "--markdown"]) == 0
     assert capsys.readouterr().out == markdown()

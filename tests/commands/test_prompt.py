@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,9 +51,18 @@ def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes | None, *, after: floa
     ],
 )
 def test_pipes(piped: bytes, given: str | None, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`echo fox |` is the prompt `-p fox`, and `cat document | … -p` loses neither of the two."""
+    """`echo fox |` is the prompt `-p fox`, and `cat document | … -p TEXT -` loses neither of the two."""
     with stdin(monkeypatch, piped):
-        assert read_prompt(given, None, False, demo=False) == (read, False)
+        assert read_prompt(given, None, piped=given is not None, demo=False) == read
+
+
+def test_a_prompt_leaves_standard_input_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`while read -r p; do ipex-assist -p "$p"; done < prompts` lost all lines but the first into the first prompt."""
+    (tmp_path / "prompt.txt").write_text("from a file")
+    with stdin(monkeypatch, b"the next\nand the next"):
+        assert read_prompt("a fox", None, piped=False, demo=False) == "a fox"
+        assert read_prompt(None, str(tmp_path / "prompt.txt"), piped=False, demo=True) == "from a file"
+        assert sys.stdin.buffer.read() == b"the next\nand the next"
 
 
 @pytest.mark.parametrize("demo", [False, True])
@@ -62,9 +72,8 @@ def test_a_document_that_comes_late(
     """What is generated must not depend on who is quicker; who waits for nothing learns what for."""
     monkeypatch.setattr(prompt, "PATIENCE_S", 0.05)
     with stdin(monkeypatch, b"document", after=0.4):
-        assert read_prompt("sum up:", None, True, demo=demo) == ("sum up:\n\ndocument", True)
+        assert read_prompt("sum up:", None, piped=True, demo=demo) == "sum up:\n\ndocument"
     assert "waiting for standard input" in caplog.text
-    assert "</dev/null" in caplog.text
 
 
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +81,12 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes(b"sum up:\n")
     with stdin(monkeypatch, b""):
-        assert read_prompt(None, str(file), False, demo=False)[0] == "sum up:"
+        assert read_prompt(None, str(file), piped=True, demo=False) == "sum up:"
     with stdin(monkeypatch, b"document\n"):
-        assert read_prompt(None, str(file), False, demo=True)[0] == "sum up:\n\ndocument"
-    with stdin(monkeypatch, b"a fox\n"):
-        assert read_prompt(None, "-", False, demo=False)[0] == "a fox"
+        assert read_prompt(None, str(file), piped=True, demo=True) == "sum up:\n\ndocument"
+    for piped in (False, True):
+        with stdin(monkeypatch, b"a fox\n"):
+            assert read_prompt(None, "-", piped=piped, demo=False) == "a fox"
 
 
 @pytest.mark.parametrize(
@@ -91,21 +101,24 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_without_a_prompt(make, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "prompt.txt")
     with stdin(monkeypatch, b""), pytest.raises(UsageError, match=message):
-        read_prompt(None, str(tmp_path / "prompt.txt"), False, demo=True)
+        read_prompt(None, str(tmp_path / "prompt.txt"), piped=False, demo=True)
 
 
 def test_without_any_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded model has a prompt of its own, even under a pipe that nobody closes; another model needs one."""
+    """The embedded model has a prompt of its own, even under a pipe that nobody closes; another model needs one, and
+    so does a dash, which says that there is something."""
     monkeypatch.setattr(prompt, "PATIENCE_S", 0.05)
     for content in (b"", b"\n", None):
         with stdin(monkeypatch, content):
-            assert read_prompt(None, None, False, demo=True) == (DEMO_PROMPT, True)
-    with stdin(monkeypatch, b"\n"), pytest.raises(UsageError, match="prompt is empty"):
-        read_prompt(None, None, False, demo=False)
+            assert read_prompt(None, None, piped=False, demo=True) == DEMO_PROMPT
+    for piped, demo in ((False, False), (True, True)):
+        with stdin(monkeypatch, b"\n"), pytest.raises(UsageError, match="prompt is empty"):
+            read_prompt(None, None, piped=piped, demo=demo)
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UsageError, match="prompt is empty"):
-        read_prompt(None, None, False, demo=False)
-    assert read_prompt("a fox", None, False, demo=False) == ("a fox", False)
+        read_prompt(None, None, piped=False, demo=False)
+    assert read_prompt("a fox", None, piped=False, demo=False) == "a fox"
+    assert read_prompt("a fox", None, piped=True, demo=False) == "a fox"
 
 
 def test_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,10 +126,10 @@ def test_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     master, slave = pty.openpty()
     with os.fdopen(slave) as terminal:
         monkeypatch.setattr("sys.stdin", terminal)
-        assert read_prompt("a fox", None, False, demo=False) == ("a fox", False)
-        assert read_prompt(None, None, False, demo=True) == (DEMO_PROMPT, True)
+        assert read_prompt("a fox", None, piped=False, demo=False) == "a fox"
+        assert read_prompt(None, None, piped=False, demo=True) == DEMO_PROMPT
         assert capsys.readouterr().err == ""
         os.write(master, b"a typed\nfox\n\x04")
-        assert read_prompt(None, None, True, demo=False) == ("a typed\nfox", True)
+        assert read_prompt(None, None, piped=False, demo=False) == "a typed\nfox"
     assert "Ctrl-D" in capsys.readouterr().err
     os.close(master)

@@ -144,7 +144,7 @@ def test_no_room_is_a_warning(
     (warning,) = warnings(caplog)
     assert str(folder) in warning
     assert "no packed copy is kept" in warning
-    assert "0.2 GB are free" in warning
+    assert "0.2 GiB are free" in warning
     assert files(folder) == []
     monkeypatch.undo()
     assert torch.equal(logits(tiny_models.model(source, "native", "int4")), expected)

@@ -56,16 +56,16 @@ def test_what_was_used_longest_ago_goes_first(
     make_room(folder / "new.packed", 2048, asked=False)
     assert names(folder) == ["a", "b"]
     (warning,) = warnings(caplog)
-    assert "c.packed, used longest ago: copies may take 0.0 GB" in warning
+    assert "c.packed, used longest ago: copies may take 0.0 GiB" in warning
     packed_folder.note_use(folder / "a.packed")
     make_room(folder / "b.packed", 9000, asked=False)  # a copy that is written again does not count itself
     assert names(folder) == ["b"]
 
 
 @pytest.mark.parametrize(("needed", "free", "asked", "reason"), [
-    (20 << 10, 1 << 40, True, r"copies may take 0\.0 GB \(IPEX_ASSIST_CACHE_SIZE changes that\)"),
-    (9 << 10, 200 << 20, True, r"0\.3 GB are needed and 0\.2 GB are free"),
-    (9 << 10, 200 << 20, False, r"0\.3 GB are needed and 0\.2 GB are free"),
+    (20 << 10, 1 << 40, True, r"copies may take 0\.0 GiB \(IPEX_ASSIST_CACHE_SIZE changes that\)"),
+    (9 << 10, 200 << 20, True, r"0\.3 GiB are needed and 0\.2 GiB are free"),
+    (9 << 10, 200 << 20, False, r"0\.3 GiB are needed and 0\.2 GiB are free"),
 ])  # fmt: skip
 def test_where_there_is_no_room_nothing_goes(
     needed: int, free: int, asked: bool, reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +86,7 @@ def test_unasked_it_takes_half_of_what_is_free(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(packed_folder.shutil, "disk_usage", lambda path: usage._replace(free=3 << 30))
     make_room(folder / "new.packed", 2 << 30, asked=True)
     make_room(folder / "new.packed", 3 << 29, asked=False)
-    with pytest.raises(OSError, match=r"4\.3 GB are needed and 3\.2 GB are free"):
+    with pytest.raises(OSError, match=r"4\.0 GiB are needed and 3\.0 GiB are free"):
         make_room(folder / "new.packed", 2 << 30, asked=False)
 
 

@@ -84,3 +84,27 @@ def test_the_core_checks_what_it_is_given(precision: str, tmp_path: Path) -> Non
     with pytest.raises(IpexAssistError, match="room for 0 tokens"):
         text.model.new_sequence(0)
     assert torch.equal(text.forward([1, 2, 3]), expected)
+
+
+def test_messages_are_a_conversation(tmp_path: Path) -> None:
+    """One list of messages is one prompt, a list of such several; what is none of a prompt's kinds is said to be."""
+    model = ipex_assist.load(
+        str(checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path)), None, executor="torch"
+    )
+    asked = {"role": "user", "content": "Hello"}
+    expected = model.encode("Hello", chat=True)
+    assert model.encode([asked]) == expected != model.encode("Hello")
+    assert len(model.encode([{"role": "system", "content": "Be brief."}, asked])) > len(expected)
+    one, several = model.generate([asked], max_new_tokens=2), model.generate([[asked], [asked]], max_new_tokens=2)
+    assert [one.tokens] * 2 == [each.tokens for each in several]
+    wrong: dict[str, Any] = {
+        "bytes": b"Hello",
+        "int": 7,
+        "dict": asked,
+        "message 2 of the prompt is of type str": [asked, "Hello"],
+        "message 1 of the prompt has no role": [{"content": "Hello"}],
+        "message 2 of the prompt has no content": [asked, {"role": "user"}],
+    }
+    for said, prompt in wrong.items():
+        with pytest.raises(UsageError, match=said):
+            model.generate(prompt, max_new_tokens=2)

@@ -273,7 +273,8 @@ def test_our_decoder_is_not_left_for_an_assistant(
     monkeypatch.setattr(resolved, "default_assistant", lambda *_: str(tmp_path / "gpt2"))
     model = ipex_assist.load(str(tmp_path / "llama"), **options)
     assert isinstance(model, ipex_assist.AssistedModel)
-    assert "generating without the default assistant" in caplog.text
+    assert "gpt2 cannot be used (" in caplog.text
+    assert "prompt lookup drafts" in caplog.text
 
 
 def test_a_default_assistant_whose_config_leaves_its_vocabulary_to_its_class(

@@ -48,7 +48,8 @@ def test_a_greedy_text_from_a_packed_model(folder: Path, tmp_path: Path, monkeyp
         pass
     flags = ["-m", str(folder), "--precision", "int4", "--no-assisted", "--cache-packed", "--no-launch", "--json"]
     flags += ["-p", "Hello", "--max-new-tokens", "12", "--ignore-eos"]
-    asked = [flags, [*flags, "--chat"], [*flags[:4], "--assistant-model", "lookup", *flags[5:]]]
+    raw = [*flags, "--raw"]
+    asked = [raw, flags, [*raw[:4], "--assistant-model", "lookup", *raw[5:]]]
     lines = [json.loads(line) for line in started(asked)]
     assert lines.pop() == []
     texts = [expected[0], expected[1].result(), expected[0]]
@@ -62,7 +63,7 @@ def test_a_drawn_text_imports_torch_late(folder: Path, tmp_path: Path, monkeypat
     model = ipex_assist.load(str(folder), None, precision="int4", cache_packed=True)
     options = {"max_new_tokens": 8, "ignore_eos": True, "do_sample": True, "seed": 3}
     flags = ["-m", str(folder), "--precision", "int4", "--no-assisted", "--cache-packed", "--no-launch", "--json"]
-    flags += ["-p", "Hello", "--max-new-tokens", "8", "--ignore-eos", "--do-sample", "--seed", "3"]
+    flags += ["-p", "Hello", "--raw", "--max-new-tokens", "8", "--ignore-eos", "--do-sample", "--seed", "3"]
     [line, modules, threads] = started([flags], "import torch; print(torch.get_num_threads())", OMP_NUM_THREADS="2")
     assert json.loads(line)["tokens"] == model.generate("Hello", **options).tokens
     assert json.loads(modules) == ["torch"]

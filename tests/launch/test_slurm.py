@@ -181,7 +181,7 @@ def test_tasks_of_a_node_share_its_cores(slurm: Slurm) -> None:
 def test_a_run_of_one_prompt_on_a_whole_node(tiny: str, slurm: Slurm) -> None:
     """sbatch to the end: the prompt as it was typed, the text of the API, all cores of the node."""
     prompt = 'it\'s a "fox" of $HOME\nand `more`'
-    command = ["ipex-assist", "-m", tiny, *MODEL, "--max-new-tokens", "8", "--json", "-v", "-p", prompt]
+    command = ["ipex-assist", "-m", tiny, *MODEL, "--max-new-tokens", "8", "--json", "-v", "--raw", "-p", prompt]
     job = slurm.submit("--name", "one", "--", *command)
     fields = slurm.wait(job, "COMPLETED")
     assert fields["OverSubscribe"] == "NO"

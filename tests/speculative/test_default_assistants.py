@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import checkpoint_files
 import pytest
 
+import ipex_assist
 from ipex_assist.checkpoints.hub import canonical_id
-from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS, default_assistant
+from ipex_assist.generation import resolved
+from ipex_assist.speculative.default_assistants import DEFAULT_ASSISTANTS, default_assistant, why_none
 
 pytestmark = pytest.mark.one_stack
 
@@ -47,6 +50,38 @@ def _config(architecture: str, vocab_size: int, hidden_size: int, layers: int) -
 )
 def test_default_assistant(config, expected):
     assert default_assistant(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            _config("MistralForCausalLM", 32000, 4096, 32) | {"model_type": "mistral"},
+            "no small model is known for mistral",
+        ),
+        (
+            _config("LlamaForCausalLM", 64000, 4096, 32) | {"model_type": "llama"},
+            "those of llama have other vocabularies",
+        ),
+        (_config("LlamaForCausalLM", 49152, 576, 30), "not twice as large as HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ({}, "no small model is known for this architecture"),
+    ],
+)
+def test_why_there_is_none(config, said):
+    """A family that `ipex-assist models` lists with an assistant was said to have none."""
+    assert said in why_none(config)
+
+
+@pytest.mark.parametrize("lookup", ["auto", "auto-lookup"])
+def test_lookup_drafts_where_the_default_cannot_be_had(lookup, tmp_path, monkeypatch, caplog):
+    """The hub cannot be reached, and nothing is in the cache: one short line, and drafts without a model."""
+    folder = checkpoint_files.save(checkpoint_files.tiny_model("llama"), tmp_path)
+    monkeypatch.setattr(resolved, "default_assistant", lambda *_: "someone/small")
+    model = ipex_assist.load(str(folder), lookup, precision="fp32", executor="torch", calibrate=False)
+    assert (model.identity.assistant, model.drafting.possible) == ("lookup", True)
+    [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "someone/small is not on this machine: prompt lookup drafts; better: run once without HF_HUB_OFFLINE" in said
+    assert len(said) < 160
 
 
 def test_gpt_bigcode_has_its_own_keys():

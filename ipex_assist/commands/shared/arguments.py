@@ -8,18 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.commands.shared.command_names import COMMANDS
 from ipex_assist.commands.shared.environment import VersionAction
+from ipex_assist.commands.shared.prompt_words import is_flag, read_words, split_options
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
-from ipex_assist.env.parser import ArgumentParser
+from ipex_assist.env.parser import ArgumentParser, InheritingParser
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.launch import add_placement_arguments
 from ipex_assist.speculative.assistant_name import NONE
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
-EPILOG = """\
-  ipex-assist batch|serve|chat|submit|bench|quantize|eval|models|cache|env --help   prompts, a server, jobs, …
-"""
+ANSWER_TOKENS = 1024  # of an answer in a chat, where no flag says another limit
+# `--raw` of every command that has `--chat`.
+RAW = ("--raw", "--no-chat")
+RAW_OPTIONS: dict[str, Any] = {"dest": "chat", "action": "store_false", "default": argparse.SUPPRESS}
+USAGE = f"%(prog)s [options] [PROMPT] [-]\n       %(prog)s {'|'.join(COMMANDS)} [options]"
+EPILOG = "`ipex-assist help` says what the commands do, `ipex-assist help COMMAND` lists the options of one.\n"
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -48,7 +53,7 @@ def inheriting_parser(
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
             raise UsageError(f"{option_string}: {not_here[tuple(self.option_strings)]}")
 
-    parser = ArgumentParser(
+    parser = InheritingParser(
         prog=prog,
         usage=usage,
         description=description,
@@ -64,11 +69,16 @@ def inheriting_parser(
     return parser
 
 
-def build_parser() -> argparse.ArgumentParser:
+def explain(parser: argparse.ArgumentParser, flag: str, text: str) -> None:
+    """Give a flag another help text, where its default is another one than usual."""
+    parser._option_string_actions[flag].help = text
+
+
+def build_parser() -> ArgumentParser:
     """Return the parser of all flags, in groups. A precision that is not given is None."""
     parser = ArgumentParser(
         prog="ipex-assist",
-        usage="%(prog)s [options]",
+        usage=USAGE,
         add_help=False,  # stands at the end
         description="Generate text with an LLM and a small assistant model, pinned to this machine's cores.",
         epilog=EPILOG,
@@ -78,14 +88,16 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_flags(parser.add_argument_group("models"), LoadOptions)
 
-    prompt = parser.add_argument_group(
-        "prompt (text that is piped in follows it, or is the prompt where neither is given)"
-    )
-    prompt.add_argument("-p", "--prompt", metavar="TEXT")
+    prompt = parser.add_argument_group("prompt (without any it is what is piped; after one, a lone - appends that)")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the same as PROMPT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
-    prompt.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    prompt.add_argument(
+        "--chat", action="store_true", default=None, help="as a message in the model's chat template (default: if any)"
+    )
+    prompt.add_argument(*RAW, **RAW_OPTIONS, help="go on with the prompt as it is, also where there is a template")
 
     add_flags(parser.add_argument_group("generation"), GenerationOptions)
+    explain(parser, "--max-new-tokens", f"(default: 128; of an answer in a chat {ANSWER_TOKENS})")
     add_placement_arguments(parser)
 
     output = parser.add_argument_group("output")
@@ -99,13 +111,31 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parse and check; UsageError says which value is wrong and what would be right."""
-    args = build_parser().parse_args(argv)
-    if args.prompt is not None and args.prompt_file is not None:
-        raise UsageError("--prompt and --prompt-file are both given; give one of them")
+    """Parse and check; UsageError says which value is wrong and what would be right.
+
+    `prompt` is that of -p or the bare one, `piped` whether a lone dash asks for standard input after it.
+    """
+    parser = build_parser()
+    options, literal = split_options(argv)
+    args, words = parser.parse_known_args(options)
+    if unknown := [word for word in words if is_flag(word)]:
+        parser.refuse(unknown)
+    found = read_words(words, literal, first=argv[0] if argv else None, model=args.model)
+    given = {"PROMPT": found.text, "--prompt": args.prompt, "--prompt-file": args.prompt_file}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} are both given; give one of them")
+    args.prompt = args.prompt if found.text is None else found.text
+    args.piped = found.piped
     if args.prompt is not None and not args.prompt.strip():
         raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
     return args
+
+
+def generation_options(args: argparse.Namespace, *, chat: bool) -> GenerationOptions:
+    """What the flags say of the text. chat: it is an answer, which has more room where no flag sets a limit."""
+    options = GenerationOptions.from_flags(args)
+    return replace(options, max_new_tokens=ANSWER_TOKENS) if chat and args.max_new_tokens is None else options
 
 
 def load_options(args: argparse.Namespace, **more: Any) -> LoadOptions:

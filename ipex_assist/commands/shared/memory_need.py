@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ipex_assist.checkpoints.open import OpenCheckpoints, check_source
 from ipex_assist.checkpoints.packed_size import estimate_bytes
 from ipex_assist.env.errors import IpexAssistError
-from ipex_assist.env.memory import read_memory, resident_bytes
+from ipex_assist.env.memory import gib, read_memory, resident_bytes
 from ipex_assist.executors.kv_memory import spare_beside
 from ipex_assist.executors.planned_bytes import ModelBytes
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP, beside_experts
@@ -210,8 +210,3 @@ def check_memory(need: MemoryNeed) -> None:
         f"too little memory: {gib(need.total - here)} are needed ({', '.join(parts)}) and {gib(available)} are "
         "available. Use a smaller --precision or model, fewer --max-new-tokens, or --no-assisted"
     )
-
-
-def gib(size: int) -> str:
-    """Return a number of bytes as text in GiB."""
-    return f"{size / (1 << 30):.1f} GiB"

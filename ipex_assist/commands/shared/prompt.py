@@ -8,40 +8,42 @@ import select
 import sys
 from pathlib import Path
 
+from ipex_assist.commands.shared.prompt_words import STDIN
 from ipex_assist.env.errors import UsageError
 from ipex_assist.tokenization.tokenizer import check_text
 
 log = logging.getLogger("ipex_assist")
 
 DEMO_PROMPT = "What is the capital of France? Name two of its sights, and why people like them."
-STDIN = "-"  # as the name of a file
 PATIENCE_S = 0.5  # after which somebody who waits for standard input is told so
 
 
-def read_prompt(given: str | None, file: str | None, chat: bool, *, demo: bool) -> tuple[str, bool]:
-    """The prompt, and whether it goes through the chat template.
+def read_prompt(given: str | None, file: str | None, *, piped: bool, demo: bool) -> str:
+    """The prompt.
 
-    given, file: --prompt and --prompt-file. Text that is piped in follows either of them after an empty line, as
-    a document follows its instruction; without them it is the prompt, which on a terminal is typed. One final newline
-    of a file or of standard input is not part of the text. demo: no model was named, so that the embedded one answers;
-    its own prompt is taken where there is none.
+    given, file: --prompt and --prompt-file. With either of them standard input is left alone, which may be the list
+    that a shell's loop reads its prompts from; `piped`, a lone dash, appends what is there after an empty line, as a
+    document follows its instruction. Without them standard input is the prompt, which on a terminal is typed. One final
+    newline of a file or of standard input is not part of the text. demo: no model was named, so that the embedded one
+    answers; its own prompt is taken where there is none.
     Raises UsageError where there is no prompt, or none that can be read.
     """
     if given is None and file is None:
+        demo = demo and not piped
         if demo and not _input_waits():
-            return DEMO_PROMPT, True
-        text = _read_input(typed=True)
+            return DEMO_PROMPT
+        text = _read_input()
         if not text.strip() and demo:
-            return DEMO_PROMPT, True
+            return DEMO_PROMPT
     else:
         text = given if given is not None else _read_file(str(file))
-        document = "" if file is not None and _is_stdin(file) else _read_input(typed=False)
+        document = _read_input() if piped and not (file is not None and _is_stdin(file)) else ""
         if text.strip() and document.strip():
             text = f"{text}\n\n{document}"
     check_text(text)
     if not text.strip():
         raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
-    return text, chat
+    return text
 
 
 def _is_stdin(file: str) -> bool:
@@ -50,7 +52,7 @@ def _is_stdin(file: str) -> bool:
 
 def _read_file(file: str) -> str:
     if file == STDIN:
-        return _read_input(typed=True)
+        return _read_input()
     try:
         return _text(Path(file).read_bytes())
     except FileNotFoundError:
@@ -59,15 +61,15 @@ def _read_file(file: str) -> str:
         raise UsageError(f"--prompt-file {file} cannot be read: {error.strerror}") from error
 
 
-def _read_input(*, typed: bool) -> str:
-    """Standard input to its end; nothing where it is closed. typed: from a terminal, too."""
+def _read_input() -> str:
+    """Standard input to its end; nothing where it is closed."""
     number = _input_number()
-    if number is None or (sys.stdin.isatty() and not typed):
+    if number is None:
         return ""
     if sys.stdin.isatty():
-        print("ipex-assist: type the prompt, and end it with Ctrl-D on a line of its own", file=sys.stderr)
+        print("ipex-assist: type the text, and end it with Ctrl-D on a line of its own", file=sys.stderr)
     elif not select.select([number], [], [], PATIENCE_S)[0]:
-        log.warning("waiting for standard input, which is open; its end is the prompt's (</dev/null gives it none)")
+        log.warning("waiting for standard input, which is open: its end is the prompt's")
     try:
         return _text(sys.stdin.buffer.read())
     except OSError as error:

@@ -1,0 +1,129 @@
+"""What a caller from Python sees: signatures, errors for wrong types, and how results look when they are printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any, get_args
+
+import checkpoint_files
+import pytest
+
+import ipex_assist
+from ipex_assist import GenerationOptions, LoadOptions, UsageError, api
+from ipex_assist.executors.registry import EXECUTORS, ExecutorName
+from ipex_assist.generation.text_model import TextModel
+from ipex_assist.quantization.precision import KV_PRECISIONS, PRECISIONS, KvPrecision, Precision
+
+pytestmark = pytest.mark.one_stack
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """A tiny pair, loaded by a path."""
+    folder = checkpoint_files.save_pair(tmp_path_factory.mktemp("api"))
+    return ipex_assist.load(
+        folder / "target", folder / "assistant", precision="fp32", executor="torch", calibrate=False
+    )
+
+
+def test_load_takes_the_fields_of_its_options() -> None:
+    """By their names, with their defaults: an option that is added to one is added to the other."""
+    taken = {name: each.default for name, each in inspect.signature(ipex_assist.load).parameters.items()}
+    fields = {each.name: each.default for each in dataclasses.fields(LoadOptions)}
+    assert taken.pop("target") is inspect.Parameter.empty
+    assert fields.pop("target") is None
+    assert taken == fields
+    assert all(f"\n    {name}: " in (ipex_assist.load.__doc__ or "") for name in fields)
+
+
+def test_all_fields_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is forgotten on the way, and an object's fields load what the object says."""
+    asked: list[Any] = []
+    monkeypatch.setattr(api, "load_by", asked.append)
+    options = LoadOptions(
+        target="a/b",
+        assistant="none",
+        precision="int4",
+        assistant_precision="int8",
+        universal=True,
+        draft_vocabulary=512,
+        draft_threads=2,
+        recalibrate=True,
+        executor="torch",
+        kv_memory=1 << 30,
+        kv_precision="int8",
+        kv_share=0.5,
+        cache_packed=False,
+        allow_special_tokens=True,
+        revision="main",
+        offline=True,
+        progress=True,
+        quick_start=True,
+        calibrate=False,
+    )
+    assert options.changed().keys() == {each.name for each in dataclasses.fields(LoadOptions)}
+    ipex_assist.load(**options.as_dict())
+    ipex_assist.load(Path("a/b"), None, kv_memory="1G")
+    assert asked == [options, LoadOptions(target="a/b", assistant="none", kv_memory=1 << 30)]
+
+
+def test_the_names_of_types_are_those_of_the_tables() -> None:
+    """A precision that is added is one for type checkers, too."""
+    assert get_args(Precision) == PRECISIONS
+    assert get_args(KvPrecision) == KV_PRECISIONS
+    assert get_args(ExecutorName) == ("auto", *EXECUTORS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"target": 7}, "target 7: must be a text"),
+        ({"target": None}, "target: which model"),
+        ({"target": "x", "assistant": ["y"]}, r"assistant \['y'\]: must be a text"),
+        ({"target": "x", "precision": 8}, "precision 8: must be one of bf16, fp32"),
+        ({"target": "x", "universal": "yes"}, "universal 'yes': must be true or false"),
+        ({"target": "x", "draft_threads": 2.5}, r"draft_threads 2\.5: must be a whole number"),
+        ({"target": "x", "kv_memory": 1.5}, r"kv_memory 1\.5: must be a number of bytes"),
+    ],
+)
+def test_wrong_types_for_load(wrong: dict[str, Any], said: str) -> None:
+    """The option, what was given, and what it must be."""
+    with pytest.raises(UsageError, match=said):
+        ipex_assist.load(**wrong)
+
+
+def test_wrong_types_for_generate(model: TextModel) -> None:
+    """A dictionary in the place of options was a TypeError about replace() and dataclasses."""
+    options: Any = {"max_new_tokens": 3}
+    with pytest.raises(UsageError, match=r"options is of type dict: give GenerationOptions\("):
+        model.generate("the fox", options)
+    with pytest.raises(UsageError, match="max_new_tokens '3': must be a whole number"):
+        model.generate("the fox", max_new_tokens="3")
+
+
+def test_what_is_printed(model: TextModel) -> None:
+    """A result that is looked at in a notebook: a line with what one wants to know, not all token ids."""
+    generation = model.stream("the fox", GenerationOptions(max_new_tokens=24, num_assistant_tokens=2))
+    assert repr(generation).startswith("Generation(running, new_tokens=0, text=''")
+    chunk = next(generation)
+    assert repr(chunk) == f"Chunk(text={chunk.text!r}, tokens={chunk.tokens}, accepted=0 of 0)"
+    for _ in generation:
+        pass
+    result = generation.result()
+    shown = repr(result)
+    assert shown.startswith("Result(text=")
+    assert f"new_tokens={result.new_tokens}, " in shown
+    assert f"stop_reason='{result.stop_reason}'" in shown
+    assert "tokens=[" not in shown
+    assert "\n" not in shown
+    assert len(shown) < 500
+    assert repr(model).startswith("AssistedModel(target=")
+    assert "precision='fp32', assistant_precision='fp32', executor='torch'" in repr(model)
+
+
+def test_everything_exported_is_there() -> None:
+    """Also in dir(), by which notebooks complete names."""
+    assert all(hasattr(ipex_assist, name) for name in ipex_assist.__all__)
+    assert set(ipex_assist.__all__) <= set(dir(ipex_assist))
