@@ -1,8 +1,8 @@
-"""Keeps what the benchmarks measured as JSON files, and writes RESULTS.md and the README's table from them.
+"""Keeps what the benchmarks measured as JSON files, and writes RESULTS.md and the README's chart from them.
 
     python benchmarks/kernels.py … | tee out.txt; python benchmarks/results.py keep out.txt [--note TEXT]
     ipex-assist bench --task throughput … --json > out.json; python benchmarks/results.py keep out.json
-    python benchmarks/results.py            # write RESULTS.md and the README's table
+    python benchmarks/results.py            # write RESULTS.md, the README's chart and its text
     python benchmarks/results.py --check    # exit 1 where they are not what the files say
 
 A file of results/MACHINE/ is one run: its question (a key of QUESTIONS, "_2" and so on for further tables of it), the
@@ -19,12 +19,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import peers_chart
 from tabulate import tabulate
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE / "RESULTS.md"
 README = HERE.parent / "README.md"
+CHART = HERE / "peers.svg"
+PEERS_RUN = "with Qwen2.5-Coder 1.5B in 4 bits, drafted by its 0.5B, one prompt on two cores"
 BEGIN, END = "<!-- results: peers -->", "<!-- end of results -->"
 
 # In the order of the document: what is asked, and the goal where there is one. Goals are this project's own.
@@ -115,15 +118,17 @@ def document(runs: list[Run]) -> str:
     return "\n".join(parts)
 
 
-def with_table(readme: str, runs: list[Run]) -> str:
-    """The README with the newest comparison with other programs between its marks."""
-    newest = [run for run in runs if run["question"] == "peers"][-1]
-    columns = ["peer", "target", "draft", "tokens/s", "÷ plain"]
-    places = [newest["columns"].index(column) for column in columns]
-    rows = [[row[place] for place in places] for row in newest["rows"]]
-    body = tabulate(rows, headers=columns, tablefmt="pipe", disable_numparse=True)
+def newest_peers(runs: list[Run]) -> Run:
+    """The newest comparison of a real pair with other programs."""
+    return [run for run in runs if run["question"] == "peers"][-1]
+
+
+def with_peers(readme: str, run: Run) -> str:
+    """The README with a comparison's headline and chart between its marks."""
     before, rest = readme.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{newest['machine']}, commit {newest['commit']}:\n\n{body}\n{END}{rest.split(END, 1)[1]}"
+    text = f"{peers_chart.headline(peers_chart.bars_of(run))}\n{PEERS_RUN}\n({run['machine']}):"
+    picture = f"![Tokens a second beside other programs](benchmarks/{CHART.name})"
+    return f"{before}{BEGIN}\n{text}\n\n{picture}\n{END}{rest.split(END, 1)[1]}"
 
 
 def machine_of(facts: Run) -> tuple[str, str]:
@@ -211,14 +216,21 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("keep needs the file with the benchmark's output")
         print(keep(Path(args.output).read_text(encoding="utf-8"), args.question, args.note))
     runs = load()
-    pages = {DOCUMENT: document(runs), README: with_table(README.read_text(encoding="utf-8"), runs)}
+    peers = newest_peers(runs)
+    pages = {DOCUMENT: document(runs), README: with_peers(README.read_text(encoding="utf-8"), peers)}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    bars = peers_chart.bars_of(peers)
+    if not peers_chart.is_current(CHART, bars):
+        stale.append(CHART)
     if args.check:
         for path in stale:
             print(f"{path.name} is not what the results say: run python benchmarks/results.py", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
-        path.write_text(pages[path], encoding="utf-8")
+        if path == CHART:
+            peers_chart.draw(path, bars)
+        else:
+            path.write_text(pages[path], encoding="utf-8")
     return 0
 
 

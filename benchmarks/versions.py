@@ -1,10 +1,12 @@
 """Two versions of this project beside each other: whole passes, and a real pair, in turns within one run.
 
-    python benchmarks/versions.py --old PYTHON --new PYTHON --target FOLDER --assistant FOLDER [--precisions …]
+    python benchmarks/versions.py --old PYTHON --new PYTHON [--target FOLDER --assistant FOLDER] [--precisions …]
 
-PYTHON is the interpreter of an environment with an editable install, of which the checkout's own benchmarks/forward.py
-is run. Turns alternate (old, new, new, old, …), so that a machine that becomes slower strikes both. The ratio is the
-median of the turns' ratios, new ÷ old: of speeds, so that less than 1 is a loss.
+PYTHON is the interpreter of an environment with an editable install of a version. Passes: both versions hold the same
+model (version_passes.py) and are asked for some passes in turn, old, new, new, old, so that both meet the same memory
+speed. Where memory lies differs from process to process and may be worth 10 %, so both start again several times
+(--starts). A pair is run as a command, in turns. The ratio is the median of the turns' ratios, new ÷ old: of speeds,
+so that less than 1 is a loss.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from typing import Any
 import measure
 
 PROMPT = "Write a quick-sort implementation in Python."
+FEW = 16  # rows of a pass that is short
+HERE = Path(__file__).resolve().parent
 Figures = dict[str, float]
+Turns = list[Figures]
 
 
 def checkout(python: str) -> Path:
@@ -35,14 +40,49 @@ def command(python: str, name: str) -> str:
     return str(Path(python).parent / name)
 
 
-def passes(python: str, models: str, precisions: str, rows: str) -> Figures:
-    """Passes a second by model, precision and rows."""
-    script = checkout(python) / "benchmarks" / "forward.py"
-    argv = [command(python, "ipex-launch"), "--", python, str(script), "--models", models, "--precisions", precisions]
-    argv += ["--rows", rows, "--contexts", "256", "--repeats", "7"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    results = json.loads(done.stdout.strip().splitlines()[-1])["results"]
-    return {f"pass {r['model']} {r['precision']} {r['rows']} rows": 1000 / r["ms"]["median"] for r in results}
+class PassProcess:
+    """A version's passes, in a process of its own."""
+
+    def __init__(self, python: str, model: str, precision: str) -> None:
+        argv = [command(python, "ipex-launch"), "--", python, str(HERE / "version_passes.py")]
+        argv += [str(checkout(python)), model, precision]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self._answer() != "ready":
+            raise RuntimeError(f"{python} has no passes of {model} in {precision}: see above")
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def seconds(self, rows: int, count: int) -> float:
+        """The median seconds of `count` passes of `rows` rows, after one that wakes the threads."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{rows} {count + 1}\n")
+        self._process.stdin.flush()
+        return statistics.median(json.loads(self._answer())[1:])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def passes(old: str, new: str, model: str, precision: str, args: argparse.Namespace) -> tuple[Turns, Turns]:
+    """Passes a second of both versions, by turns: of several processes each."""
+    before: Turns = []
+    after: Turns = []
+    for _ in range(args.starts):
+        processes = [PassProcess(python, model, precision) for python in (old, new)]
+        for number in range(args.turns):
+            figures: list[Figures] = [{}, {}]
+            for rows in args.rows.split(","):
+                for which in (0, 1) if number % 2 == 0 else (1, 0):
+                    seconds = processes[which].seconds(int(rows), 3 if int(rows) <= FEW else 1)
+                    figures[which][f"pass {model} {precision} {rows} rows"] = 1 / seconds
+            before.append(figures[0])
+            after.append(figures[1])
+        for process in processes:
+            process.close()
+    return before, after
 
 
 def pair(python: str, target: str, assistant: str, precision: str) -> Figures:
@@ -68,16 +108,7 @@ def pair(python: str, target: str, assistant: str, precision: str) -> Figures:
     return figures
 
 
-def turn(python: str, args: argparse.Namespace) -> Figures:
-    """Measure all figures of one version once."""
-    figures = passes(python, args.models, args.precisions, args.rows)
-    for precision in args.precisions.split(","):
-        if args.target:
-            figures |= pair(python, args.target, args.assistant, precision)
-    return figures
-
-
-def compared(old: list[Figures], new: list[Figures]) -> list[dict[str, Any]]:
+def compared(old: Turns, new: Turns) -> list[dict[str, Any]]:
     """A row for each figure: medians of both versions' turns, and of the ratios within each turn, with their spread."""
     rows = []
     for name in old[0]:
@@ -101,16 +132,26 @@ def main() -> None:
     parser.add_argument("--target")
     parser.add_argument("--assistant")
     parser.add_argument("--models", default="qwen2.5-1.5b")
-    parser.add_argument("--precisions", default="bf16,int8,int4")
-    parser.add_argument("--rows", default="1,5")
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--precisions", default="fp32,bf16,int8,int4")
+    parser.add_argument("--rows", default="1,5,8,16,256")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=3, help="processes of each version that passes are timed in")
     args = parser.parse_args()
-    samples: dict[str, list[Figures]] = {args.old: [], args.new: []}
-    for number in range(args.turns):
-        for python in (args.old, args.new) if number % 2 == 0 else (args.new, args.old):
-            samples[python].append(turn(python, args))
-            print(f"turn {number + 1}: {samples[python][-1]}", flush=True)
-    rows = compared(samples[args.old], samples[args.new])
+    rows: list[dict[str, Any]] = []
+    samples: list[tuple[Turns, Turns]] = []
+    for model in args.models.split(","):
+        for precision in args.precisions.split(","):
+            samples.append(passes(args.old, args.new, model, precision, args))
+            rows += compared(*samples[-1])
+            print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+    if args.target:
+        for precision in args.precisions.split(","):
+            turns: dict[str, Turns] = {args.old: [], args.new: []}
+            for number in range(args.turns):
+                for python in (args.old, args.new) if number % 2 == 0 else (args.new, args.old):
+                    turns[python].append(pair(python, args.target, args.assistant, precision))
+            samples.append((turns[args.old], turns[args.new]))
+            rows += compared(*samples[-1])
     commits = {
         which: subprocess.run(
             ["git", "describe", "--always", "--dirty"], cwd=checkout(python), capture_output=True, text=True

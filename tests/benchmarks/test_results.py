@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peers_chart
 import pytest
 import results
 import versions
@@ -105,3 +106,22 @@ def test_versions_are_compared_by_turns() -> None:
     old, new = [{"a": 10.0}, {"a": 5.0}, {"a": 4.0}], [{"a": 10.0}, {"a": 5.5}, {"a": 4.0}]
     (row,) = versions.compared(old, new)
     assert (row["new ÷ old"], row["spread"]) == ("1.000", "1.000 to 1.100")
+
+
+def test_the_chart_is_that_of_the_newest_comparison(tmp_path: Path) -> None:
+    """A figure that has changed makes the chart an old one; the number compares programs with equal bits."""
+    rows = [
+        ["ipex-assist", "int4", "–", "30.0"],
+        ["ipex-assist", "int4", "int4", "60.0"],
+        ["llama.cpp", "Q4_K_M", "–", "15.0"],
+        ["vllm", "bf16", "–", "40.0"],
+    ]
+    run = {"columns": ["peer", "target", "draft", "tokens/s"], "rows": rows}
+    bars = peers_chart.bars_of(run)
+    assert peers_chart.headline(bars) == "**60 tokens/s, 4.0 times as many as the best other program**"
+    chart = tmp_path / "peers.svg"
+    assert not peers_chart.is_current(chart, bars)
+    peers_chart.draw(chart, bars)
+    assert peers_chart.is_current(chart, bars)
+    rows[2][3] = "15.1"
+    assert not peers_chart.is_current(chart, peers_chart.bars_of(run))
