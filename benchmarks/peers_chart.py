@@ -41,12 +41,35 @@ def bars_of(run: dict[str, Any]) -> list[Bar]:
     ]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Our fastest run with targets of some bits, and the fastest of another program."""
+
+    ours: Bar
+    other: Bar
+
+    def cells(self) -> list[str]:
+        """Our speed, the other's with its name, and the factor between them."""
+        other = f"{self.other.speed:.1f} ({self.other.program})"
+        return [f"{self.ours.speed:.1f}", other, f"{self.ours.speed / self.other.speed:.2f}"]
+
+
+def comparisons(bars: list[Bar]) -> dict[str, Comparison]:
+    """By bits, where there is another program with as many."""
+    found = {}
+    for bits in dict.fromkeys(bar.bits for bar in bars):
+        ours = [bar for bar in bars if bar.bits == bits and bar.program == OURS]
+        others = [bar for bar in bars if bar.bits == bits and bar.program != OURS]
+        if ours and others:
+            found[bits] = Comparison(*(max(each, key=lambda bar: bar.speed) for each in (ours, others)))
+    return found
+
+
 def headline(bars: list[Bar]) -> str:
     """The one number: our assisted speed with the fewest bits, and how many times the best other program's it is."""
-    bits = bars[0].bits
-    ours = max(bar.speed for bar in bars if bar.program == OURS and bar.bits == bits)
-    best = max((bar for bar in bars if bar.program != OURS and bar.bits == bits), key=lambda bar: bar.speed)
-    return f"**{ours:.0f} tokens/s, {ours / best.speed:.1f} times as many as the best other program**"
+    found = comparisons(bars)[bars[0].bits]
+    times = found.ours.speed / found.other.speed
+    return f"**{found.ours.speed:.0f} tokens/s, {times:.1f} times as many as the best other program**"
 
 
 def describe(bars: list[Bar]) -> str:

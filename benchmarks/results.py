@@ -58,6 +58,8 @@ QUESTIONS = {
     "load_memory": "Memory of loading",
     "starting": "Starting",
 }
+# What the first table compares: a question, and what its runs ask of a program.
+IN_SHORT = {"peers": "one prompt", "peers_throughput": "many prompts at once"}
 HEAD = """\
 # Results
 
@@ -100,7 +102,7 @@ def section(run: Run) -> str:
 
 def document(runs: list[Run]) -> str:
     """RESULTS.md: a chapter for each question, a table for each machine, older runs folded after it."""
-    parts = [HEAD]
+    parts = [HEAD, summary(runs)]
     for question, title in QUESTIONS.items():
         of_question = [run for run in runs if base(run["question"]) == question]
         if not of_question:
@@ -116,6 +118,30 @@ def document(runs: list[Run]) -> str:
                 folded = "\n\n".join(section(run) for run in reversed(older))
                 parts.append(f"<details><summary>Earlier runs</summary>\n\n{folded}\n\n</details>\n")
     return "\n".join(parts)
+
+
+def summary(runs: list[Run]) -> str:
+    """One table for each machine: our speed beside the best other program's, from the newest runs that have both."""
+    parts = ["## In short\n"]
+    for machine in dict.fromkeys(run["machine"] for run in reversed(runs)):
+        rows: list[list[str]] = []
+        for question, prompts in IN_SHORT.items():
+            here = [run for run in runs if run["machine"] == machine and base(run["question"]) == question]
+            best: dict[str, peers_chart.Comparison] = {}
+            # Of runs with equal bits the newest of the question itself wins, then those of its further tables.
+            for run in sorted(here, key=lambda run: run["question"], reverse=True):
+                best |= peers_chart.comparisons(peers_chart.bars_of(run))
+            rows += [[prompts, bits, *found.cells()] for bits, found in sorted(best.items(), key=bits_in)]
+        if rows:
+            columns = ["", "target's weights", "ipex-assist, tokens/s", "best other program", "×"]
+            parts.append(f"{machine}:\n")
+            parts.append(tabulate(rows, headers=columns, tablefmt="pipe", disable_numparse=True) + "\n")
+    return "\n".join(parts)
+
+
+def bits_in(item: tuple[str, Any]) -> int:
+    """The number in "4 bits"."""
+    return int(item[0].split()[0])
 
 
 def newest_peers(runs: list[Run]) -> Run:
