@@ -32,7 +32,8 @@ def _listen_on_port(host: str, port: int) -> socket.socket:
         raise UsageError(f"--host {host}: no address of this machine ({reason}); 127.0.0.1 or 0.0.0.0 are") from None
     refused: IpexAssistError | None = None
     for family, _, _, _, address in found:  # a name may have several addresses, not all on this machine
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named, asyncio turns off the delay of small packets (TCP_NODELAY) on its connections.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)

@@ -214,7 +214,7 @@ def test_split_files_are_one_checkpoint(tmp_path):
     assert all(torch.equal(read[name], tensor) for name, tensor in expected.items())
 
     other = parts[0].rename(tmp_path / "renamed.gguf")
-    with pytest.raises(IpexAssistError, match="is one of 3 parts, but is not named like"):
+    with pytest.raises(IpexAssistError, match="is one of 3 parts by its metadata, but is not named like"):
         open_checkpoint(str(other))
     other.rename(parts[0])
     parts[1].unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -21,6 +22,7 @@ from server_process import running
 
 from ipex_assist.serve import connections
 from ipex_assist.serve.connections import ConnectionLimits
+from ipex_assist.serve.listen import listen
 from ipex_assist.serve.log_limit import RepeatLimit
 from ipex_assist.serve.options import ServeOptions
 
@@ -334,3 +336,26 @@ def test_descriptors_in_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most(resource.RLIM_INFINITY, resource.RLIM_INFINITY) == (4096, resource.RLIM_INFINITY)
     assert most(40, 40) == (16, 40)
     assert connections.connection_limits(ServeOptions(timeout=7)).body == 7
+
+
+def test_small_packets_are_not_delayed() -> None:
+    """With Nagle's algorithm the body of an answer waits 40 ms for the client to acknowledge its head."""
+    found: list[int] = []
+
+    async def look() -> None:
+        seen = asyncio.Event()
+
+        def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+            seen.set()
+
+        listener = listen(ServeOptions(port=0))
+        async with await asyncio.start_server(accepted, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            await seen.wait()
+            writer.close()
+
+    asyncio.run(look())
+    assert found == [1]
