@@ -13,6 +13,7 @@ from ipex_assist.batch.progress import Progress
 from ipex_assist.batch.prompts import Entry, PromptFile
 from ipex_assist.batch.queue import Queue, Task
 from ipex_assist.batch.results import ResultFile
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Ready
@@ -143,14 +144,14 @@ class Coordinator:
         facts = event.facts
         model = (facts["target"], facts["precision"])
         if self._models and model not in self._models:
-            before = ", ".join(f"{target} in {precision}" for target, precision in sorted(self._models))
+            before = ", ".join(f"{short_name(target)} in {precision}" for target, precision in sorted(self._models))
             self._progress.say(
-                f"{self._results.path} has results of {before}; those of {model[0]} in {model[1]} join them"
+                f"{self._results.path} has results of {before}; those of {short_name(model[0])} in {model[1]} join them"
             )
         self._models.add(model)
         if self._verbose:
             self._progress.say(
-                f"instance {event.instance}: {facts['target']} loaded in {facts['load_s']:.1f} s, "
+                f"instance {event.instance}: {short_name(facts['target'])} loaded in {facts['load_s']:.1f} s, "
                 f"{self._pool.describe(event.instance)}; prompts in flight: {instance.concurrency}"
             )
 

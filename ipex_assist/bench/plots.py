@@ -10,6 +10,7 @@ from typing import Any
 from ipex_assist.bench.measure import Row
 from ipex_assist.bench.report import BenchReport
 from ipex_assist.bench.throughput import LoadRow
+from ipex_assist.checkpoints.short_name import short_assistant, short_name
 
 Axis = tuple[str, Callable[[Row], float | None]]
 
@@ -117,7 +118,7 @@ def varying(rows: list[Row]) -> list[Axis]:
 
 def title(report: BenchReport) -> str:
     """The pair, and what is not real about it."""
-    pair = report.target + (f"\nwith {report.assistant}" if report.assistant else "")
+    pair = short_name(report.target) + (f"\nwith {short_assistant(report.assistant)}" if report.assistant else "")
     return pair + ("\nsimulated acceptance" if report.simulated else "")
 
 

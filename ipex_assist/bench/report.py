@@ -22,6 +22,7 @@ from ipex_assist.bench.conclusion import conclusion
 from ipex_assist.bench.dataset import summaries
 from ipex_assist.bench.measure import Row, Sample
 from ipex_assist.bench.throughput import LoadRow
+from ipex_assist.checkpoints.short_name import short_assistant, short_name
 from ipex_assist.commands.shared.environment import environment_facts
 from ipex_assist.executors.traffic import machine_gb_per_s
 from ipex_assist.generation.text_model import TextModel
@@ -178,8 +179,12 @@ def as_csv(report: BenchReport) -> str:
 
 def as_markdown(report: BenchReport, seed: int) -> str:
     """Return what was measured on what, then a table for each contender at each pair of precisions."""
-    assistant = f", assistant {report.assistant}" if report.assistant else ", no assistant"
-    lines = [f"# ipex-assist bench, task {report.task}", "", f"Target {report.target}{assistant}, {report.executor}."]
+    assistant = f", assistant {short_assistant(report.assistant)}" if report.assistant else ", no assistant"
+    lines = [
+        f"# ipex-assist bench, task {report.task}",
+        "",
+        f"Target {short_name(report.target)}{assistant}, {report.executor}.",
+    ]
     lines += [_machine(report), "", f"    {report.command}", ""]
     lines += [f"**Note:** {warning}.\n" for warning in report.warnings]
     if report.task == "dataset":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.arguments import Formatter
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
@@ -115,7 +116,7 @@ def _text(report: dict[str, Any]) -> str:
     listed: list[dict[str, Any]] = report["copies"] if "copies" in report else report["deleted"]
     lines = [
         f"{gib(copy['bytes'], 2):>10}  {copy['used'].replace('T', ' ').removesuffix('Z')}  "
-        f"{copy['precision'] or '?':<4}  {copy['model'] or '?'}  {copy['name']}"
+        f"{copy['precision'] or '?':<4}  {short_name(copy['model']) if copy['model'] else '?'}  {copy['name']}"
         for copy in listed
     ]
     number = f"{len(listed)} packed {'copy' if len(listed) == 1 else 'copies'}, {gib(report['bytes'], 2)}"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.chat_partner import Message, Span
 from ipex_assist.commands.shared.output import statistics_line
 from ipex_assist.env.runner import INTERRUPT_EXIT
@@ -20,7 +21,7 @@ class LoadedModel:
     """Answers with a loaded model; what earlier turns had in common with this one is not read again."""
 
     def __init__(self, model: TextModel, options: GenerationOptions) -> None:
-        self.name = model.identity.target
+        self.name = short_name(model.identity.target)
         self._model, self._options = model, options
         self._result: Result | None = None
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from ipex_assist.commands.chat_partner import Message, Span
+from ipex_assist.commands.shared.output import speed_line
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -60,27 +61,23 @@ class Server:
             if error := event.get("error"):
                 raise IpexAssistError(f"the answer broke off: {_reason(error)}")
             if spans := _spans(event):
-                self._last.setdefault("ttft_s", time.perf_counter() - started)
+                self._last["seconds"] = time.perf_counter() - started
                 yield spans
             self._last.update({name: event[name] for name in ("usage", "timings", "metrics") if event.get(name)})
 
     def summary(self) -> str:
-        """What the server said at the end of the last answer, and the time to its first text as it was here."""
+        """What the server said at the end of the last answer, and how long that took here."""
         timings = self._last.get("timings") or {}
         metrics = self._last.get("metrics") or {}
         usage = self._last.get("usage") or {}
-        parts = []
-        if (tokens := usage.get("completion_tokens", timings.get("predicted_n"))) is not None:
-            parts.append(f"{tokens} new tokens")
-        if speed := timings.get("predicted_per_second"):
-            times = metrics.get("speedup")
-            parts.append(f"{speed:.2f} tokens/s" + (f" ({times:.2f}x plain)" if times else ""))
-        if (first := self._last.get("ttft_s")) is not None:
-            parts.append(f"first token after {first:.2f} s")
-        if drafted := timings.get("draft_n"):
-            accepted = timings.get("draft_n_accepted", 0)
-            parts.append(f"acceptance rate {accepted / drafted:.0%} ({accepted} of {drafted})")
-        return ", ".join(parts)
+        drafted = timings.get("draft_n")
+        return speed_line(
+            usage.get("completion_tokens", timings.get("predicted_n")),
+            self._last.get("seconds"),
+            timings.get("predicted_per_second"),
+            metrics.get("speedup"),
+            timings.get("draft_n_accepted", 0) / drafted if drafted else None,
+        )
 
     def _models(self) -> list[str]:
         with contextlib.closing(self._asked("GET", "models", None)) as connection:

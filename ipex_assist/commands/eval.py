@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared import arguments
 from ipex_assist.commands.shared.arguments import read_text
 from ipex_assist.commands.shared.relaunch import run_placed
@@ -274,7 +275,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     """Return the figures as lines of text for people."""
     stored = " with int8 keys and values" if facts["kv_precision"] == "int8" else ""
     lines = [
-        f"{facts['model']} {facts['precision']}{stored}: perplexity {facts['perplexity']:.4f} "
+        f"{short_name(facts['model'])} {facts['precision']}{stored}: perplexity {facts['perplexity']:.4f} "
         f"± {facts['standard_error']:.4f} "
         f"({facts['tokens']} tokens of {facts['text']}, windows of {facts['window']} every {facts['stride']}; "
         f"{facts['seconds']:.1f} s)"
@@ -282,7 +283,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if "against" in facts:
         other = facts["against"]
         lines += [
-            f"{other['model']} {other['precision']}: perplexity {other['perplexity']:.4f} "
+            f"{short_name(other['model'])} {other['precision']}: perplexity {other['perplexity']:.4f} "
             f"± {other['standard_error']:.4f}",
             f"perplexity {other['perplexity_ratio'] - 1:+.2%}, same greedy tokens {other['same_greedy_tokens']:.2%}, "
             f"KL divergence {other['mean_kl_divergence']:.5f} nats a token "

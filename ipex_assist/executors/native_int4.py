@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.model_bytes import stored_outer_precision
 from ipex_assist.models import Source
@@ -80,7 +81,7 @@ def pack_stored(
         log.warning(
             "%s: %d matrices are rounded to 4 bits in groups of %d here: they are stored as floats, or in another "
             "order of columns than the ones they are multiplied with; the first is %s",
-            checkpoint.source,
+            short_name(checkpoint.source),
             len(rounded),
             model.group,
             rounded[0],

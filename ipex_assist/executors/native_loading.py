@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import torch_module, torch_threads
 from ipex_assist.env.memory import gib, read_memory, release_free_memory
 from ipex_assist.env.topology import read_topology
@@ -116,7 +117,7 @@ def load_native(request: LoadRequest) -> NativeModel:
         model.share_table(request.table_of.packed)
     log.info(
         "%s: %s %s (%s) in %.1f s; native core with %s, %d threads",
-        checkpoint.source,
+        short_name(checkpoint.source),
         request.precision,
         f"from {kept}" if from_cache else "packed",
         gib(model.nbytes, 2),

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.memory import gib, read_memory
@@ -185,7 +186,7 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
         log.warning(
             "a packed copy of %s is kept in %s (%s), by which the next start is quick: `ipex-assist cache` lists "
             "and clears them, --no-cache-packed keeps none",
-            source,
+            short_name(source),
             path.parent,
             gib(model.nbytes),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import UsageError
 from ipex_assist.executors.registry import EXECUTORS
 
@@ -49,7 +50,7 @@ def stored_precision(checkpoint: Checkpoint, executor: str) -> str | None:
     log.warning(
         "%s is quantized to 4 bits, which the %s executor does not read: its weights become bf16, 4 times as large "
         "(--executor native keeps them)",
-        checkpoint.source,
+        short_name(checkpoint.source),
         executor,
     )
     return "bf16"

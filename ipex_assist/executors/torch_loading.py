@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.executors.exactness import find_plan, unchecked_plan
 from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.load_request import LoadRequest
@@ -33,7 +34,7 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
     plan = find_plan(spec, weights, kernels, kv_precision) if request.exact else unchecked_plan(kernels)
     log.info(
         "%s: %s on %s in %.1f s; passes of %s rows, keys by %d (%.2f s)",
-        request.checkpoint.source,
+        short_name(request.checkpoint.source),
         request.precision,
         executor,
         loaded - started,

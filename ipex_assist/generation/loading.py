@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ipex_assist import launch
 from ipex_assist.checkpoints.open import OpenCheckpoints
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import torch_is_here
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
@@ -69,7 +70,7 @@ def _build(request: ResolvedOptions) -> TextModel:
     if reason := checkpoint.why_not_ours():
         # Nobody is to take it for the native core, which may have been asked for.
         level = logging.WARNING if executor == "native" or find(checkpoint.architecture) else logging.INFO
-        log.log(level, "%s runs through transformers, not our own decoder: %s", checkpoint.source, reason)
+        log.log(level, "%s runs through transformers, not our own decoder: %s", short_name(checkpoint.source), reason)
         return _by_transformers(request)
     if assistant is not None and (reason := assistant.why_not_ours()):
         raise UsageError(
@@ -182,7 +183,7 @@ def _by_transformers(request: ResolvedOptions) -> TextModel:
         "--kv-precision": options.kv_precision is not None,
     }
     for flag in (flag for flag, given in idle.items() if given):
-        log.warning("%s: no effect, since %s runs through transformers", flag, request.checkpoint.source)
+        log.warning("%s: no effect, since %s runs through transformers", flag, short_name(request.checkpoint.source))
     executor = library_executor() if request.executor == "native" else request.executor
     return TransformersModel(
         request.checkpoint,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipex_assist.checkpoints.open import check_source
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared import arguments
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
@@ -115,3 +116,8 @@ def model_name(options: ServeOptions, target: str) -> str:
         return options.served_model_name[0]
     path = Path(os.path.expanduser(target))
     return path.resolve().name.removesuffix(".gguf") if path.exists() else target
+
+
+def shown_name(options: ServeOptions, target: str) -> str:
+    """The model's name in messages: --served-model-name, or a short one."""
+    return options.served_model_name[0] if options.served_model_name else short_name(target)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.short_name import short_assistant
 from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.arguments import check_files, model_name, parse, worker_settings
+from ipex_assist.serve.arguments import check_files, model_name, parse, shown_name, worker_settings
 from ipex_assist.serve.connections import connection_limits
 from ipex_assist.serve.listen import address, close, curl_line, listen
 from ipex_assist.serve.log_limit import limited_logs
@@ -88,6 +89,11 @@ class ServeCommand:
     name: str
     listener: socket.socket
 
+    @property
+    def shown_name(self) -> str:
+        """The model's name in messages."""
+        return shown_name(self.options, self.settings.load.target or self.name)
+
     async def serve(self) -> int:
         """Serve until a signal ends it; returns the exit code."""
         messages, stop = ServerLog(self.args.verbose), StopSignals()
@@ -95,7 +101,9 @@ class ServeCommand:
             return await self._serve_until(stop, messages)
 
     async def _serve_until(self, stop: StopSignals, messages: ServerLog) -> int:
-        messages.say(f"{self.name} is being loaded; {address(self.listener, self.options)} answers /health already")
+        messages.say(
+            f"{self.shown_name} is being loaded; {address(self.listener, self.options)} answers /health already"
+        )
         from ipex_assist.serve.app import create_app
         from ipex_assist.serve.engines import Engines
         from ipex_assist.serve.server import run
@@ -128,12 +136,12 @@ class ServeCommand:
     def greeting(self, engines: Engines) -> str:
         """The ready message: model, address and a curl example."""
         facts = engines.facts
-        drafts = f"drafted by {facts.assistant}" if facts.assistant else "nothing drafts"
+        drafts = f"drafted by {short_assistant(facts.assistant)}" if facts.assistant else "nothing drafts"
         count = engines.statistics().slots
         where = address(self.listener, self.options)
         chat = bool(getattr(engines.tokenizer, "chat_template", None))
         return (
-            f"{facts.name} ({facts.precision}, {facts.executor}; {drafts}) is ready at {where}, "
+            f"{self.shown_name} ({facts.precision}, {facts.executor}; {drafts}) is ready at {where}, "
             f"with {count} engine{'s' * (count != 1)} of up to {engines.concurrency} texts at a time. Ask it:\n"
             f"  {curl_line(self.listener, self.options, facts.name, chat=chat)}"
         )

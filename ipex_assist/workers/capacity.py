@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.load import memory_need, runs_native
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.env.memory import gib, read_memory
@@ -79,7 +80,7 @@ def concurrency_of(model: TextModel, settings: WorkerSettings) -> int:
     """How many prompts an instance with this model, now loaded, takes at a time."""
     if model.one_at_a_time:
         if settings.concurrency != 1:
-            log.info("%s runs through transformers: one prompt at a time", model.identity.target)
+            log.info("%s runs through transformers: one prompt at a time", short_name(model.identity.target))
         return 1
     if settings.concurrency is not None:
         return settings.concurrency

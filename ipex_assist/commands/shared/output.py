@@ -57,22 +57,31 @@ def _styled(text: str, style: str) -> str:
 
 
 def statistics_line(result: Result) -> str:
-    """New tokens, speed, time to first token and, when assisted, how many times plain decoding's speed, and why."""
-    parts = [f"{result.new_tokens} new tokens"]
-    if result.tokens_per_s is not None:
-        factor = "" if result.speedup is None else f" ({result.speedup:.2f}x plain)"
-        parts.append(f"{result.tokens_per_s:.2f} tokens/s{factor}")
-    if result.ttft_s is not None:
-        parts.append(f"first token after {result.ttft_s:.2f} s")
+    """The statistics in one line of a terminal; the rest is in `statistics_text` and in JSON."""
+    seconds = None if result.ttft_s is None else result.ttft_s + result.decode_s
     draft = result.draft
-    if draft.acceptance_rate is not None:
-        parts.append(f"acceptance rate {draft.acceptance_rate:.0%} ({draft.accepted} of {draft.drafted})")
-    if draft.tokens_per_pass is not None:
-        parts.append(f"{draft.tokens_per_pass:.2f} tokens per target pass")
+    line = speed_line(result.new_tokens, seconds, result.tokens_per_s, result.speedup, draft.acceptance_rate)
     if not result.assisted:
-        parts.append("not assisted")
-    elif draft.drafted == 0:
-        parts.append("nothing was drafted")
+        return f"{line}, not assisted"
+    return f"{line}, nothing was drafted" if draft.drafted == 0 else line
+
+
+def speed_line(
+    tokens: int | None,
+    seconds: float | None,
+    tokens_per_s: float | None,
+    speedup: float | None,
+    acceptance_rate: float | None,
+) -> str:
+    """New tokens, seconds from the request to the last one, speed after the first, how many times plain decoding's
+    speed that is, and the accepted share of drafted tokens; without what is None."""
+    took = "" if seconds is None else f" in {seconds:.{1 if seconds >= 10 else 2}f} s"
+    parts = [] if tokens is None else [f"{tokens} new tokens{took}"]
+    if tokens_per_s is not None:
+        factor = "" if speedup is None else f" ({speedup:.2f}x plain)"
+        parts.append(f"{tokens_per_s:.2f} tokens/s{factor}")
+    if acceptance_rate is not None:
+        parts.append(f"{acceptance_rate:.0%} accepted")
     return ", ".join(parts)
 
 
