@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.hints import due
 from ipex_assist.env.runner import run_command
 from ipex_assist.launch.command import LaunchCommand, format_command
 from ipex_assist.launch.flags import asks_for_several, build_parser, extra_environ, instance_request
@@ -44,7 +45,7 @@ def _launch(args: argparse.Namespace) -> int:
         return run(commands[0])
     from ipex_assist.launch.supervise import Supervision, supervise
 
-    for warning in dict.fromkeys(line for command in commands for line in command.warnings):
+    for warning in dict.fromkeys(line for command in commands for line in due(command.warnings, command.hints)):
         print(f"ipex-launch: {warning}", file=sys.stderr)
     return supervise(
         commands,

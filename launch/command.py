@@ -20,7 +20,7 @@ class LaunchCommand:
 
     argv: with its pinning prefix. environ: complete. affinity: CPUs to set before exec, where no tool does it. set: the
     variables that differ from the user's environment. kept: the user's own. notes say what was kept, warnings what is
-    lost.
+    lost; hints are those warnings that are the same at every start here, since a tool is missing.
     """
 
     argv: tuple[str, ...]
@@ -32,6 +32,7 @@ class LaunchCommand:
     affinity: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The command as plain data for `--json`."""
@@ -84,6 +85,7 @@ def build_command(
         affinity=affinity,
         notes=(*placement.notes, *variables.describe_kept()),
         warnings=(*placement.warnings, *loss),
+        hints=loss,
     )
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from ipex_assist.env.cpulist import format_cpulist
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.hints import due
 from ipex_assist.env.libraries import Allocator, Libraries, OpenMP, find_libraries
 from ipex_assist.env.machine import Machine
 from ipex_assist.env.topology import read_topology
@@ -197,14 +198,16 @@ def _place(request: PlacementRequest, machine: Machine, environ: Mapping[str, st
         return replace(placement, warnings=(*placement.warnings, warning))
 
 
-def run(command: LaunchCommand, name: str = "ipex-launch") -> NoReturn:
+def run(command: LaunchCommand, name: str = "ipex-launch", *, verbose: bool = False) -> NoReturn:
     """Print the command's warnings to stderr, under the `name` that the user typed, and become the command by exec.
+
+    verbose: hints, too, that were printed today.
 
     Raises:
         CommandNotFound, CommandNotExecutable: the program cannot be started (exit codes 127 and 126).
     """
     check_program(command.program[0], command.environ)
-    for warning in command.warnings:
+    for warning in due(command.warnings, command.hints, verbose=verbose):
         print(f"{name}: {warning}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # the user closed it

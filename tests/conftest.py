@@ -21,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # What is kept of models goes into a folder of the run's own, not into the user's.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ipex-assist-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+os.environ["IPEX_ASSIST_HINTS"] = "always"  # each test expects its own, whatever was said before
 os.environ["IPEX_ASSIST_PACKED"] = "no"  # thousands of tiny models: packed copies are kept where a test asks for them
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs like that, and what the tests start would inherit it.

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ipex_assist.env.cache import cache_folder
+from ipex_assist.env.hints import machine_name
 from ipex_assist.env.memory import resident_bytes
-from ipex_assist.executors.packed_folder import host_name, one_at_a_time
+from ipex_assist.executors.packed_folder import one_at_a_time
 
 log = logging.getLogger("ipex_assist")
 
@@ -64,7 +65,7 @@ class Bookings:
         if self._folder is None:
             return 0
         found = 0
-        for path in self._folder.glob(f"{host_name()}.*"):
+        for path in self._folder.glob(f"{machine_name()}.*"):
             process = path.name.rpartition(".")[2]
             if process.isdecimal() and int(process) != os.getpid():
                 found += self._outstanding(path, int(process))
@@ -119,7 +120,7 @@ def bookings(share: float = 1.0) -> Iterator[Bookings]:
 def _own_file(folder: Path) -> _OwnFile:
     """The file of this process, which a child of fork() does not share with it."""
     global _own
-    path = folder / f"{host_name()}.{os.getpid()}"
+    path = folder / f"{machine_name()}.{os.getpid()}"
     if _own is None or (_own.process, _own.path) != (os.getpid(), path):
         file = path.open("wb")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

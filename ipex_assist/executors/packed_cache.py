@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.hints import log_hint, machine_name
 from ipex_assist.env.memory import gib, read_memory
-from ipex_assist.executors.packed_folder import HEADER_BYTES, host_name, make_room, note_use, one_at_a_time, size_limit
+from ipex_assist.executors.packed_folder import HEADER_BYTES, make_room, note_use, one_at_a_time, size_limit
 
 if TYPE_CHECKING:
     from ipex_assist.checkpoints.base import Checkpoint
@@ -159,7 +160,7 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
     disk free as it takes, and a message says that it was written. Nothing is written where another process has written
     the same copy, or is writing it.
     """
-    temporary, begun = path.with_name(f".{path.name}.{host_name()}.{os.getpid()}"), False
+    temporary, begun = path.with_name(f".{path.name}.{machine_name()}.{os.getpid()}"), False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         header = _new_header(model, source)
@@ -176,14 +177,20 @@ def save_packed(model: PackedModel, path: Path, source: str = "", *, asked: bool
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     except OSError as error:
-        log.warning("no packed copy is kept in %s: %s", path.parent, error)
+        message = "no packed copy is kept in %s: %s"
+        if asked:
+            log.warning(message, path.parent, error)
+        else:
+            log_hint(log, f"no packed copy in {path.parent}", message, path.parent, error)
         return False
     finally:
         if begun:  # renamed by now, or deleted here: Ctrl-C leaves no half-written file
             with contextlib.suppress(OSError):
                 temporary.unlink()
     if not asked:
-        log.warning(
+        log_hint(
+            log,
+            f"packed copies in {path.parent}",
             "a packed copy of %s is kept in %s (%s), by which the next start is quick: `ipex-assist cache` lists "
             "and clears them, --no-cache-packed keeps none",
             short_name(source),
@@ -202,7 +209,7 @@ def _is_whole(path: Path, model: PackedModel, checksum: int) -> bool:
 
 def _is_being_written(path: Path) -> bool:
     """Whether another process on this machine is writing the same copy now."""
-    for other in path.parent.glob(f".{path.name}.{host_name()}.*"):
+    for other in path.parent.glob(f".{path.name}.{machine_name()}.*"):
         with contextlib.suppress(OSError):
             if not _is_left_over(other):
                 return True
@@ -220,7 +227,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _is_left_over(path: Path) -> bool:
     """Whether the writer of `path` is gone. On this machine it would hold a lock; elsewhere, its writes be recent."""
-    if path.name.rpartition(".packed.")[2].startswith(f"{host_name()}."):
+    if path.name.rpartition(".packed.")[2].startswith(f"{machine_name()}."):
         with path.open("rb+") as file, contextlib.suppress(OSError):  # the writer's lock, or a file system without any
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

@@ -10,8 +10,6 @@ import fcntl
 import json
 import logging
 import os
-import platform
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -124,8 +122,3 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(number)
-
-
-def host_name() -> str:
-    """This machine's name, for names of files: several machines may share a home folder."""
-    return re.sub(r"[^A-Za-z0-9-]+", "-", platform.node()) or "unknown"

@@ -10,6 +10,7 @@ from ipex_assist.checkpoints.base import Checkpoint
 from ipex_assist.checkpoints.hub import NotOnThisMachine, online_advice
 from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.hints import log_hint
 from ipex_assist.executors.select_executor import resolve_executor, stored_precision
 from ipex_assist.generation.config_sizes import vocabulary_rows
 from ipex_assist.generation.load_options import LoadOptions
@@ -134,7 +135,8 @@ def _say_what_drafts(checkpoint: Checkpoint, reason: str, better: str = "") -> N
     ours = not checkpoint.why_not_ours()
     instead = "prompt lookup drafts" if ours else "nothing is drafted"
     better = better or "--assistant-model ID, a small model of its vocabulary" + (", or self" if ours else "")
-    log.warning("no default assistant, since %s: %s; better: %s", reason, instead, better)
+    hint = f"no default assistant of {checkpoint.source}"
+    log_hint(log, hint, "no default assistant, since %s: %s; better: %s", reason, instead, better)
 
 
 def compare_vocabularies(

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
+from ipex_assist.env.hints import due
 from ipex_assist.env.memory import read_memory
 from ipex_assist.launch import LaunchCommand
 from ipex_assist.workers.arguments import instance_request
@@ -47,7 +48,8 @@ def local_pool(
     commands = local_commands(args, need.total)[:most]
     check_memory_of_all(need, len(commands), read_memory().available)
     for command in commands:
-        for line in (*command.warnings, *(command.notes if args.verbose else ())):
+        warnings = due(command.warnings, command.hints, verbose=args.verbose)
+        for line in (*warnings, *(command.notes if args.verbose else ())):
             say_once(line)
     if args.verbose:
         for command in commands:

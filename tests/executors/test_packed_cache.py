@@ -19,8 +19,9 @@ from packed_files import files, load, logits, warnings, was_packed
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.hints import machine_name
 from ipex_assist.env.memory import MemoryInfo
-from ipex_assist.executors import packed_cache, packed_folder
+from ipex_assist.executors import packed_cache
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
 from ipex_assist.executors.load_request import LoadRequest
@@ -239,8 +240,8 @@ tests.load(Path({str(source)!r}))
 def test_what_others_are_writing_stays(source: Path, folder: Path) -> None:
     """Another process of this machine that holds its lock; another machine that shares the home, unless it is old."""
     folder.mkdir(parents=True)
-    here, elsewhere, old = (folder / f".m.packed.{host}.7" for host in (packed_folder.host_name(), "other", "another"))
-    unlocked, before_hosts = folder / f".n.packed.{packed_folder.host_name()}.7", folder / ".o.packed.7"
+    here, elsewhere, old = (folder / f".m.packed.{host}.7" for host in (machine_name(), "other", "another"))
+    unlocked, before_hosts = folder / f".n.packed.{machine_name()}.7", folder / ".o.packed.7"
     for path in (here, elsewhere, old, unlocked, before_hosts):
         path.write_bytes(b"half")
     for path in (old, before_hosts):

@@ -17,6 +17,7 @@ from tiny_tokenizers import tiny_tokenizer
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.hints import machine_name
 from ipex_assist.env.memory import MemoryInfo
 from ipex_assist.executors import native_loading, packed_cache, packed_folder
 from ipex_assist.executors.load import load_model
@@ -99,6 +100,19 @@ def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- by themselves
+
+
+@native
+def test_that_copies_are_kept_is_said_once_a_day(
+    source: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target and its assistant, and each further model, said the same again."""
+    tiny_tokenizer().save_pretrained(source)
+    monkeypatch.delenv("IPEX_ASSIST_HINTS")
+    for precision in ("int4", "int8"):
+        ipex_assist.load(str(source), None, precision=precision)
+    assert len(files(folder)) == 2
+    assert len([line for line in warnings(caplog) if "a packed copy" in line]) == 1
 
 
 @native
@@ -202,7 +216,7 @@ def test_what_another_is_writing_is_not_written_twice(source: Path, folder: Path
     model = load(source).packed
     (path,) = files(folder)
     path.unlink()
-    other = folder / f".{path.name}.{packed_folder.host_name()}.1"
+    other = folder / f".{path.name}.{machine_name()}.1"
     other.write_bytes(b"half")
     with other.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

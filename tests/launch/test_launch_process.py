@@ -174,6 +174,13 @@ def test_without_tools_the_cpus_are_set_all_the_same(bare_path: dict[str, str]) 
     assert "apt-get install numactl" in result.stderr
 
 
+def test_numactls_absence_is_said_once_a_day(bare_path: dict[str, str], tmp_path: Path) -> None:
+    """Catches a line at each start that nobody without root can do anything about."""
+    environ = {**bare_path, "XDG_CACHE_HOME": str(tmp_path), "IPEX_ASSIST_HINTS": ""}
+    starts = [launch("--cpus", str(CPUS[-1]), *python("pass"), environ=environ) for _ in range(2)]
+    assert ["numactl is not installed" in start.stderr for start in starts] == [True, False]
+
+
 def test_without_numactl_taskset_is_used(bare_path: dict[str, str]) -> None:
     taskset = shutil.which("taskset")
     if taskset is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ipex_assist.checkpoints.short_name import EMBEDDED_PACKAGE
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.hints import log_hint
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.assistant_name import AUTO, NONE, SELF
 
@@ -36,7 +37,9 @@ def demo_options(options: LoadOptions) -> LoadOptions:
     if options.precision == PRECISION and _runs_natively(options.executor):
         draft_precision = options.assistant_precision or DRAFT_PRECISION
         return replace(options, assistant=SELF, assistant_precision=draft_precision)
-    log.warning(
+    log_hint(
+        log,
+        "the embedded model has no draft",
         "a copy of the embedded model drafts faster than it decodes in %s on the native core only: generating without "
         "one (--assistant-model self tries it)",
         PRECISION,

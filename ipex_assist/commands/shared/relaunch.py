@@ -68,7 +68,7 @@ def start_placed(
         lines = [prepared.placement.describe(), *variables, *prepared.notes]
         print("ipex-assist: " + "\n  ".join(lines), file=sys.stderr)
     with held_interrupts():
-        return launch.run(prepared, "ipex-assist")
+        return launch.run(prepared, "ipex-assist", verbose=args.verbose)
 
 
 def this_command() -> list[str]:
