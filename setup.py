@@ -124,6 +124,8 @@ setup(
             "pre-commit>=4",
             "httpx>=0.27",
             "playwright>=1.45",
+            "pyte>=0.8.2",
+            "pillow>=10",
             "openai>=1.60",
             "schemathesis>=4",
         ],

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -37,7 +38,8 @@ class OwnServer:
     process: subprocess.Popen[bytes]
     _said: IO[Any]
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
         self._argv = [sys.executable, "-m", "ipex_assist", "serve", *arguments, "--port", "0"]
 
     def __enter__(self) -> OwnServer:
@@ -50,7 +52,7 @@ class OwnServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
-                env=without_plan(os.environ),
+                env=without_plan(self._environ),
             )
         finally:
             os.sched_setaffinity(0, mask)

@@ -7,14 +7,15 @@ import hashlib
 import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
 
+from chat_page import ask, chromium
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from page_server import FOX, Scripted, served
@@ -24,11 +25,10 @@ from ipex_assist.serve.page import FILE, add_page
 pytestmark = pytest.mark.one_stack
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Page
 
-CHROMIUM = "/usr/bin/chromium"
-HAS_BROWSER = importlib.util.find_spec("playwright") is not None and Path(CHROMIUM).exists()
-in_browser = pytest.mark.skipif(not HAS_BROWSER, reason=f"needs playwright and {CHROMIUM}")
+HAS_BROWSER = importlib.util.find_spec("playwright") is not None and shutil.which("chromium") is not None
+in_browser = pytest.mark.skipif(not HAS_BROWSER, reason="needs playwright and chromium")
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,8 @@ def server() -> Iterator[tuple[str, Scripted]]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for the whole module."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 Opened = Callable[..., "Page"]
@@ -71,15 +67,6 @@ def opened(browser: Browser, server: tuple[str, Scripted]) -> Iterator[Opened]:
     for context in contexts:
         context.close()
     assert [each for each in complaints if "Failed to load resource" not in each] == []
-
-
-def ask(page: Page, text: str) -> Locator:
-    """Send a message and wait for its whole answer."""
-    page.get_by_role("textbox", name="Message").fill(text)
-    page.keyboard.press("Enter")
-    page.get_by_role("button", name="Send").wait_for()
-    page.locator(".message.assistant .sum").last.wait_for()
-    return page.locator(".message.assistant").last
 
 
 # ---- Without a browser
