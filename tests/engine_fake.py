@@ -59,12 +59,18 @@ class Fake:
     def __init__(self, first: Path) -> None:
         self.first, self.done = first, 0
         self.running: dict[int, list[int]] = {}
+        self.paused: dict[int, list[int]] = {}
         self.turn: dict[int, int] = {}
 
     def take(self, request: dict[str, Any]) -> None:
         if "cancel" in request:
-            if self.running.pop(request["cancel"], None) is not None:
+            if self.running.pop(request["cancel"], None) or self.paused.pop(request["cancel"], None):
                 say(id=request["cancel"], result=None, error="cancelled")
+        elif "pause" in request:
+            if request["pause"] in self.running:
+                self.paused[request["pause"]] = self.running.pop(request["pause"])
+        elif "resume" in request:
+            self.running[request["resume"]] = self.paused.pop(request["resume"])
         else:
             self.running[request["id"]] = request["prompt"]
             self.turn[request["id"]] = 0
@@ -125,7 +131,7 @@ def main() -> None:
         time.sleep(0.01)
     print("tokens are odd", file=sys.stderr, flush=True)
     facts = {"target": "fake", "assistant": None, "precision": "fp32", "executor": "fake", "load_s": 0.0}
-    say(ready={**facts, "context_length": 128, "vocab_size": 320, "concurrency": concurrency})
+    say(ready={**facts, "context_length": 128, "vocab_size": 320, "concurrency": concurrency, "pauses": True})
     fake, rest = Fake(first), b""
     while True:
         if select.select([0], [], [], 0 if fake.running else None)[0]:

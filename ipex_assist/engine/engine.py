@@ -109,6 +109,12 @@ class Engine:
         with self._changed:
             self._changed.notify_all()
 
+    def pause(self, request: Request, paused: bool) -> None:
+        """Preempt a request before the next pass, so that others have its place and memory; or let it run again."""
+        request.paused = paused
+        with self._changed:
+            self._changed.notify_all()
+
     @property
     def prefix_blocks(self) -> int:
         """Blocks of the target's pool that the prefix cache holds."""
@@ -154,7 +160,7 @@ class Engine:
         while not self._closing:
             if not self.step():
                 with self._changed:
-                    if not (self._closing or self._arrived or self._cancelled):
+                    if not (self._closing or self._arrived or self._cancelled or self._scheduler.busy):
                         self._changed.wait()
 
     def _take_arrivals(self) -> None:

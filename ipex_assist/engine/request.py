@@ -27,7 +27,7 @@ class Request:
     limit: output tokens at most. make_draft_source: called when the request starts to run; None where nothing drafts.
     logprobs: how many top log-probabilities come with each token; None for none at all. prompt_logprobs: the same for
     the prompt's tokens but the first, gathered in prompt_choices. grammar: between passes, in the state after the
-    output tokens. number: order of arrival.
+    output tokens. number: order of arrival. paused: holds no memory and is not resumed before its owner says so.
     """
 
     tokens: list[int]
@@ -49,6 +49,7 @@ class Request:
     proposal: Proposal | None = None  # to be verified in the current pass
     prompt_s: float = 0.0  # seconds of the passes that read this prompt
     rounds: deque[Round] = field(default_factory=deque)  # not fetched by the owner yet
+    paused: bool = False
     finished: bool = False
     error: BaseException | None = None
     listener: Callable[[], object] | None = None
@@ -148,6 +149,10 @@ class Driver(Protocol):
         """End a request before the next pass."""
         ...
 
+    def pause(self, request: Request, paused: bool) -> None:
+        """Preempt a request before the next pass, or let it run again."""
+        ...
+
 
 class RequestHandle(Iterator[Round]):
     """Iterate, synchronously or asynchronously, over the rounds of a request as they come.
@@ -222,6 +227,14 @@ class RequestHandle(Iterator[Round]):
             self._driver.cancel(self._request)
 
     close = cancel
+
+    def pause(self) -> None:
+        """Release the request's memory before the next pass and keep its tokens; queued rounds can still be fetched."""
+        self._driver.pause(self._request, True)
+
+    def resume(self) -> None:
+        """Let a paused request run again: it reads its tokens again, and its output is the same."""
+        self._driver.pause(self._request, False)
 
     def __del__(self) -> None:
         if hasattr(self, "_request"):

@@ -53,8 +53,8 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self.waiting or self.running)
+        """Whether any request runs, or waits without being paused."""
+        return bool(self.running) or self._next_waiting() is not None
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs as soon as there is memory for it."""
@@ -83,6 +83,8 @@ class Scheduler:
         A request that fails ends with its error. If a pass of several requests fails, each is run alone, so that only
         the one at fault fails.
         """
+        for request in [request for request in self.running if request.paused]:
+            self._preempt(request)
         self._admit()
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
         self.stats.most_running = max(self.stats.most_running, len(self.running))
@@ -118,11 +120,10 @@ class Scheduler:
     def _admit(self) -> None:
         # Without shared passes batching gains nothing, and each request takes memory for its full length.
         most = self.limits.requests if self.target.blocks is not None else min(self.limits.requests, UNSHARED_REQUESTS)
-        while self.waiting and len(self.running) < most:
-            request = self.waiting[0]
+        while len(self.running) < most and (request := self._next_waiting()) is not None:
             if self.running and not self.block_budget.admits(request):
                 return
-            self.waiting.popleft()
+            self.waiting.remove(request)
             try:
                 self.stats.prefix_tokens += self.block_budget.begin(request)
                 request.draft = request.make_draft_source()
@@ -130,6 +131,9 @@ class Scheduler:
                 self._fail(request, error)
             else:
                 self.running.append(request)
+
+    def _next_waiting(self) -> Request | None:
+        return next((request for request in self.waiting if not request.paused), None)
 
     def _run(self, requests: list[Request]) -> None:
         decoding = [request for request in requests if request.has_output and request.pending == 1]

@@ -36,6 +36,14 @@ class RoundStream(Protocol):
         """Ask for no further round."""
         ...
 
+    def pause(self) -> None:
+        """Give way to others until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
 
 class OwnRounds:
     """Rounds of an iterator that shares no passes with other requests, and so never waits for them."""
@@ -56,6 +64,12 @@ class OwnRounds:
         if isinstance(self._rounds, GeneratorType):  # it ends here, and not when it is collected
             with contextlib.suppress(ValueError):  # a round is running, in another thread or under a signal's handler
                 self._rounds.close()
+
+    def pause(self) -> None:
+        pass  # it keeps nobody waiting
+
+    def resume(self) -> None:
+        pass
 
 
 class Generation(Iterator[Chunk]):
@@ -166,6 +180,14 @@ class Generation(Iterator[Chunk]):
     def in_hand(self) -> bool:
         """Whether the next chunk or the end can be had without a pass; always, where it shares none with others."""
         return self._stop_reason is not None or self._rounds.in_hand()
+
+    def pause(self) -> None:
+        """Give the memory and the place in passes to others until `resume`; the text stays the same."""
+        self._rounds.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._rounds.resume()
 
     def interrupt(self) -> str:
         """End here, as Ctrl-C does; returns the text that was held back."""

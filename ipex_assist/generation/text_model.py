@@ -66,6 +66,11 @@ class TextModel(ABC):
         return None
 
     @property
+    def pauses(self) -> bool:
+        """Whether `Generation.pause` makes room for others: what was read can be read again with the same bits."""
+        return self.kv_blocks is not None
+
+    @property
     def prefix_blocks(self) -> int:
         """Those of `kv_blocks` that are kept for texts that begin alike; they are given up where others need them."""
         return 0

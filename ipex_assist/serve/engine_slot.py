@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ipex_assist.serve.backend import GenerationRequest, ModelFacts, OutputChunk, TokenDelta
+from ipex_assist.serve.backend import GenerationRequest, ModelFacts, OutputChunk, ServerStatistics, TokenDelta
 from ipex_assist.serve.count_sums import sum_counts
 from ipex_assist.serve.output_queue import OutputQueue
 from ipex_assist.serve.routing import KnownPrefixes, block_keys
@@ -18,7 +18,8 @@ from ipex_assist.workers.restarts import RestartState
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """A request that waits or runs. number: id of the current attempt. slot: where it runs; None while it waits.
+    """A request that waits or runs. number: id of the current attempt. slot: where it runs; None before it is sent.
+    paused: it waits in the queue, and its slot's engine has its tokens.
 
     delivered: output tokens given to the reader. seen: how many of them the current attempt has reached; a retry
     produces the same ones, since every request has a seed. tried: slots in which it failed.
@@ -30,6 +31,7 @@ class ActiveRequest:
     output: OutputQueue = field(default_factory=OutputQueue)
     number: int = 0
     slot: int | None = None
+    paused: bool = False
     delivered: list[int] = field(default_factory=list)
     seen: int = 0
     tried: list[int] = field(default_factory=list)
@@ -85,12 +87,14 @@ def chunk_of(chunk: Mapping[str, Any]) -> OutputChunk:
 class EngineSlot(RestartState):
     """A slot for an engine process.
 
-    running: its requests by number, including cancelled ones until the engine confirms it. past: summed counters of
-    earlier processes in the slot. heard_at: time.monotonic of the last event.
+    requests: by number, including paused ones, and cancelled ones until the engine confirms it. pauses: whether the
+    engine can pause a request. past: summed counters of earlier processes in the slot. heard_at: time.monotonic of the
+    last event.
     """
 
     concurrency: int = 1
-    running: dict[int, ActiveRequest] = field(default_factory=dict)
+    pauses: bool = False
+    requests: dict[int, ActiveRequest] = field(default_factory=dict)
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     counts: dict[str, Any] = field(default_factory=dict)
     past: dict[str, Any] = field(default_factory=dict)
@@ -100,8 +104,13 @@ class EngineSlot(RestartState):
     ending: bool = False  # killed, but not ended yet
 
     @property
+    def running(self) -> list[ActiveRequest]:
+        """Its requests that are not paused."""
+        return [active for active in self.requests.values() if not active.paused]
+
+    @property
     def has_room(self) -> bool:
-        """Whether it can take another request."""
+        """Whether another request can run."""
         return self.ready and not self.ending and len(self.running) < self.concurrency
 
     @property
@@ -112,7 +121,7 @@ class EngineSlot(RestartState):
     def take(self, active: ActiveRequest, number: int) -> None:
         """Start a request under this number."""
         active.number, active.seen, active.sent_at = number, 0, time.monotonic()
-        self.running[number] = active
+        self.requests[number] = active
         self.known.keep(active.keys)
 
     def measure(self, stats: Mapping[str, Any]) -> None:
@@ -126,14 +135,31 @@ class EngineSlot(RestartState):
         self.past = sum_counts([self.past, self.counts])
         self.counts, self.blocks, self.ending = {}, None, False
         self.known.forget()
-        lost = [active for active in self.running.values() if not active.output.over]
-        self.running.clear()
+        lost = [active for active in self.requests.values() if not active.output.over]
+        self.requests.clear()
         return lost
 
     def unresponsive_since(self) -> float | None:
         """Since when it has not confirmed a cancellation, by time.monotonic; None if none is pending."""
-        cancelled = [active.cancelled_at for active in self.running.values() if active.cancelled_at is not None]
+        cancelled = [active.cancelled_at for active in self.requests.values() if active.cancelled_at is not None]
         return max(min(cancelled), self.heard_at) if cancelled else None
+
+
+def statistics_of(slots: Sequence[EngineSlot], waiting: int) -> ServerStatistics:
+    """The statistics of all slots, and of a queue of `waiting` requests."""
+    blocks = [slot.blocks for slot in slots if slot.blocks is not None]
+    return ServerStatistics(
+        waiting=waiting,
+        running=sum(len(slot.running) for slot in slots),
+        engine=sum_counts([counts for slot in slots for counts in (slot.past, slot.counts)]),
+        blocks_used=sum(each["used"] for each in blocks) if blocks else None,
+        blocks_total=sum(each["total"] for each in blocks) if blocks else None,
+        blocks_cached=sum(each.get("cached", 0) for each in blocks),
+        blocks_least=min((each["total"] for each in blocks), default=None),
+        slots=len(slots),
+        alive=sum(slot.ready for slot in slots),
+        restarts=sum(max(0, slot.starts - 1) for slot in slots),
+    )
 
 
 def model_facts(name: str, facts: Mapping[str, Any]) -> ModelFacts:

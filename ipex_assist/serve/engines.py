@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -21,11 +20,11 @@ from ipex_assist.serve.backend import (
     OutputChunk,
     ServerStatistics,
 )
-from ipex_assist.serve.count_sums import sum_counts
-from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, chunk_of, model_facts
+from ipex_assist.serve.dispatcher import Dispatcher
+from ipex_assist.serve.engine_slot import ActiveRequest, EngineSlot, chunk_of, model_facts, statistics_of
 from ipex_assist.serve.fair_queue import FairQueue
 from ipex_assist.serve.options import ServeOptions
-from ipex_assist.serve.routing import block_keys, choose
+from ipex_assist.serve.routing import block_keys
 from ipex_assist.speculative.options import DraftOptions
 from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
 from ipex_assist.workers.local_pool import LocalPool
@@ -63,10 +62,10 @@ class Engines:
         self._name, self._options, self._say, self._heard = name, options or ServeOptions(), say, heard
         self._drafts = drafts or DraftOptions()
         self._pool: LocalPool | None = None
+        self._dispatcher: Dispatcher | None = None
         self._slots: list[EngineSlot] = []
         self._waiting = FairQueue()
         self._active: set[ActiveRequest] = set()  # unfinished requests
-        self._numbers = itertools.count(1)
         self._facts: ModelFacts | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._seconds = 1.0  # moving average of a request's seconds
@@ -113,7 +112,7 @@ class Engines:
 
     @property
     def _running(self) -> list[ActiveRequest]:
-        return [active for slot in self._slots for active in slot.running.values()]
+        return [active for slot in self._slots for active in slot.running]
 
     @property
     def concurrency(self) -> int:
@@ -136,19 +135,7 @@ class Engines:
 
     def statistics(self) -> ServerStatistics:
         """Current statistics; engine counters are at most a second old, and exact when nothing runs."""
-        blocks = [slot.blocks for slot in self._slots if slot.blocks is not None]
-        return ServerStatistics(
-            waiting=len(self._waiting),
-            running=sum(len(slot.running) for slot in self._slots),
-            engine=sum_counts([counts for slot in self._slots for counts in (slot.past, slot.counts)]),
-            blocks_used=sum(each["used"] for each in blocks) if blocks else None,
-            blocks_total=sum(each["total"] for each in blocks) if blocks else None,
-            blocks_cached=sum(each.get("cached", 0) for each in blocks),
-            blocks_least=min((each["total"] for each in blocks), default=None),
-            slots=len(self._slots),
-            alive=sum(slot.ready for slot in self._slots),
-            restarts=sum(max(0, slot.starts - 1) for slot in self._slots),
-        )
+        return statistics_of(self._slots, len(self._waiting))
 
     # Start and shutdown.
 
@@ -158,6 +145,7 @@ class Engines:
             return
         self._pool = pool
         self._slots = [EngineSlot() for _ in range(pool.size)]
+        self._dispatcher = Dispatcher(pool, self._slots, self._waiting)
         asyncio.get_running_loop().add_reader(pool.fileno(), self._take_events)
         self._watch()
 
@@ -196,7 +184,7 @@ class Engines:
         if self._watch_timer is not None:
             self._watch_timer.cancel()
         if self._pool is not None:
-            pool, self._pool = self._pool, None
+            pool, self._pool, self._dispatcher = self._pool, None, None
             asyncio.get_running_loop().remove_reader(pool.fileno())
             for number in range(pool.size) if now else ():
                 pool.kill(number, "is ended")
@@ -226,26 +214,17 @@ class Engines:
         return float(math.ceil(min(MOST_RETRY_AFTER, max(1.0, self._seconds / slots))))
 
     def _feed(self) -> None:
-        """Dispatch waiting texts to slots with room."""
-        while self._waiting.shares and self._pool is not None:
-            load = {number: slot.load for number, slot in enumerate(self._slots) if slot.has_room}
-            if not load:
-                return
-            active = self._waiting.next(self._running)
-            load = {number: each for number, each in load.items() if number not in active.tried} or load
-            self._waiting.take(active)
-            active.slot = choose({number: self._slots[number].known.find(active.keys) for number in load}, load)
-            self._slots[active.slot].take(active, next(self._numbers))
-            self._pool.submit(active.slot, active.fields())
+        if self._dispatcher is not None:
+            self._dispatcher.feed()
 
     def _abort(self, active: ActiveRequest, error: BaseException) -> None:
         """Fail a request and cancel it wherever it is; does nothing if it has finished."""
         if active.output.over:
             return
         self._fail(active, error)
-        if active.slot is None:
+        if active.slot is None or active.paused:
             self._waiting.remove(active)
-        elif self._pool is not None:
+        if active.slot is not None and self._pool is not None:
             active.cancelled_at = time.monotonic()
             self._pool.cancel(active.slot, active.number)
 
@@ -277,7 +256,7 @@ class Engines:
         slot = self._slots[event.instance]
         slot.heard_at = time.monotonic()
         if isinstance(event, Streamed):
-            active = slot.running.get(event.request)
+            active = slot.requests.get(event.request)
             if active is not None and not active.deliver(chunk_of(event.chunk)):
                 self._abort(active, Failed(OTHER_TOKENS, again=True))
         elif isinstance(event, Answered):
@@ -292,10 +271,13 @@ class Engines:
             self._heard(event.instance, event.line.rstrip("\r"))
 
     def _on_answer(self, slot: EngineSlot, event: Answered) -> None:
-        active = slot.running.pop(event.request, None)
+        active = slot.requests.pop(event.request, None)
         slot.ends_in_a_row = 0
         if active is None or active.output.over:  # cancelled
             return
+        if active.paused:  # it ended before its engine read that
+            self._waiting.remove(active)
+            active.paused = False
         if event.result is not None and active.seen < len(active.delivered):
             self._fail(active, Failed(OTHER_TOKENS, again=True))
         elif event.result is not None:
@@ -312,6 +294,9 @@ class Engines:
     def _retry(self, active: ActiveRequest, reason: str) -> None:
         """Queue a request again after its engine failed; the retry continues its output."""
         assert active.slot is not None
+        if active.paused:
+            active.slot, active.paused = None, False
+            return  # it is in the queue
         active.tried.append(active.slot)
         active.slot = None
         if len(active.tried) >= MAX_TRIES:
@@ -322,6 +307,7 @@ class Engines:
     def _on_ready(self, slot: EngineSlot, event: Ready) -> None:
         facts = event.facts
         slot.ready = slot.was_ready = True
+        slot.pauses = facts.get("pauses", False)
         asked = self._options.max_concurrency or facts.get("concurrency", 1)
         slot.concurrency = min(asked, facts.get("concurrency", asked))
         if self._facts is None:

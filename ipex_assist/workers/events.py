@@ -11,7 +11,8 @@ class Ready:
     """The worker has loaded its model.
 
     facts: target, assistant, precision, executor and load_s; context_length and vocab_size, None where the model sets
-    none; concurrency, the most requests that it takes at a time (missing: as many as are asked for).
+    none; concurrency, the most requests that it takes at a time (missing: as many as are asked for); pauses, whether
+    requests can be paused.
     """
 
     instance: int

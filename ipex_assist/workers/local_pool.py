@@ -117,6 +117,14 @@ class LocalPool:
     def cancel(self, instance: int, request: int) -> None:
         self._tell(instance, {"cancel": request})
 
+    def pause(self, instance: int, request: int) -> None:
+        """Ask it to put a request aside; possible where its `Ready` says so."""
+        self._tell(instance, {"pause": request})
+
+    def resume(self, instance: int, request: int) -> None:
+        """Let it go on with a request that was paused."""
+        self._tell(instance, {"resume": request})
+
     def _tell(self, instance: int, message: Mapping[str, Any]) -> None:
         self._workers[instance].outgoing += json.dumps(message).encode() + b"\n"
         self._send(instance)

@@ -74,7 +74,8 @@ class RequestLoop:
 
     A request that waits for memory keeps no other from being answered or cancelled. One thread does it all: requests
     that share passes need no more, and OpenMP would start a team of threads for each further one.
-    `inbox` takes requests, and {"cancel": id}. A request with "stream" gets each of its chunks as it comes.
+    `inbox` takes requests, and {"cancel": id}, {"pause": id} and {"resume": id}. A request with "stream" gets each of
+    its chunks as it comes.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class RequestLoop:
         self.inbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         self._model, self._send_reply, self._after_step = model, send, after_step
         self._running: dict[int, Generation] = {}
+        self._paused: dict[int, Generation] = {}
         self._streams: set[int] = set()
         self._open = True
 
     def run(self) -> None:
-        """Serve until `inbox` has brought None and every request is answered."""
+        """Serve until `inbox` has brought None and every request is answered that is not paused."""
         while self._open or self._running:
             self._receive()
             self._step()
@@ -105,6 +107,10 @@ class RequestLoop:
                 self._open = False
             elif "cancel" in request:
                 self._cancel(request["cancel"])
+            elif "pause" in request:
+                self._pause(request["pause"])
+            elif "resume" in request:
+                self._resume(request["resume"])
             else:
                 self._begin(request)
 
@@ -129,10 +135,20 @@ class RequestLoop:
             self._reply(request["id"], failure(error))
 
     def _cancel(self, number: int) -> None:
-        generation = self._running.get(number)
+        generation = self._running.get(number) or self._paused.pop(number, None)
         if generation is not None:  # None: it is answered already
             generation.interrupt()
             self._reply(number, {"result": None, "error": "cancelled"})
+
+    def _pause(self, number: int) -> None:
+        if number in self._running:
+            self._paused[number] = self._running.pop(number)
+            self._paused[number].pause()
+
+    def _resume(self, number: int) -> None:
+        if number in self._paused:
+            self._running[number] = self._paused.pop(number)
+            self._running[number].resume()
 
     def _advance(self, number: int, generation: Generation) -> None:
         try:

@@ -84,6 +84,7 @@ def _facts(model: TextModel) -> dict[str, Any]:
         "executor": names.executor,
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
+        "pauses": model.pauses,
     }
 
 

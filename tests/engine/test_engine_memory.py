@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from test_engine import CHEAP, Failing, Pair, prompt_of, tokens_of
 
 from ipex_assist.checkpoints.open import open_checkpoint
 from ipex_assist.engine.engine import Engine
+from ipex_assist.engine.limits import EngineLimits
 from ipex_assist.env.errors import IpexAssistError
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -120,3 +122,31 @@ def test_blocks_of_a_request_that_waits_for_its_turn(tmp_path: Path) -> None:
     assert engine.stats.preempted > engine.stats.failed == 0
     alone = Pair(large, large)
     assert texts == [alone.alone(prompt, options) for prompt in prompts]
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_paused_request(tmp_path: Path, thread: bool) -> None:
+    """It holds no blocks and no place while it is paused, and its text is the one that it has alone."""
+    tiny_models.save(tmp_path, "llama", max_position_embeddings=2048)
+    pair = Pair(*(tiny_models.model(tmp_path, "native", each) for each in ("int8", "int4")))
+    engine = pair.engine("model", EngineLimits(requests=1))
+    options = GenerationOptions.of(max_new_tokens=40, ignore_eos=True)
+    prompts = tuple(range(3, 60)), tuple(range(9, 30))
+    if thread:
+        engine.start()
+    paused, other = (engine.submit(prompt, options) for prompt in prompts)
+    first = next(paused)
+    paused.pause()
+    assert tokens_of(other) == pair.alone(prompts[1], options)
+    assert engine.stats.preempted == 1
+    assert not paused.ended
+    if not thread:
+        assert not engine.step()  # nothing is left to do
+    paused.resume()
+    assert tokens_of(itertools.chain([first], paused)) == pair.alone(prompts[0], options)
+    ended = engine.submit(prompts[0], options)
+    ended.pause()
+    ended.cancel()
+    engine.close()
+    assert pair.target.blocks is not None
+    assert pair.target.blocks.free == pair.target.blocks.count

@@ -1,4 +1,4 @@
-"""Requests of many texts: they take what nobody else needs, and keep nobody waiting behind all of their texts."""
+"""Requests of many texts: they take what nobody else needs, and keep nobody waiting for one of their texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'ipex-assist[serve]' brings it")
 
-from engine_fake import PLAY, pool_of
+from engine_fake import ENDLESS, PLAY, pool_of
 
 from ipex_assist.serve.app import create_app
 from ipex_assist.serve.backend import GenerationRequest, RequestShare
@@ -71,6 +71,35 @@ def test_requests_of_one_text_keep_their_order() -> None:
     assert order(queue, [], 2) == [0, 1, 2, 3]
 
 
+def test_who_runs_most_gives_a_place_to_who_runs_two_fewer() -> None:
+    """The youngest of its texts; a request that runs one text gives none, or requests would pause each other."""
+    queue, large, medium = FairQueue(), texts(4), texts(2, 10)
+    for number, active in enumerate((*large, *medium)):
+        active.number = number
+    queue.put(texts(1, 20)[0])
+    assert queue.to_pause([*large, *medium]) is large[3]
+    assert queue.to_pause([*large[:2], *medium]) is large[1]
+    assert queue.to_pause([large[0], medium[0]]) is None
+    assert queue.to_pause([]) is None
+    waits = FairQueue()
+    waits.put(texts(1, 20)[0])
+    waits.put_back(large[3])  # what it waits for is the rest of the largest itself
+    waits.remove(waits.next([*large[:3]]))
+    assert waits.to_pause([*large[:3], *medium]) is None
+
+
+def test_a_paused_text_waits_for_its_own_engine() -> None:
+    """Others of its request are started where there is room; alone it has to move."""
+    queue, (paused, other) = FairQueue(), texts(2)
+    paused.slot, paused.paused = 0, True
+    queue.put(other)
+    queue.put_back(paused)
+    assert queue.next([], {0, 1}) is paused
+    assert queue.next([], {1}) is other
+    queue.take(other)
+    assert queue.next([other], {1}) is paused
+
+
 @asynccontextmanager
 async def served(concurrency: int, **options: Any) -> AsyncIterator[tuple[Engines, httpx.AsyncClient]]:
     """The real application over engines without models."""
@@ -91,7 +120,7 @@ def test_a_request_of_thousands_of_texts_and_others() -> None:
     """Those who come later are neither told that the queue is full, nor wait for all of its texts."""
 
     async def main() -> None:
-        async with served(2, max_queue=3) as (engines, client):
+        async with served(2, max_queue=2) as (engines, client):
             body = {"prompt": [[PLAY, 20]] * 128, "n": 128, "max_tokens": 20}
             large = asyncio.ensure_future(client.post("/v1/completions", json=body))
             while engines.statistics().waiting < 3:
@@ -100,7 +129,7 @@ def test_a_request_of_thousands_of_texts_and_others() -> None:
             before = engines.statistics().engine.get("finished", 0)
             asked = [client.post("/v1/completions", json={"prompt": [PLAY, 1], "max_tokens": 1}) for _ in range(3)]
             found = await asyncio.gather(*asked)
-            assert sorted(answer.status_code for answer in found) == [200, 200, 429]  # the queue is for three requests
+            assert sorted(answer.status_code for answer in found) == [200, 200, 429]  # the queue is for two requests
             assert found[0].json()["choices"][0]["text"] == "w0 "
             assert engines.statistics().engine["finished"] - before < 10
             assert not large.done()
@@ -111,6 +140,28 @@ def test_a_request_of_thousands_of_texts_and_others() -> None:
 
     async def asked_again(client: httpx.AsyncClient) -> httpx.Response:
         return await client.post("/v1/completions", json={"prompt": [PLAY, 1], "max_tokens": 1})
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_nobody_waits_for_a_long_text_of_a_large_request() -> None:
+    """All places have texts of one request that never end: others are answered, and then all places are its again."""
+
+    async def main() -> None:
+        async with served(4) as (engines, client):
+            body = {"prompt": [[ENDLESS, 0]] * 128, "n": 128, "max_tokens": 100}
+            large = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            while engines.statistics().running < 4 or not engines.statistics().waiting:
+                await asyncio.sleep(0.01)
+            asked = [client.post("/v1/completions", json={"prompt": [PLAY, 5], "max_tokens": 5}) for _ in range(6)]
+            for answer in await asyncio.gather(*asked):
+                assert answer.json()["choices"][0]["text"] == "w0 w1 w2 w3 w4 "
+            assert engines.statistics().running == 4
+            assert not large.done()
+            large.cancel()
+            while engines.statistics().running:
+                await asyncio.sleep(0.01)
+            assert engines.statistics().waiting == 0
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

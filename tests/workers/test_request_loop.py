@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -155,6 +156,34 @@ def test_a_cancelled_text_makes_room_at_once(model: TextModel) -> None:
     loop.run()
     assert [reply["id"] for reply in replies] == [1, 2]
     assert rounds <= 6
+
+
+@needs_native
+def test_a_paused_text(tiny: str) -> None:
+    """Nothing is sent of it until it is resumed; then the rest is, or its cancellation is confirmed."""
+    model = ipex_assist.load(tiny, None, precision="fp32", executor="native")
+    assert model.pauses
+    replies: list[dict[str, Any]] = []
+    loop = RequestLoop(model, replies.append)
+    options = {"max_new_tokens": 20}
+    for number in (1, 2, 3):
+        loop.inbox.put(request(number, options=options))
+    loop.inbox.put({"pause": 1})
+    loop.inbox.put({"pause": 2})
+    loop.inbox.put({"pause": 99})  # answered long ago
+    worker = threading.Thread(target=loop.run, daemon=True)
+    worker.start()
+    while not replies:
+        time.sleep(0.001)
+    assert [reply["id"] for reply in replies] == [3]
+    loop.inbox.put({"cancel": 2})
+    for each in ({"resume": 1}, {"resume": 2}, None):
+        loop.inbox.put(each)
+    worker.join(60)
+    assert not worker.is_alive()
+    assert [reply["id"] for reply in replies] == [3, 2, 1]
+    assert replies[1]["error"] == "cancelled"
+    assert replies[2]["result"]["tokens"] == replies[0]["result"]["tokens"]
 
 
 def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
