@@ -15,6 +15,7 @@ from ipex_assist.serve.backend import (
     Failed,
     Finished,
     GenerationRequest,
+    InvalidField,
     ModelFacts,
     NotReady,
     OutputChunk,
@@ -289,7 +290,9 @@ class Engines:
             self._retry(active, event.error or "it failed")
         else:
             error = event.error or "the request failed"
-            self._fail(active, UsageError(error) if event.refused else Failed(error))
+            grammar = active.request.grammar  # the rest of a request was checked here
+            field = None if grammar is None else grammar.field
+            self._fail(active, InvalidField(error, field) if event.refused else Failed(error))
 
     def _retry(self, active: ActiveRequest, reason: str) -> None:
         """Queue a request again after its engine failed; the retry continues its output."""

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.serve.backend import Busy, Failed, NotReady
+from ipex_assist.serve.backend import Busy, Failed, InvalidField, NotReady
 
 log = logging.getLogger("ipex_assist")
 
@@ -97,6 +97,8 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(503 if error.again else 500, str(error), code="failed")
         case TimeoutError() | asyncio.TimeoutError():  # different classes before Python 3.11
             return ApiError(503, str(error) or "the request took longer than the server allows", code="timeout")
+        case InvalidField():
+            return ApiError(400, str(error), param=error.param)
         case UsageError():
             return ApiError(400, str(error))
         case IpexAssistError():

@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ipex_assist.env.errors import UsageError
-from ipex_assist.serve.backend import Busy, NotReady
+from ipex_assist.serve.backend import Busy, InvalidField, NotReady
 from ipex_assist.serve.checker_process import SECONDS, CheckerProcess, trial_program
 from ipex_assist.speculative.grammar import GrammarSpec
 
@@ -76,7 +75,7 @@ class GrammarChecker:
             trial.exception()  # mark it as retrieved: nobody may wait any more
 
     def check(self, spec: GrammarSpec) -> None:
-        """Raise UsageError (status 400) if the grammar cannot be used. Takes about a second at most."""
+        """Raise InvalidField (status 400) if the grammar cannot be used. Takes about a second at most."""
         if self._is_known(spec):
             return
         reason = self._try(spec)
@@ -84,14 +83,14 @@ class GrammarChecker:
             self._known[_name(spec)] = reason
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        _refuse(reason)
+        _refuse(reason, spec)
 
     def _is_known(self, spec: GrammarSpec) -> bool:
-        """Whether there is a verdict. Raises UsageError if it is a bad one."""
+        """Whether there is a verdict. Raises InvalidField if it is a bad one."""
         name = _name(spec)
         with self._lock:
             known, reason = name in self._known, self._known.get(name)
-        _refuse(reason)
+        _refuse(reason, spec)
         return known
 
     def _try(self, spec: GrammarSpec) -> str | None:
@@ -108,9 +107,9 @@ class GrammarChecker:
             process.close()
 
 
-def _refuse(reason: str | None) -> None:
+def _refuse(reason: str | None, spec: GrammarSpec) -> None:
     if reason is not None:
-        raise UsageError(f"this grammar cannot be used: {reason}")
+        raise InvalidField(f"this grammar cannot be used: {reason}", spec.field)
 
 
 def _name(spec: GrammarSpec) -> bytes:

@@ -56,7 +56,7 @@ class ServerMetrics:
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
         self._texts = self._histogram("request_generation_tokens", "Generated tokens of a text", _TOKENS)
         self._full = Counter(
-            "ipex_assist:queue_full", "Requests refused because the queue was full", [_MODEL],
+            "ipex_assist:queue_full", "Requests refused because a queue was full", [_MODEL],
             registry=self._registry,
         )  # fmt: skip
 
@@ -99,7 +99,7 @@ class ServerMetrics:
                         tokens, last = tokens + len(chunk.token_deltas), now
                     yield chunk
         except Busy:
-            self._full.labels(model).inc()
+            self.count_full()
             raise
         except Exception:
             reason = "error"
@@ -111,6 +111,10 @@ class ServerMetrics:
                 self._texts.labels(model).observe(tokens)
                 if tokens > 1:
                     self._mean_token_s.labels(model).observe((last - first) / (tokens - 1))
+
+    def count_full(self) -> None:
+        """Count a request that a full queue refused."""
+        self._full.labels(self._backend.facts.name).inc()
 
     def _count_chunk(self, model: str, chunk: OutputChunk, later: bool, seconds: float) -> None:
         self._new_tokens.labels(model).inc(len(chunk.token_deltas))

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipex_assist.executors.blocks import BLOCK
-from ipex_assist.serve.backend import Backend, ModelFacts
+from ipex_assist.serve.backend import Backend, Busy, ModelFacts
 from ipex_assist.serve.choice_runner import seconds_left
 from ipex_assist.serve.errors import ApiError
 from ipex_assist.serve.grammar_checker import GrammarChecker
@@ -122,9 +122,13 @@ class Service:
         return asyncio.get_running_loop().time() + self.options.timeout
 
     async def checked(self, grammar: GrammarSpec | None, deadline: float) -> GrammarSpec | None:
-        """Return the grammar. Raises UsageError if it cannot be used, or takes more than a second to try, Busy if too
+        """Return the grammar. Raises InvalidField if it cannot be used, or takes more than a second to try, Busy if too
         many others wait, TimeoutError after the request's deadline."""
-        return await self._grammars.checked(grammar, seconds_left(deadline))
+        try:
+            return await self._grammars.checked(grammar, seconds_left(deadline))
+        except Busy:
+            self.metrics.count_full()
+            raise
 
     def check_prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return the prompt's token ids, checked. Raises 413 with the numbers if it is too long."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.json_schemas import adapt_schema
 from ipex_assist.speculative.grammar import GrammarSpec
 
@@ -19,26 +21,30 @@ def grammar_of(fields: Mapping[str, Any]) -> GrammarSpec | None:
 
     fields: the JSON body or its part with `response_format` (OpenAI's), `guided_json`, `guided_regex`, `guided_choice`,
     `guided_grammar` (llguidance's dialect of Lark), or `structured_outputs` with json, regex, choice, grammar or
-    json_object (vLLM's); others are ignored. Raises UsageError (status 400) with the field and the reason. The
+    json_object (vLLM's); others are ignored. Raises InvalidField (status 400) with the reason. The
     cost of the grammar itself is checked by `grammar_checker.GrammarChecker`.
     """
     found = {name: spec for name, spec in _asked(fields) if spec is not None}
     if len(found) > 1:
-        raise UsageError(f"{' and '.join(found)} are both given: a text can be held to one of them")
-    return next(iter(found.values()), None)
+        raise InvalidField(f"{' and '.join(found)} are both given: a text can be held to one of them", list(found)[1])
+    return next((replace(spec, field=name) for name, spec in found.items()), None)
 
 
-def json_schema(schema: Any, field: str) -> GrammarSpec:
-    """A grammar for JSON by a schema: an object, true, or a JSON string. UsageError names the field."""
+def json_schema(schema: Any, field: str, param: str | None = None) -> GrammarSpec:
+    """A grammar for JSON by a schema: an object, true, or a JSON string. Raises InvalidField.
+
+    field: in messages. param: in errors, if they name a shorter path.
+    """
+    param = param or field
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{field}: this is no JSON ({error})") from None
+            raise InvalidField(f"{field}: this is no JSON ({error})", param) from None
     try:
-        return GrammarSpec("json_schema", _written(adapt_schema(schema)))
+        return GrammarSpec("json_schema", _written(adapt_schema(schema)), param)
     except (UsageError, ValueError, RecursionError) as error:
-        raise UsageError(f"{field}: {error}") from None
+        raise InvalidField(f"{field}: {error}", param) from None
 
 
 def _asked(fields: Mapping[str, Any]) -> list[tuple[str, GrammarSpec | None]]:
@@ -47,7 +53,7 @@ def _asked(fields: Mapping[str, Any]) -> list[tuple[str, GrammarSpec | None]]:
     structured = fields.get("structured_outputs")
     if structured is not None:
         if not isinstance(structured, Mapping):
-            raise UsageError("structured_outputs must be an object")
+            raise InvalidField("structured_outputs must be an object", "structured_outputs")
         for kind in _GUIDED.values():
             name = f"structured_outputs.{kind}"
             asked.append((name, _guided(name, kind, structured.get(kind))))
@@ -69,9 +75,13 @@ def _response_format(value: Any) -> GrammarSpec | None:
         schema = named.get("schema") if isinstance(named, Mapping) else None
         # Without a schema OpenAI accepts any object.
         return (
-            GrammarSpec("json_object") if schema is None else json_schema(schema, "response_format.json_schema.schema")
+            GrammarSpec("json_object")
+            if schema is None
+            else json_schema(schema, "response_format.json_schema.schema", "response_format")
         )
-    raise UsageError(f"response_format.type is {str(kind)[:100]!r}; there are text, json_object and json_schema")
+    raise InvalidField(
+        f"response_format.type is {str(kind)[:100]!r}; there are text, json_object and json_schema", "response_format"
+    )
 
 
 def _guided(name: str, kind: str, value: Any) -> GrammarSpec | None:
@@ -81,11 +91,15 @@ def _guided(name: str, kind: str, value: Any) -> GrammarSpec | None:
         return json_schema(value, name)
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
-            raise UsageError(f"{name} must be a list of one text or more")
-        return GrammarSpec("choice", _written(value))
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{name} must be a text, and not an empty one")
-    _written(value)
+            raise InvalidField(f"{name} must be a list of one text or more", name)
+    elif not isinstance(value, str) or not value:
+        raise InvalidField(f"{name} must be a text, and not an empty one", name)
+    try:
+        written = _written(value)
+    except UsageError as error:
+        raise InvalidField(f"{name}: {error}", name) from None
+    if kind == "choice":
+        return GrammarSpec("choice", written)
     return GrammarSpec("regex" if kind == "regex" else "lark", value)
 
 

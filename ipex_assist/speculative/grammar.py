@@ -7,7 +7,7 @@ by the chosen token. So the output under a grammar is the same with any drafts, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -27,10 +27,12 @@ class GrammarSpec:
 
     kind: json_object; json_schema, regex and lark, written in `value` (JSON Schema as JSON, a regular expression that
     the whole output matches, a grammar in llguidance's dialect of Lark); or choice, with a JSON list of strings.
+    field: of the request that asked for it, for error messages.
     """
 
     kind: str
     value: str = ""
+    field: str | None = field(default=None, compare=False)
 
 
 class GrammarError(UsageError):

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,20 @@ from engine_fake import (
 
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.serve import engines as serve_engines
-from ipex_assist.serve.backend import Busy, Failed, Finished, GenerationRequest, NotReady, OutputChunk, TokenDelta
+from ipex_assist.serve.backend import (
+    Busy,
+    Failed,
+    Finished,
+    GenerationRequest,
+    InvalidField,
+    NotReady,
+    OutputChunk,
+    TokenDelta,
+)
 from ipex_assist.serve.engine_slot import ActiveRequest
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
+from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
 
 pytestmark = pytest.mark.one_stack
@@ -198,8 +209,11 @@ def test_errors_of_requests() -> None:
                 with pytest.raises(Failed, match="no good") as caught:
                     await text_of(engines, request(action))
                 assert caught.value.again == again
-            with pytest.raises(UsageError, match="no good"):  # 400, where it is the request's fault
-                await text_of(engines, request(REFUSED))
+            held = replace(request(REFUSED), grammar=GrammarSpec("lark", "start: <[99999]>", "guided_grammar"))
+            for asked, field in ((request(REFUSED), None), (held, "guided_grammar")):
+                with pytest.raises(InvalidField, match="no good") as refusal:  # 400, where it is the request's fault
+                    await text_of(engines, asked)
+                assert refusal.value.param == field
 
     run(main())
 

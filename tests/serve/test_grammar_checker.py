@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -103,6 +104,8 @@ def test_the_queue_is_bounded(serve, trials):
         assert answer.json()["error"]["code"] == "queue_full"
         assert "2 grammars wait" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) >= 1
+        counted = client.get("/metrics").text
+        assert re.search(r"^ipex_assist:queue_full_total{.*} [1-9]", counted, re.MULTILINE), counted
         trials.free.touch()
         assert {each.result().status_code for each in slow} == {200}
     assert sorted(value for value in trials.tried if value != "other") == [f"wait{number}" for number in range(4)]

@@ -158,3 +158,11 @@ def test_refusals(client: httpx.Client, body: dict[str, Any], words: str) -> Non
     answer = client.post(PATH, json={"input": "Hi", **body})
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("schema", [{"not": {}}, {"$schema": "x"}])
+def test_a_schema_that_cannot_be_forced(client: httpx.Client, schema: Any) -> None:
+    """The field has the name that it has here, and not in a chat."""
+    tools = [FLAT, {**FLAT, "name": "other", "parameters": schema, "strict": True}]
+    error = client.post(PATH, json={"input": "Hi", "tools": tools}).json()["error"]
+    assert error["param"] == "tools[1].parameters"

@@ -95,11 +95,12 @@ def test_one_reason_is_said_once(client):
 def test_a_part_that_is_no_text(client, kind):
     """One sentence, not what each form of content would have needed."""
     parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:image/png;base64,AA=="}}]
-    for path, field in ((CHAT, "messages"), ("/v1/responses", "input")):
+    for path, field in ((CHAT, "messages"), ("/v1/responses", "input"), ("/tokenize", "messages")):
         error = refused(client.post(path, json={field: [{"role": "user", "content": parts}]}), 400)
         medium = next(word for word in ("image", "audio", "file") if word in kind)
         assert error["message"].endswith(f"content.1: the model reads text alone: leave out this {medium}"), error
-        assert error["message"].startswith(field)
+        assert error["message"].startswith(f"{field}.0.")
+        assert error["param"] == error["message"].partition(": ")[0]
 
 
 def test_not_unicode(client):

@@ -111,6 +111,22 @@ def test_refusals(client, body, words):
     assert words in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$schema": "x"}}}}, "text.format.schema"),
+    ],
+)
+def test_schemas_that_cannot_be_forced(client, body, param):
+    """Fields have the names that they have here, and not in a chat."""
+    answer = client.post(PATH, json={"input": "Hi"} | body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert "response_format" not in error["message"]
+
+
 def test_memory_of_answers_is_bounded(monkeypatch):
     """By their number and by their size; what was asked for lately stays."""
     monkeypatch.setattr(response_store, "MOST_KEPT", 3)

@@ -129,22 +129,60 @@ def test_a_conversation_with_calls(client: httpx.Client, backend: FakeBackend) -
     assert counted == backend.requests[-1].tokens
 
 
+def response_format(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+def tool_with(parameters: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("body", "reason", "param"),
     [
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "not among the tools"),
-        ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": [TOOL, TOOL]}, "the same name"),
-        ({"tools": [TOOL], "response_format": {"type": "json_object"}, "guided_regex": "a"}, "both given"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "cannot be used"),
-        ({"guided_regex": "(a"}, "unclosed group"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "not among the tools",
+            "tool_choice",
+        ),
+        ({"tool_choice": "required"}, "there are no tools", "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "the same name", "tools"),
+        (
+            {"tools": [TOOL], "response_format": {"type": "json_object"}, "guided_regex": "a"},
+            "both given",
+            "guided_regex",
+        ),
+        ({"tools": [TOOL], "guided_regex": "a"}, "cannot be had with tools", "guided_regex"),
+        (response_format({"not": {}}), "cannot be used", "response_format"),
+        (response_format({"$schema": "x"}), "$schema is", "response_format"),
+        (response_format({"not": {}}) | {"tools": [TOOL]}, "cannot be used", "response_format"),
+        (response_format({}) | {"tools": [tool_with({"not": {}})]}, "cannot be used", "tools[0].function.parameters"),
+        ({"guided_regex": "(a"}, "unclosed group", "guided_regex"),
+        ({"structured_outputs": {"grammar": "start: x"}}, "cannot be used", "structured_outputs.grammar"),
+        (
+            {"tools": [TOOL, tool_with({"$schema": "x"})], "tool_choice": "required"},
+            "of the tool f cannot be forced",
+            "tools[1].function.parameters",
+        ),
+        (
+            {"tools": [TOOL, tool_with({"properties": {"a": {"not": {}}}}, strict=True)]},
+            "cannot be used",
+            "tools[1].function.parameters",
+        ),
+        (
+            {"tools": [TOOL, tool_with({"properties": {"a": {"not": {}}}})], "tool_choice": "required"},
+            "cannot be used",
+            "tools",
+        ),
     ],
 )
-def test_what_cannot_be_had_is_refused(client: httpx.Client, body: dict[str, Any], reason: str) -> None:
-    """With status 400, in OpenAI's form."""
+def test_what_cannot_be_had_is_refused(client: httpx.Client, body: dict[str, Any], reason: str, param: str) -> None:
+    """With status 400, in OpenAI's form, with the field at fault."""
     answer = client.post(CHAT, json={**HI, **body})
     assert answer.status_code == 400
-    assert reason in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert reason in error["message"]
+    assert error["param"] == param
 
 
 def test_a_model_without_tools(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,14 +140,6 @@ class TextConfig(RequestBody):
 
     format: Annotated[TextFormat | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
 
-    def grammar_fields(self) -> dict[str, Any]:
-        """As `structured.grammar_of` reads it."""
-        if self.format is None:
-            return {}
-        if isinstance(self.format, FlatSchema):
-            return {"response_format": {"type": "json_schema", "json_schema": {"schema": self.format.schema_}}}
-        return {"response_format": {"type": self.format.type}}
-
 
 class ResponsesRequest(SamplingFields):
     """A text or the messages of a conversation, continuing a stored response if its id is given."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ipex_assist.serve.protocol.chat import Message
 from ipex_assist.serve.protocol.common import BoundedList, RequestBody, ResponseBody, TokenList, ToolList
@@ -27,6 +27,17 @@ class TokenizeMessages(RequestBody):
     tools: ToolList[Tool] | None = None
     model: str | None = None
     return_token_strs: bool | None = None
+
+
+def _form(body: Any) -> str:
+    """Of a request, so that errors are those of one form."""
+    messages = "messages" in body and "prompt" not in body if isinstance(body, dict) else hasattr(body, "messages")
+    return "Messages" if messages else "Text"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeText, Tag("Text")] | Annotated[TokenizeMessages, Tag("Messages")], Discriminator(_form)
+]
 
 
 class TokenizeResponse(ResponseBody):

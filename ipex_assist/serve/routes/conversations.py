@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_assist.serve.service import Service
-from ipex_assist.serve.tools import PreparedConversation, prepare
+from ipex_assist.serve.tools import SCHEMA_FIELDS, PreparedConversation, prepare
 from ipex_assist.speculative.grammar import GrammarSpec
 
 
@@ -20,6 +20,7 @@ class AskedConversation:
     tool_choice: str | Mapping[str, Any] | None
     parallel: bool | None
     response: GrammarSpec | None
+    schema_fields: str = SCHEMA_FIELDS
 
 
 async def prepare_conversation(
@@ -39,6 +40,7 @@ async def prepare_conversation(
             asked.tool_choice,
             parallel=asked.parallel is not False,
             response=asked.response,
+            schema_fields=asked.schema_fields,
         )
 
     turn = await service.in_thread(work)

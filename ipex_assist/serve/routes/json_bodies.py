@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -29,7 +29,9 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        kind: Any = self.body_field.field_info.annotation
+        field = self.body_field.field_info
+        parts = (field.annotation, *field.metadata)  # the second: how to tell the members of a union apart
+        kind: Any = Annotated[parts] if field.metadata else field.annotation  # type: ignore[type-arg]
         form: TypeAdapter[Any] = TypeAdapter(kind)
 
         async def handler(request: Request) -> Response:

@@ -13,13 +13,15 @@ from ipex_assist.serve.answers.responses import ResponseWriter
 from ipex_assist.serve.answers.writer import compact
 from ipex_assist.serve.backend import GenerationRequest
 from ipex_assist.serve.errors import ApiError, responses
-from ipex_assist.serve.protocol.responses import Deleted, ModelResponse, ResponsesRequest
+from ipex_assist.serve.protocol.responses import Deleted, FlatSchema, ModelResponse, ResponsesRequest, TextConfig
+from ipex_assist.serve.protocol.structured import JsonObject
 from ipex_assist.serve.routes.completions import ERRORS, STREAM, check_biases
 from ipex_assist.serve.routes.conversations import AskedConversation, prepare_conversation
 from ipex_assist.serve.routes.json_bodies import JsonRoute
 from ipex_assist.serve.service import Service
 from ipex_assist.serve.streaming import GenerationResponse
-from ipex_assist.serve.structured_output import grammar_of
+from ipex_assist.serve.structured_output import json_schema
+from ipex_assist.speculative.grammar import GrammarSpec
 
 _OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
 
@@ -31,8 +33,18 @@ def _asked(body: ResponsesRequest, messages: list[dict[str, Any]]) -> AskedConve
         [tool.for_template() for tool in body.tools or ()],
         body.choice_of_tools(),
         body.parallel_tool_calls,
-        grammar_of(body.text.grammar_fields() if body.text is not None else {}),
+        _grammar(body.text),
+        "tools[{}].parameters",
     )
+
+
+def _grammar(text: TextConfig | None) -> GrammarSpec | None:
+    match text.format if text is not None else None:
+        case FlatSchema(schema_=schema):
+            return json_schema(schema, "text.format.schema")
+        case JsonObject():
+            return GrammarSpec("json_object", field="text.format")
+    return None
 
 
 def router(service: Service) -> APIRouter:

@@ -9,6 +9,7 @@ from ipex_assist.serve.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeMessages,
+    TokenizeRequest,
     TokenizeResponse,
     TokenizeText,
 )
@@ -28,7 +29,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(route_class=JsonRoute, responses=responses(400, 401, 404, 413, 500, 503))
 
     @routes.post("/tokenize")
-    async def tokenize(body: TokenizeText | TokenizeMessages) -> TokenizeResponse:
+    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """Token ids of a text, or of a conversation in the model's chat template."""
         service.check_model(body.model)
         if isinstance(body, TokenizeText):

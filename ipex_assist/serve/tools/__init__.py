@@ -4,6 +4,15 @@ Routes use `prepare` before generation, and `push` and `finish` of `PreparedConv
 """
 
 from ipex_assist.serve.tools.call_parser import CallDelta, CallParser, ParsedEvent, content_and_calls, merged
-from ipex_assist.serve.tools.prepare import PreparedConversation, prepare
+from ipex_assist.serve.tools.prepare import SCHEMA_FIELDS, PreparedConversation, prepare
 
-__all__ = ["CallDelta", "CallParser", "ParsedEvent", "PreparedConversation", "content_and_calls", "merged", "prepare"]
+__all__ = [
+    "SCHEMA_FIELDS",
+    "CallDelta",
+    "CallParser",
+    "ParsedEvent",
+    "PreparedConversation",
+    "content_and_calls",
+    "merged",
+    "prepare",
+]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.tools.call_parsers import HERMES_CLOSE, HERMES_OPEN, LLAMA_TAG, MISTRAL_ARGS, MISTRAL_CALLS
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.llguidance_grammar import JSON_STYLE, literal
@@ -87,15 +87,15 @@ def optional_calls(
 
 
 def calls_or_json(calls: GrammarSpec, response: GrammarSpec) -> GrammarSpec:
-    """Grammar of calls, or an answer in JSON. Raises UsageError for another response grammar."""
+    """Grammar of calls, or an answer in JSON; its field is the answer's. InvalidField for another response grammar."""
     if response.kind == "json_object":
         schema: Any = {"type": "object"}
     elif response.kind == "json_schema":
         schema = json.loads(response.value)
     else:
-        raise UsageError("guided texts other than JSON cannot be had with tools: leave either out")
+        raise InvalidField("guided texts other than JSON cannot be had with tools: leave either out", response.field)
     rules = calls.value.replace("start: calls\n", "start: calls | answer\n", 1)
-    return GrammarSpec("lark", f"{rules}answer: %json {_json(schema)}\n")
+    return GrammarSpec("lark", f"{rules}answer: %json {_json(schema)}\n", response.field)
 
 
 def _calls(form: CallSyntax, schemas: Mapping[str, Any], markers: Mapping[int, str], *, several: bool) -> str:

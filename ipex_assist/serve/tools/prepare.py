@@ -6,10 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.serve.backend import InvalidField
 from ipex_assist.serve.json_schemas import adapt_schema
 from ipex_assist.serve.tools.call_grammars import (
     HERMES,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 _OTHER_FORMS = ("<function=", "<arg_key>")
 _MARKERS = (HERMES_OPEN, HERMES_CLOSE, LLAMA_TAG, MISTRAL_CALLS, MISTRAL_ARGS, MISTRAL_CALL_ID)
 
+SCHEMA_FIELDS = "tools[{}].function.parameters"  # of /v1/chat/completions
+
 # Where a schema has one of these, it says by them what other arguments there may be.
 _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 
@@ -60,7 +64,8 @@ class PreparedConversation:
     """messages, tools: for `encode_messages`. grammar: what the text is held to, that of the response format included.
 
     parser: makes the parser of one text; None where there is nothing to read calls from: all of it is content then.
-    calls: of a grammar of any text, its calls alone, to be checked as well: texts at random hardly come to one.
+    calls: the calls alone, where a text may have others beside them: checked first, as texts at random hardly come to
+    one, and so that errors name the right field.
     """
 
     messages: list[dict[str, Any]]
@@ -78,12 +83,14 @@ def prepare(
     *,
     parallel: bool = True,
     response: GrammarSpec | None = None,
+    schema_fields: str = SCHEMA_FIELDS,
 ) -> PreparedConversation:
     """What a conversation with tools needs, by OpenAI's fields of the same names; also without any tools.
 
-    response: the grammar of the response format, or None. Calls of earlier messages become what templates read: their
-    arguments objects, and their ids such as the family takes. Where a tool is strict the text may be any, but a call in
-    it is held to its schema. Raises UsageError, for status 400: a tool that is not there, tools for a model whose
+    response: the grammar of the response format, or None. schema_fields: the path of a tool's schema in the body, with
+    {} for its number, for errors. Calls of earlier messages become what templates read: their arguments objects, and
+    their ids such as the family takes. Where a tool is strict the text may be any, but a call in
+    it is held to its schema. Raises InvalidField, for status 400: a tool that is not there, tools for a model whose
     template knows none or has an unknown form of calls, a schema that cannot be forced.
     """
     known = [_tool(tool, place) for place, tool in enumerate(tools or ())]
@@ -94,24 +101,30 @@ def prepare(
     if not known or mode == "none":
         return PreparedConversation(written, grammar=response)
     if family is None:
-        raise UsageError(
+        raise InvalidField(
             "tools: the chat template of this model has no place for tools, or writes calls in a form that is not "
             "known here (known are those of Hermes and Qwen, Llama 3 and Mistral). Leave tools out, or serve another "
-            "model"
+            "model",
+            "tools",
         )
     markers = special_markers(tokenizer)
     strict = [name for name, tool in zip(names, tools or (), strict=True) if tool["function"].get("strict")]
     grammar, calls = response, None
+    schemas_of = partial(_schemas, known, schema_fields=schema_fields)
     if mode == "forced":
         several = parallel and tool_choice == "required"
-        grammar = forced_calls(family.form, _schemas(known, called), markers, several=several)
+        grammar = forced_calls(family.form, schemas_of(called), markers, several=several)
     elif response is not None:
-        grammar = calls_or_json(forced_calls(family.form, _schemas(known, names), markers, several=parallel), response)
+        calls = forced_calls(family.form, schemas_of(names), markers, several=parallel)
+        grammar = calls_or_json(calls, response)
     elif strict:
-        schemas = {name: {"type": "object"} for name in names} | _schemas(known, strict)
+        schemas = {name: {"type": "object"} for name in names} | schemas_of(strict)
         others = special_tokens(tokenizer) - markers.keys()
         grammar = optional_calls(family.form, schemas, markers, others, several=parallel)
         calls = forced_calls(family.form, schemas, markers, several=parallel)
+    held = called if mode == "forced" else names if response is not None else strict
+    field = schema_fields.format(names.index(held[0])) if len(held) == 1 else "tools"
+    grammar, calls = (each and replace(each, field=each.field or field) for each in (grammar, calls))
 
     def parser() -> CallParser:
         assert family is not None
@@ -152,7 +165,9 @@ def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
     """A tool as templates expect it: without fields that say nothing, with parameters."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, Mapping) or not function.get("name"):
-        raise UsageError(f"tools[{place}] must be {{'type': 'function', 'function': {{'name': …}}}}")
+        raise InvalidField(
+            f"tools[{place}] must be {{'type': 'function', 'function': {{'name': …}}}}", f"tools[{place}]"
+        )
     kept = {key: value for key, value in function.items() if value is not None and key != "strict"}
     kept.setdefault("description", "")
     kept.setdefault("parameters", {"type": "object", "properties": {}})
@@ -162,31 +177,37 @@ def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
 def _choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Whether calls are "auto", "none" or "forced", and the names of those that are forced."""
     if len(set(names)) < len(names):
-        raise UsageError("tools: two of them have the same name")
+        raise InvalidField("tools: two of them have the same name", "tools")
     if isinstance(choice, Mapping):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
         if name not in names:
             known = ", ".join(names) or "none"
-            raise UsageError(f"tool_choice names {str(name)[:100]!r}, which is not among the tools ({known})")
+            raise InvalidField(
+                f"tool_choice names {str(name)[:100]!r}, which is not among the tools ({known})", "tool_choice"
+            )
         return "forced", [str(name)]
     if choice not in (None, "auto", "none", "required"):
-        raise UsageError(f"tool_choice is {str(choice)[:100]!r}; there are auto, none, required, and a function's name")
+        raise InvalidField(
+            f"tool_choice is {str(choice)[:100]!r}; there are auto, none, required, and a function's name",
+            "tool_choice",
+        )
     if choice == "required" and not names:
-        raise UsageError("tool_choice is required, and there are no tools")
+        raise InvalidField("tool_choice is required, and there are no tools", "tool_choice")
     return ("forced", names) if choice == "required" else (choice or "auto", ())
 
 
-def _schemas(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+def _schemas(tools: Sequence[Mapping[str, Any]], names: Sequence[str], schema_fields: str) -> dict[str, Any]:
     """By these names of functions, what their arguments must be: no others than those named, where any are."""
     schemas = {}
-    for function in (tool["function"] for tool in tools):
+    for place, function in enumerate(tool["function"] for tool in tools):
         if function["name"] not in names:
             continue
         try:
             schema = {"type": "object", **adapt_schema(function["parameters"])}
         except UsageError as error:
-            raise UsageError(f"the parameters of the tool {function['name']} cannot be forced: {error}") from None
+            message = f"the parameters of the tool {function['name']} cannot be forced: {error}"
+            raise InvalidField(message, schema_fields.format(place)) from None
         if "properties" in schema and not _OPEN & schema.keys():
             schema["additionalProperties"] = False
         schemas[function["name"]] = schema
