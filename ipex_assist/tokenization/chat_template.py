@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+LONGEST_DATE = 1000  # characters of a date's format; the date may have 256 times as many
 SAFE_JINJA = (3, 1, 6)  # older versions have known sandbox escapes
 
 
@@ -101,7 +103,12 @@ def _compiled(template: str) -> Any:
             jinja2.utils.Namespace.__setitem__(self, name, value)
 
     def raise_exception(message: str) -> None:
-        raise jinja2.exceptions.TemplateError(message)
+        raise jinja2.exceptions.TemplateError(BoundedEnvironment.checked(message))
+
+    def strftime_now(form: str) -> str:
+        if len(form) > LONGEST_DATE:
+            raise jinja2.exceptions.SecurityError(f"a chat template's date has more than {LONGEST_DATE:,} characters")
+        return datetime.now().strftime(form)
 
     environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
@@ -109,8 +116,8 @@ def _compiled(template: str) -> Any:
     environment.filters["tojson"] = bounded_filter("tojson", _to_json)  # jinja2's own escapes HTML
     environment.globals |= {
         "raise_exception": raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": _Dict(),
+        "strftime_now": strftime_now,
+        "dict": _Dict(BoundedEnvironment.checked),
         "namespace": Namespace,
     }
     return environment.from_string(template)
@@ -130,10 +137,13 @@ def _to_json(
 
 
 class _Dict:
-    """`dict` without its other attributes."""
+    """`dict` without its other attributes. checked: of keys, which are hashed."""
+
+    def __init__(self, checked: Callable[[Any], Any]) -> None:
+        self._checked = checked
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
-        return dict(*args, **items)
+        return dict(*map(self._checked, args), **items)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
+        return dict.fromkeys(*map(self._checked, args))
