@@ -18,6 +18,7 @@ from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.launch import InstanceRequest
 from ipex_assist.launch.plan import without_plan
 from ipex_assist.launch.process import Surroundings, command_for
+from ipex_assist.serve.connections import KEEP_ALIVE_SECONDS
 from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server import in_thread
@@ -38,6 +39,7 @@ APP = "ipex-assist"  # the application's name on the cluster
 TICK_SECONDS = 0.2
 ASK_SECONDS = 5.0  # between two looks at how the application is
 HEALTH_SECONDS = 5.0  # between Ray's looks at a replica
+PROXY_SECONDS = 30.0  # beyond --timeout, after which Ray's proxy gives up a request
 
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -173,7 +175,7 @@ def _run(
     own = replace(options, api_key=options.keys(), api_key_file=None)
     plan = ReplicaConfig(name, own, drafts, request, need, told, environ)
     application = deployment(serve, plan, nodes, args.replicas or (len(nodes), len(nodes)))
-    serve.start(proxy_location="HeadOnly", http_options={"host": options.host, "port": options.port})
+    serve.start(proxy_location="HeadOnly", http_options=proxy_options(options))
     deploying = _InThread(lambda: serve.run(application, name=APP, route_prefix="/"))
     try:
         said = False
@@ -186,6 +188,19 @@ def _run(
     finally:
         _delete(serve, stop)
     return 128 + (stop.number or 0) if stop.twice else 0
+
+
+def proxy_options(options: ServeOptions) -> dict[str, Any]:
+    """Ray's HTTPOptions: all limits that its proxy has.
+
+    A replica ends a request after --timeout itself; the proxy's own limit is for a replica that no longer does.
+    """
+    return {
+        "host": options.host,
+        "port": options.port,
+        "keep_alive_timeout_s": int(KEEP_ALIVE_SECONDS),
+        "request_timeout_s": options.timeout + PROXY_SECONDS,
+    }
 
 
 def deployment(serve: Any, plan: ReplicaConfig, nodes: set[str], replicas: tuple[int, int]) -> Any:

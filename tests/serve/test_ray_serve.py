@@ -18,6 +18,9 @@ from ray_nodes import instances, two_nodes
 
 import ipex_assist
 from ipex_assist import cli
+from ipex_assist.serve.connections import KEEP_ALIVE_SECONDS
+from ipex_assist.serve.options import ServeOptions
+from ipex_assist.serve.ray_serve import proxy_options
 
 pytestmark = [pytest.mark.daemons, pytest.mark.one_stack]
 
@@ -108,3 +111,15 @@ def test_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixtu
 def test_a_number_of_replicas_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--ray", "auto", "--replicas", "3-1"]) == 2
     assert "invalid number of replicas (N, or N-M) value: '3-1'" in capsys.readouterr().err
+
+
+def test_limits_of_the_proxy() -> None:
+    """Ray's own would never end a request whose replica hangs; all names are known to the installed Ray."""
+    from ray.serve.config import HTTPOptions
+
+    options = ServeOptions(host="127.0.0.1", port=8123, timeout=45.0)
+    found = HTTPOptions(**proxy_options(options))
+    assert (found.host, found.port) == ("127.0.0.1", 8123)
+    assert found.keep_alive_timeout_s == KEEP_ALIVE_SECONDS
+    assert found.request_timeout_s is not None
+    assert found.request_timeout_s > options.timeout

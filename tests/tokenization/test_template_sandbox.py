@@ -110,7 +110,13 @@ def test_lists_that_hold_the_same_ones_many_times(use: str) -> None:
             "'a' | lower | length",
             "'b' | list | length",
         ),
-        *("'b' | reverse | length", "'b' | first", "'b' | last", "'a b' | indent(2) | length", "'b' | batch(9) | list | length"),
+        *(
+            "'b' | reverse | length",
+            "'b' | first",
+            "'b' | last",
+            "'a b' | indent(2) | length",
+            "'b' | batch(9) | list | length",
+        ),
     ],
 )
 def test_filters_that_need_no_bound(use: str) -> None:
