@@ -7,7 +7,8 @@
 
 A file of results/MACHINE/ is one run: its question (a key of QUESTIONS, "_2" and so on for further tables of it), the
 machine, commit and commands, the table's columns and rows, and what must be said before and after it. Of each question
-and machine the newest run is the current table; the others are its history.
+and machine the newest run is the current table; the others are its history. A run with flaws (see FLAWS) is on no page
+if a clean one answers the same question; otherwise its date line names them.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ QUESTIONS = {
     "load_memory": "Memory of loading",
     "starting": "Starting",
 }
+# What a run may be marked with, as `flaws`; a commit that ends in -dirty is "uncommitted" by itself.
+FLAWS = {"uncommitted": "the code had changes that were not committed", "disturbed": "other work ran on the machine"}
 # What the first table compares: a question, and what its runs ask of a program.
 IN_SHORT = {"peers": "one prompt", "peers_throughput": "many prompts at once"}
 HEAD = """\
@@ -66,7 +69,8 @@ HEAD = """\
 Written by `benchmarks/results.py` from the files in [results/](results); change those, not this page. Each table says
 on which machine, at which commit and by which command it was measured. Ratios are within one run; machines that are
 shared with others give spreads that single figures hide. Speed is tokens after the first ÷ seconds after the first.
-Goals named here are those this project sets itself.
+Goals named here are those this project sets itself. Runs marked **uncommitted** (the code had changes that were not
+committed) or **disturbed** (other work ran on the machine) are here only if no clean run answers the same question.
 """
 
 Run = dict[str, Any]
@@ -79,7 +83,22 @@ def load(folder: Path = RESULTS) -> list[Run]:
         missing = {"question", "machine", "commit", "commands", "columns", "rows"} - run.keys()
         if missing or base(run["question"]) not in QUESTIONS:
             raise SystemExit(f"results.py: {run.get('question')}: no such question, or without {', '.join(missing)}")
+        run["flaws"] = flaws_of(run)
     return sorted(runs, key=lambda run: run.get("time", ""))
+
+
+def flaws_of(run: Run) -> list[str]:
+    """The run's flaws in the order of FLAWS, with what its commit says."""
+    found = {*run.get("flaws", ()), *(["uncommitted"] if run["commit"].endswith("-dirty") else [])}
+    if unknown := found - FLAWS.keys():
+        raise SystemExit(f"results.py: {run['question']}: {', '.join(unknown)}: no such flaw")
+    return [flaw for flaw in FLAWS if flaw in found]
+
+
+def without_replaced(runs: list[Run]) -> list[Run]:
+    """All runs but those with flaws whose question a clean run answers, on the same machine."""
+    clean = {(run["machine"], run["question"]) for run in runs if not run.get("flaws")}
+    return [run for run in runs if not run.get("flaws") or (run["machine"], run["question"]) not in clean]
 
 
 def base(question: str) -> str:
@@ -95,14 +114,16 @@ def table(run: Run) -> str:
 def section(run: Run) -> str:
     """Return one run as text: how it was made, its table, and its notes."""
     commands = "\n".join(f"    {command}" for command in run["commands"])
-    made = f"Commit {run['commit']}" + (f", {run['time'][:10]}" if run.get("time") else "") + "."
+    marks = "".join(f", **{flaw}**" for flaw in run.get("flaws", ()))
+    made = f"Commit {run['commit']}{marks}" + (f", {run['time'][:10]}" if run.get("time") else "") + "."
     parts = [made, commands, run.get("before", ""), table(run), run.get("notes", "")]
     return "\n\n".join(part for part in parts if part)
 
 
 def document(runs: list[Run]) -> str:
     """RESULTS.md: a chapter for each question, a table for each machine, older runs folded after it."""
-    parts = [HEAD, summary(runs)]
+    runs = without_replaced(runs)
+    parts = [HEAD, summary([run for run in runs if not run.get("flaws")])]
     for question, title in QUESTIONS.items():
         of_question = [run for run in runs if base(run["question"]) == question]
         if not of_question:
@@ -145,8 +166,8 @@ def bits_in(item: tuple[str, Any]) -> int:
 
 
 def newest_peers(runs: list[Run]) -> Run:
-    """The newest comparison of a real pair with other programs."""
-    return [run for run in runs if run["question"] == "peers"][-1]
+    """The newest comparison of a real pair with other programs, without flaws."""
+    return [run for run in runs if run["question"] == "peers" and not run.get("flaws")][-1]
 
 
 def with_peers(readme: str, run: Run) -> str:
@@ -205,7 +226,7 @@ def _load_cells(row: Run) -> dict[str, str]:
     }
 
 
-def keep(output: str, question: str | None, note: str) -> Path:
+def keep(output: str, question: str | None, note: str, disturbed: bool = False) -> Path:
     """Store the run whose printed output this is: its last line is JSON (measure.report, or bench --json)."""
     result = json.loads(output.strip().splitlines()[-1])
     if "environment" in result:
@@ -222,6 +243,8 @@ def keep(output: str, question: str | None, note: str) -> Path:
         "rows": [[str(value) for value in row.values()] for row in rows],
         "notes": note,
     }
+    if disturbed:
+        run["flaws"] = ["disturbed"]
     path = RESULTS / folder / f"{run['question']}-{run['commit']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -235,12 +258,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("output", nargs="?", help="keep: a file with what a benchmark printed")
     parser.add_argument("--question", help="keep: the question it answers, where that is not the benchmark's name")
     parser.add_argument("--note", default="", help="keep: what must be said after the table")
+    parser.add_argument("--disturbed", action="store_true", help="keep: other work ran on the machine")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where a page is out of date")
     args = parser.parse_args(argv)
     if args.action == "keep":
         if not args.output:
             parser.error("keep needs the file with the benchmark's output")
-        print(keep(Path(args.output).read_text(encoding="utf-8"), args.question, args.note))
+        print(keep(Path(args.output).read_text(encoding="utf-8"), args.question, args.note, args.disturbed))
     runs = load()
     peers = newest_peers(runs)
     pages = {DOCUMENT: document(runs), README: with_peers(README.read_text(encoding="utf-8"), peers)}

@@ -93,6 +93,32 @@ def test_the_newest_run_is_the_current_one() -> None:
     assert "older" in folded
 
 
+@pytest.mark.parametrize("flaw", ["uncommitted", "disturbed"])
+def test_a_run_with_flaws_gives_way_to_a_clean_one(flaw: str) -> None:
+    """Also to an older one, and it is not folded away; alone it is marked. The first table never has it."""
+    flawed = run_of("kernels", "2", "bad") | {"flaws": [flaw]}
+    page = results.document([run_of("kernels", "1", "good"), flawed])
+    assert ("good" in page, "bad" in page, "<details>" in page) == (True, False, False)
+    page = results.document([run_of("kernels_2", "1", "good"), flawed])
+    assert f"Commit 2, **{flaw}**, 2." in page
+    peers = {"question": "peers", "columns": ["peer", "target", "draft", "tokens/s"]}
+    rows = [["ipex-assist", "int4", "–", "30.0"], ["llama.cpp", "Q4_K_M", "–", "15.0"]]
+    other = {**run_of("peers", "1", ""), **peers, "rows": rows}
+    assert "2.00" in results.document([other])
+    assert "2.00" not in results.document([other | {"flaws": [flaw]}])
+
+
+def test_a_commit_may_say_that_a_run_has_a_flaw(tmp_path: Path) -> None:
+    """As git describes one with changes; flaws that nobody knows are refused."""
+    (tmp_path / "m").mkdir()
+    path = tmp_path / "m" / "x.json"
+    path.write_text(json.dumps(run_of("kernels", "1", "1") | {"commit": "0123abc-dirty"}))
+    assert results.load(tmp_path)[0]["flaws"] == ["uncommitted"]
+    path.write_text(json.dumps(run_of("kernels", "1", "1") | {"flaws": ["lucky"]}))
+    with pytest.raises(SystemExit, match="lucky: no such flaw"):
+        results.load(tmp_path)
+
+
 def test_a_file_that_answers_no_question_is_refused(tmp_path: Path) -> None:
     """It would be on no page, without a word."""
     (tmp_path / "m").mkdir()
