@@ -56,7 +56,7 @@ def load(
     allow_special_tokens: let messages of a chat hold special tokens, which can end a turn and begin another.
     revision: branch, tag or commit of the target on the hub.
     offline: use only what is on this machine.
-    progress: show bars while weights are loaded.
+    progress: show how far loading is, on standard error.
     quick_start: where nothing drafts, return before a packed copy is in memory as a whole.
     calibrate: measure now what passes cost, or read it from the cache folder, and not when it is needed.
 

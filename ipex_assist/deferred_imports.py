@@ -6,16 +6,19 @@ import os
 import sys
 from types import ModuleType
 
+from ipex_assist.env.phases import phase
+
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _threads: list[int] = []  # what torch is to compute with, where somebody said so; the last one holds
 
 
 def torch_module() -> ModuleType:
     """Return torch, imported now if it has not been, with as many threads as `keep_torch_to` said."""
-    late = not torch_is_here()
-    import torch
-
-    if late and _threads:
+    if (found := sys.modules.get("torch")) is not None:
+        return found
+    with phase("importing torch"):
+        import torch
+    if _threads:
         torch.set_num_threads(_threads[-1])
     return torch
 

@@ -15,7 +15,7 @@ As a script it is such an instance (`batch_fake.py --instance`), else the comman
 Prompts that are in flight together are answered by a thread each, in whatever order these end.
 
 The model's name tells how loading goes: `refuses`, `refuses-usage`, `refuses-not-1` (all but instance 1), `dies`, or
-anything else.
+anything else; `loads` reports a phase, and waits for the file GO (environment).
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ def instance() -> None:
     if model.startswith("refuses") and model != f"refuses-not-{os.environ.get('IPEX_INSTANCE')}":
         send({"refusal": f"there is no model {model}", "exit_code": 2 if model.endswith("usage") else 1})
         return
+    if model == "loads":
+        send({"phase": {"name": "packing weights", "share": 0.43, "seconds": 2.5}})
+        while not os.path.exists(os.environ["GO"]):
+            time.sleep(0.01)
     send({"ready": {"target": model, "precision": "fp32", "executor": "fake", "load_s": 0.0}})
     for line in sys.stdin:
         request = json.loads(line)

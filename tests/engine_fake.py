@@ -11,7 +11,8 @@
     10 N       as 1, but the first process to be asked so kills itself behind two parts (by a file)
     11 N       likewise, and the next one has other tokens
 
-The settings' target says how loading goes: `refuses`, `refuses-usage`, `dies`, `waits` (for the file) or anything else;
+The settings' target says how loading goes: `refuses`, `refuses-usage`, `dies`, `waits` (for the file), `loads` (says
+so) or anything else;
 concurrency is what they say, or 4. The file of both is FIRST, of the environment.
 """
 
@@ -129,6 +130,8 @@ def main() -> None:
         return
     while target == "waits" and not first.exists():
         time.sleep(0.01)
+    if target == "loads":
+        say(phase={"name": "packing weights", "share": 0.43, "seconds": 2.0})
     print("tokens are odd", file=sys.stderr, flush=True)
     facts = {"target": "fake", "assistant": None, "precision": "fp32", "executor": "fake", "load_s": 0.0}
     say(ready={**facts, "context_length": 128, "vocab_size": 320, "concurrency": concurrency, "pauses": True})

@@ -60,7 +60,7 @@ def _run(
     ids = {entry.id for entry in prompts.entries}
     retried = results.drop(lambda own_id, done: done.failed and own_id in ids) if args.retry_failed else 0
     todo = [entry for entry in prompts.entries if entry.id not in results.done]
-    progress = Progress(len(prompts.entries), len(prompts.entries) - len(todo))
+    progress = Progress(len(prompts.entries), len(prompts.entries) - len(todo), quiet=args.quiet)
     for note in results.notes:
         progress.say(note)
     _tell_about_lines(prompts, progress)
@@ -88,7 +88,8 @@ def _run(
             results.sync(now=True)
         finally:
             progress.close()
-        progress.say(progress.summary())
+        if not args.quiet:
+            progress.say(progress.summary())
     else:
         progress.say(f"nothing to do: each of {_count(len(ids), 'prompt')} has its record in {args.output}")
     return _verdict(prompts, results, progress, stop.number, len(todo) - progress.done)

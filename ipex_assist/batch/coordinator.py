@@ -16,7 +16,9 @@ from ipex_assist.batch.results import ResultFile
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.stop_signal import StopSignal
 from ipex_assist.env.errors import IpexAssistError, UsageError
-from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Ready
+from ipex_assist.env.phase_display import PRINTED_AFTER
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, PhaseReport, Ready
+from ipex_assist.workers.loading_workers import LoadingWorkers
 from ipex_assist.workers.pool import WorkerPool
 from ipex_assist.workers.restarts import RESTART_DELAYS, RestartState
 
@@ -62,6 +64,7 @@ class Coordinator:
         self._models = {done.model for done in results.done.values() if done.model is not None}
         self._last_refusal: IpexAssistError | None = None
         self._begun = False
+        self._loading = LoadingWorkers()
 
     def run(self) -> None:
         """Serve the instances until every prompt has its record, or a signal comes.
@@ -75,12 +78,17 @@ class Coordinator:
                 self._start_due()
                 self._feed()
                 self._take(self._pool.wait(TICK_SECONDS))
+                self._show_loading()
                 self._end_overdue()
                 self._results.sync()
             if self._stop.number is not None:
                 self._keep_what_is_nearly_done()
         finally:
             self._pool.close()
+
+    def _show_loading(self) -> None:
+        loading = sum(each.alive and not each.ready for each in self._instances)
+        self._progress.show_loading(self._loading.text(loading))
 
     def _start_due(self) -> None:
         if not self._queue.waiting:  # the others do the rest
@@ -125,6 +133,10 @@ class Coordinator:
                 self._ended(event)
             elif isinstance(event, LogLine):
                 self._said(event)
+            elif isinstance(event, PhaseReport):
+                self._loading.note(event)
+                if event.seconds >= PRINTED_AFTER:
+                    self._progress.say_phase(event.name)
 
     def _said(self, event: LogLine) -> None:
         line = event.line.rstrip("\r")
@@ -135,6 +147,7 @@ class Coordinator:
 
     def _is_ready(self, event: Ready) -> None:
         instance = self._instances[event.instance]
+        self._loading.over(event.instance)
         instance.ready = instance.was_ready = True
         asked = self._concurrency or event.facts.get("concurrency", 1)
         instance.concurrency = min(asked, event.facts.get("concurrency", asked))
@@ -171,6 +184,7 @@ class Coordinator:
 
     def _ended(self, event: Ended) -> None:
         number, instance = event.instance, self._instances[event.instance]
+        self._loading.over(number)
         tasks = self._queue.in_flight(number)
         where = "between prompts" if instance.ready else "while loading"
         if tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -13,10 +14,18 @@ LINE_SECONDS = 60.0
 LATELY_SECONDS = 60.0  # over which the latest speed is taken
 
 
+def _has_width() -> bool:
+    """Whether the terminal says how wide it is; some of containers and recorders have no columns at all."""
+    with suppress(OSError, ValueError, AttributeError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    return True
+
+
 class Progress:
     """Counts prompts and new tokens. A terminal that has gone away (OSError) is no reason to stop the work."""
 
-    def __init__(self, total: int, done_before: int) -> None:
+    def __init__(self, total: int, done_before: int, *, quiet: bool = False) -> None:
+        """quiet: messages only."""
         self.done = self.failed = self.tokens = 0
         self._total, self._before = total, done_before
         self._started = self._last_line = time.monotonic()
@@ -29,10 +38,12 @@ class Progress:
             initial=done_before,
             unit=" prompts",
             file=sys.stderr,
-            dynamic_ncols=True,
+            dynamic_ncols=_has_width(),
+            ncols=None if _has_width() else 80,
             leave=False,
-            disable=not terminal,
+            disable=quiet or not terminal,
         )
+        self._prints, self._loading = not quiet and not terminal, ""
 
     def begin(self) -> None:
         """The first instance is ready: speed is counted from here."""
@@ -48,11 +59,31 @@ class Progress:
             self.tokens += new_tokens
             self._lately.append((time.monotonic(), new_tokens))
         with suppress(OSError, ValueError):
-            self._bar.set_postfix_str(self._rates().partition(", ")[2], refresh=False)
+            self._describe()
             self._bar.update()
-        if self._bar.disable and time.monotonic() - self._last_line >= LINE_SECONDS:
+        if self._prints and time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(f"{self._before + self.done} of {self._total} prompts, {self._rates()}")
+
+    def show_loading(self, text: str) -> None:
+        """Show on the bar what instances do that are not ready; nothing where `text` is empty."""
+        if text != self._loading:
+            self._loading = text
+            with suppress(OSError, ValueError):
+                self._describe()
+                self._bar.refresh()
+
+    def say_phase(self, name: str) -> None:
+        """Print, where there is no bar, what instances do for some time."""
+        if self._prints:
+            self.say_once(name)
+
+    def _describe(self) -> None:
+        """Set the bar's texts. Before the first prompt is done there are no speeds, and no bar to see."""
+        rates = self._rates().partition(", ")[2] if self.done else ""
+        loading = self._loading.partition(",")[0] if self.done else self._loading
+        self._bar.set_postfix_str(", ".join(text for text in (rates, loading) if text), refresh=False)
+        self._bar.bar_format = None if self.done else "{n_fmt}/{total_fmt}{postfix}"
 
     def say(self, line: str) -> None:
         """Print a message above the bar."""

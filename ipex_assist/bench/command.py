@@ -131,7 +131,8 @@ def _measure(args: argparse.Namespace, model: TextModel, report: BenchReport, re
         report.rows += rows
         if records is not None:
             records.add(key, rows)
-        print(_progress(f"{names.precision}, {number} of {len(planned)}", rows), file=sys.stderr, flush=True)
+        if not args.quiet:
+            print(_progress(f"{names.precision}, {number} of {len(planned)}", rows), file=sys.stderr, flush=True)
 
 
 def _measure_loads(args: argparse.Namespace, model: TextModel, report: BenchReport) -> None:
@@ -149,7 +150,8 @@ def _measure_loads(args: argparse.Namespace, model: TextModel, report: BenchRepo
         report.loads += rows
         where = f"{model.identity.precision}, {number} of {len(planned)}: {case.concurrency} in flight"
         speeds = "; ".join(f"{row.contender.label} {statistics.median(row.speeds):.2f} tokens/s" for row in rows)
-        print(f"ipex-assist: {where}: {speeds}", file=sys.stderr, flush=True)
+        if not args.quiet:
+            print(f"ipex-assist: {where}: {speeds}", file=sys.stderr, flush=True)
 
 
 def _key(names: Any, example: str) -> str:

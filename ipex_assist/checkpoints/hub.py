@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_assist.env.errors import IpexAssistError
+from ipex_assist.env.phases import phase
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,8 @@ def _download(source: str, revision: str | None) -> Path:
             f"{source} has neither model.safetensors nor pytorch_model.bin on the hub; it holds {shown}. "
             "Of a GGUF repository, download one file and pass its path."
         )
-    return Path(snapshot_download(source, revision=revision, allow_patterns=_SMALL_FILES + patterns))
+    with phase(f"downloading {source}", drawn_elsewhere=True):
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_SMALL_FILES + patterns))
 
 
 def _explain(source: str, revision: str | None, error: Exception) -> IpexAssistError | None:

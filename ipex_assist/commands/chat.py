@@ -15,6 +15,7 @@ from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.commands.shared.relaunch import run_placed
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.options import flags_of, options_of
+from ipex_assist.env.phase_display import hide_later_phases
 from ipex_assist.generation.load_options import LoadOptions
 from ipex_assist.speculative.options import GenerationOptions
 
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if importlib.util.find_spec("rich") is None:
         raise IpexAssistError("chat needs rich, which is not installed: type pip install 'ipex-assist[serve]'")
     if args.url is not None:
-        configure_messages(args.verbose)
+        configure_messages(args.verbose, progress=not args.quiet)
         return _with_server(args)
     return run_placed("chat", argv, args, lambda: _bytes(args), lambda: _with_model(args), torch_late=True)
 
@@ -108,6 +109,7 @@ def _with_model(args: argparse.Namespace) -> int:
             f"{load.target} has no chat template: it goes on with a text, and answers nobody. "
             "Type ipex-assist -p TEXT, or name a model that was made for chats"
         )
+    hide_later_phases()  # of a question before which passes are measured again: the screen has a sign of its own
     return _run_loop(args, LoadedModel(model, options))
 
 
@@ -134,4 +136,4 @@ def _run_loop(args: argparse.Namespace, partner: Partner) -> int:
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return ChatLoop(partner, Screen(), args.system).run()
+    return ChatLoop(partner, Screen(), args.system, statistics=not args.quiet).run()

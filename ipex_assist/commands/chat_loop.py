@@ -24,8 +24,9 @@ A line that ends in \\ goes on with the next one. Ctrl-C ends an answer."""
 class ChatLoop:
     """The loop of questions and answers."""
 
-    def __init__(self, partner: Partner, screen: Screen, system: str | None = None) -> None:
-        self.partner, self.screen, self.system = partner, screen, system
+    def __init__(self, partner: Partner, screen: Screen, system: str | None = None, *, statistics: bool = True) -> None:
+        """statistics: tell those of each answer."""
+        self.partner, self.screen, self.system, self._statistics = partner, screen, system, statistics
         self.messages: list[Message] = []
         self._saved: Path | None = None
         self._words = {"reset": self._reset, "system": self._set_system, "save": self._save, "help": self._help}
@@ -75,7 +76,10 @@ class ChatLoop:
         text = "".join(spans)
         if text:
             self.messages = [*asked, {"role": "assistant", "content": text}]
-        self.screen.tell("(stopped)" if stopped else self.partner.summary())
+        if stopped:
+            self.screen.tell("(stopped)")
+        elif self._statistics:
+            self.screen.tell(self.partner.summary())
 
     def _first(self) -> list[Message]:
         return [{"role": "system", "content": self.system}] if self.system else []

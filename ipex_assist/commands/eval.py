@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the text")
     parser.add_argument("--json", action="store_true", help="one object on one line")
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, loading, libraries' own messages")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     add_placement_arguments(parser)
     return parser
 
@@ -161,7 +162,9 @@ def _run(args: argparse.Namespace) -> int:
         "window": length,
         "stride": stride,
     }
-    with tqdm(total=len(tokens), desc="scoring", unit=" tokens", leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(
+        total=len(tokens), desc="scoring", unit=" tokens", leave=False, disable=args.quiet or not sys.stderr.isatty()
+    ) as bar:
 
         def progress(window: Window) -> None:
             bar.update(window.end - bar.n)
@@ -224,10 +227,7 @@ def _load(
     from ipex_assist.executors.select_executor import stored_precision
 
     precision = precision or stored_precision(checkpoint, executor) or "bf16"
-    progress = sys.stderr.isatty()
-    model = load_model(
-        LoadRequest(checkpoint, precision, executor, progress=progress, exact=False, kv_precision=kv_precision)
-    )
+    model = load_model(LoadRequest(checkpoint, precision, executor, exact=False, kv_precision=kv_precision))
     leave_cores_to_native()
     return model, precision
 

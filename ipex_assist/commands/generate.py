@@ -34,7 +34,7 @@ log = logging.getLogger("ipex_assist")
 
 def generate(args: argparse.Namespace) -> int:
     """Generate as the command line asks, in this process; returns the exit code."""
-    _configure(args.verbose)
+    _configure(args.verbose, args.quiet)
     prompt = read_prompt(args.prompt, args.prompt_file, piped=args.piped, demo=args.model is None)
     room, load = _room(args), load_options(args, quick_start=True)
     if load.target is None:
@@ -47,9 +47,9 @@ def generate(args: argparse.Namespace) -> int:
     return _generate(model, generation, args, start_warnings)
 
 
-def _configure(verbose: bool) -> None:
+def _configure(verbose: bool, quiet: bool = False) -> None:
     """Messages of ours to standard error; those of libraries only on request."""
-    configure_messages(verbose)
+    configure_messages(verbose, progress=not quiet)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # one character that a locale lacks must not cost the text around it
 
@@ -87,7 +87,8 @@ def _generate(model: TextModel, generation: Generation, args: argparse.Namespace
     result = generation.result()
     whole.write_pieces(pieces)
     whole.close()
-    print(f"ipex-assist: {statistics_line(result)}", file=sys.stderr)
+    if not args.quiet or args.verbose:
+        print(f"ipex-assist: {statistics_line(result)}", file=sys.stderr)
     if args.verbose:
         result.times.machine_gb_per_s = machine_gb_per_s(model)
         print(statistics_text(result), file=sys.stderr)

@@ -54,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_flags(parser, LoadOptions, ("revision", "offline"))
     parser.add_argument("-v", "--verbose", action="store_true", help="placement, libraries' own messages")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     tuning = parser.add_argument_group("auto-round")
     tuning.add_argument("--calibration", metavar="FILE", help="text to learn from (default: pile-10k, from the hub)")
     tuning.add_argument("--iters", type=int, metavar="N", help="steps for each layer (default: 200)")
@@ -120,7 +121,9 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     from ipex_assist.commands.quantized_writer import write_rtn
 
-    done = write_rtn(checkpoint, architecture, output, args.group_size, sym=args.sym, progress=sys.stderr.isatty())
+    done = write_rtn(
+        checkpoint, architecture, output, args.group_size, sym=args.sym, progress=sys.stderr.isatty() and not args.quiet
+    )
     error = math.sqrt(done.squared_error / done.squared_norm) if done.squared_norm else 0.0
     kind = f"groups of {args.group_size}{', symmetric' if args.sym else ''}"
     print(

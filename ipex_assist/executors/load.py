@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.phases import phase
 from ipex_assist.executors.interface import Model
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.registry import EXECUTORS
@@ -21,6 +23,7 @@ def load_model(request: LoadRequest) -> Model:
         raise UsageError(f"{checkpoint.source} has no experts, and mxfp4 is theirs: choose another --precision")
     checkpoint.check_weights()  # before memory is taken for shapes that only the config has
     try:
-        return EXECUTORS[request.executor].load(request)
+        with phase(f"loading {short_name(checkpoint.source)}"):
+            return EXECUTORS[request.executor].load(request)
     except NotFiniteError as error:
         raise IpexAssistError(f"{checkpoint.source}: {error}") from None

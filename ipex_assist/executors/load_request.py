@@ -33,7 +33,6 @@ class LoadRequest:
     checkpoint: Checkpoint
     precision: str
     executor: str
-    progress: bool = False
     exact: bool = True
     cache_packed: bool | None = False
     table_of: Model | None = None

@@ -15,6 +15,7 @@ from ipex_assist.checkpoints.quantized import QuantizedCheckpoint
 from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import torch_module, torch_threads
 from ipex_assist.env.memory import gib, read_memory, release_free_memory
+from ipex_assist.env.phases import phase
 from ipex_assist.env.topology import read_topology
 from ipex_assist.executors.load_request import LoadRequest
 from ipex_assist.executors.native import NativeModel
@@ -101,7 +102,8 @@ def load_native(request: LoadRequest) -> NativeModel:
     started = time.perf_counter()
     model = _empty_model(request, pool)
     kept = packed_path(checkpoint, model) if _keeps(request, model) else None
-    from_cache = kept is not None and load_packed(model, kept, quick=request.quick)
+    with phase(f"reading packed weights of {short_name(checkpoint.source)} ({request.precision})"):
+        from_cache = kept is not None and load_packed(model, kept, quick=request.quick)
     if kept is None and isinstance(request.table_of, NativeModel):
         model.share_table(request.table_of.packed)
     if not from_cache:
@@ -159,8 +161,8 @@ def _pack(request: LoadRequest, model: PackedModel) -> None:
         if stored is not None:
             from ipex_assist.executors.native_int4 import pack_stored
 
-            _, weights = stream_tensors(stored, request.sources, request.progress, request.precision, stored.stored)
+            _, weights = stream_tensors(stored, request.sources, request.precision, stored.stored)
             pack_stored(model, stored, request.sources, weights)
         else:
-            names, tensors = stream_tensors(request.checkpoint, request.sources, request.progress, request.precision)
+            names, tensors = stream_tensors(request.checkpoint, request.sources, request.precision)
             pack_weights(model, request.sources, names, tensors)

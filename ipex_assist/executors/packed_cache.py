@@ -23,6 +23,7 @@ from ipex_assist.env.cache import cache_folder
 from ipex_assist.env.errors import IpexAssistError, UsageError
 from ipex_assist.env.hints import log_hint, machine_name
 from ipex_assist.env.memory import gib, read_memory
+from ipex_assist.env.phases import phase
 from ipex_assist.executors.packed_folder import HEADER_BYTES, make_room, note_use, one_at_a_time, size_limit
 
 if TYPE_CHECKING:
@@ -247,6 +248,8 @@ def _new_header(model: PackedModel, source: str) -> dict[str, Any]:
 
 def _write(model: PackedModel, header: dict[str, Any], file: BinaryIO) -> None:
     file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
-    for piece in model.image():
-        file.write(piece)
-    file.flush()
+    with phase("writing packed weights, for later starts") as shown:
+        for piece in model.image():
+            file.write(piece)
+            shown.share = file.tell() / (HEADER_BYTES + model.nbytes)
+        file.flush()

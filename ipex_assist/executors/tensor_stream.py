@@ -1,12 +1,13 @@
-"""Streams the tensors that a model needs from a checkpoint, one at a time, with a progress bar."""
+"""Streams the tensors that a model needs from a checkpoint, one at a time, as a phase that says how far it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
+from ipex_assist.checkpoints.short_name import short_name
+from ipex_assist.env.phases import phase
 from ipex_assist.models.weights import resolve
 
 if TYPE_CHECKING:
@@ -14,14 +15,9 @@ if TYPE_CHECKING:
     from ipex_assist.models import Source
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
-    monitor_interval = 0  # otherwise tqdm starts a thread, even for a disabled bar
-
-
 def stream_tensors(
     checkpoint: Checkpoint,
     sources: dict[str, Source],
-    progress: bool,
     precision: str,
     read: Callable[[Iterable[str]], Iterator[tuple[str, Any]]] | None = None,
 ) -> tuple[list[str], Iterator[tuple[str, Any]]]:
@@ -32,5 +28,17 @@ def stream_tensors(
     names = list(checkpoint.names())
     wanted = resolve(sources, names)
     tensors = checkpoint.stream(wanted, precision) if read is None else read(wanted)
-    bar = f"loading {checkpoint.source}"
-    return names, iter(_Bar(tensors, total=len(wanted), desc=bar, unit=" tensors", leave=False, disable=not progress))
+    sizes = {name: math.prod(shape) for name, shape in checkpoint.shapes().items() if name in wanted}
+    return names, _counted(tensors, sizes, f"packing weights of {short_name(checkpoint.source)} ({precision})")
+
+
+def _counted(tensors: Iterator[tuple[str, Any]], sizes: Mapping[str, int], name: str) -> Iterator[tuple[str, Any]]:
+    """The tensors, in a phase that lasts until the last one is done with; sizes: in elements."""
+    done, total = 0, max(1, sum(sizes.values()))
+    with phase(name) as shown:
+        shown.share = 0.0
+        for own, tensor in tensors:
+            shown.share = done / total
+            yield own, tensor
+            del tensor
+            done += sizes.get(own, 0)

@@ -8,6 +8,7 @@ import time
 import torch
 
 from ipex_assist.checkpoints.short_name import short_name
+from ipex_assist.env.phases import phase
 from ipex_assist.executors.exactness import find_plan, unchecked_plan
 from ipex_assist.executors.kernels import Kernels
 from ipex_assist.executors.load_request import LoadRequest
@@ -25,13 +26,14 @@ def load_torch(request: LoadRequest, kernels: Kernels, executor: str) -> TorchMo
     if request.before_packing is not None:
         request.before_packing()
     spec, sources, table_of = request.spec, request.sources, request.table_of
-    names, tensors = stream_tensors(request.checkpoint, sources, request.progress, request.precision)
+    names, tensors = stream_tensors(request.checkpoint, sources, request.precision)
     weights = load_weights(spec, sources, names, tensors, kernels)
     if isinstance(table_of, TorchModel) and table_of.kernels.dtype == kernels.dtype:
         weights.embed_tokens = table_of.weights.embed_tokens
     loaded = time.perf_counter()
     kv_precision = request.kv_precision
-    plan = find_plan(spec, weights, kernels, kv_precision) if request.exact else unchecked_plan(kernels)
+    with phase("finding which passes give equal bits"):
+        plan = find_plan(spec, weights, kernels, kv_precision) if request.exact else unchecked_plan(kernels)
     log.info(
         "%s: %s on %s in %.1f s; passes of %s rows, keys by %d (%.2f s)",
         short_name(request.checkpoint.source),

@@ -67,11 +67,11 @@ class LoadOptions(Options):
         None, "keep packed weights, for quick starts (default: where the disk has room)", Switch(both=True)
     )
     allow_special_tokens: bool = option(
-        False, "let messages of a chat hold special tokens, which can end a turn and begin another", Switch()
+        False, "let messages of a chat hold special tokens, which can end a turn", Switch()
     )
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())
-    progress: bool = option(False, "show bars while weights are loaded", Switch(), flags=())
+    progress: bool = option(False, "show how far loading is, on standard error", Switch(), flags=())
     quick_start: bool = option(
         False,
         "where nothing drafts, begin before a packed copy is in memory as a whole; the first passes take longer then",

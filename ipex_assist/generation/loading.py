@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import time
@@ -17,6 +16,8 @@ from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.deferred_imports import torch_is_here
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.isa import read_isa
+from ipex_assist.env.phase_display import phases_shown
+from ipex_assist.env.phases import phase
 from ipex_assist.executors.interface import FewerThreads, Model
 from ipex_assist.executors.kv_memory import KvMemory
 from ipex_assist.executors.load import load_model
@@ -34,6 +35,7 @@ from ipex_assist.native import library
 from ipex_assist.quantization.precision import DRAFT_INT4_GROUP, INT4_GROUP
 from ipex_assist.speculative import calibration
 from ipex_assist.speculative.assistant_name import AUTO, SELF
+from ipex_assist.speculative.costs import Costs
 from ipex_assist.speculative.drafting import Drafting
 from ipex_assist.speculative.pair_cache import PairCache, pair_facts
 from ipex_assist.tokenization.tokenizer import eos_token_ids, load_tokenizer
@@ -53,11 +55,13 @@ def load_by(options: LoadOptions, checkpoints: OpenCheckpoints | None = None) ->
 
     checkpoints: those that are open already, which are not opened again.
     """
-    model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints))
-    model.allow_special_tokens = options.allow_special_tokens
-    if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
-        with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
-            _ = model.drafting.costs
+    name = short_name(options.target) if options.target else "the model"
+    with phases_shown(options.progress), phase(f"loading {name}"):
+        model = _build(resolve(options, OpenCheckpoints() if checkpoints is None else checkpoints))
+        model.allow_special_tokens = options.allow_special_tokens
+        if options.calibrate and isinstance(model, AssistedModel) and model.drafting.possible:
+            with one_torch_thread() if model.identity.executor == "native" and torch_is_here() else nullcontext():
+                _ = model.drafting.costs
     # Loading computed something, so OpenMP has bound its threads by now, and this one, to a core each; threads that
     # are started from here on shall have all of them.
     launch.restore_affinity(launch.inherited_plan(os.environ))
@@ -83,7 +87,12 @@ def _build(request: ResolvedOptions) -> TextModel:
     target, assistant_model, loading = _models(request, read_tokenizer)
     tokenizer = read_tokenizer()
     draft_vocabulary = request.options.draft_vocabulary
-    measure = functools.partial(calibration.calibrate, target, assistant_model, shared.limited(draft_vocabulary))
+    limited = shared.limited(draft_vocabulary)
+
+    def measure() -> Costs:
+        with phase("calibrating"):
+            return calibration.calibrate(target, assistant_model, limited)
+
     drafting = Drafting(
         target.spec.vocab_size,
         measure,
@@ -125,7 +134,6 @@ def _models(request: ResolvedOptions, before_packing: Callable[[], object]) -> t
         request.checkpoint,
         request.precision,
         request.executor,
-        progress=options.progress,
         cache_packed=options.cache_packed,
         kv_memory=KvMemory(options.kv_memory, options.kv_share),
         kv_precision=options.kv_precision,
@@ -191,7 +199,6 @@ def _by_transformers(request: ResolvedOptions) -> TextModel:
         request.precision,
         request.assistant_precision,
         executor,
-        progress=options.progress,
         universal=options.universal,
         named=request.name.model != AUTO,
     )

@@ -21,7 +21,9 @@ import torch
 
 from ipex_assist.checkpoints import gguf_config
 from ipex_assist.checkpoints.base import Checkpoint
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.phases import phase
 from ipex_assist.executors.interface import LogitsError
 from ipex_assist.generation.result import Identity
 from ipex_assist.generation.seeded_draws import draws_of
@@ -69,7 +71,6 @@ class TransformersModel(TextModel):
         assistant_precision: str | None,
         executor: str,
         *,
-        progress: bool = False,
         universal: bool = False,
         named: bool = True,
     ) -> None:
@@ -99,7 +100,7 @@ class TransformersModel(TextModel):
                 assistant = None
         assistant_precision = (assistant_precision or precision) if assistant else None
         started = time.perf_counter()
-        self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None, progress=progress)
+        self.target, kind = _load(checkpoint, DTYPES[precision], executor, alone=assistant is None)
         self.loading = Loading(time.perf_counter() - started)
         reset_generation_config(self.target, self.eos)
         self._generating = threading.Lock()
@@ -107,7 +108,7 @@ class TransformersModel(TextModel):
         self._pair_options: dict[str, Any] = {}
         if assistant is not None and pair is not None and assistant_precision is not None:
             started = time.perf_counter()
-            self.assistant, _ = _load(assistant, DTYPES[assistant_precision], executor, alone=False, progress=progress)
+            self.assistant, _ = _load(assistant, DTYPES[assistant_precision], executor, alone=False)
             self.loading = dataclasses.replace(self.loading, assistant_s=time.perf_counter() - started)
             self._drafting = TransformersDrafting.of(self.assistant)
             reset_generation_config(self.assistant, self.eos)
@@ -202,9 +203,7 @@ class TransformersModel(TextModel):
             yield dataclasses.replace(round_, prompt=round_.prompt and not written)
 
 
-def _load(
-    checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: bool, progress: bool
-) -> tuple[PreTrainedModel, str]:
+def _load(checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: bool) -> tuple[PreTrainedModel, str]:
     """A transformers model, optimised by IPEX where that is the executor, and the name of what runs it."""
     if checkpoint.path.is_file():
         raise IpexAssistError(
@@ -212,16 +211,17 @@ def _load(
             f"give the Hugging Face folder of this {checkpoint.architecture}"
         )
     if executor == "ipex" and alone:
-        model = _load_optimum(checkpoint, dtype)
+        with phase(f"loading {short_name(checkpoint.source)} by optimum-intel"):
+            model = _load_optimum(checkpoint, dtype)
         if model is not None:
             return model, "optimum-intel"
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    if not progress:
-        transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # the phase is shown where progress is asked for
     try:
-        model = AutoModelForCausalLM.from_pretrained(checkpoint.path, torch_dtype=dtype, trust_remote_code=False)
+        with phase(f"loading {short_name(checkpoint.source)} by transformers"):
+            model = AutoModelForCausalLM.from_pretrained(checkpoint.path, torch_dtype=dtype, trust_remote_code=False)
     except Exception as error:  # a config can break a transformers model in any way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from ipex_assist.commands.shared.arguments import load_options
 from ipex_assist.commands.shared.demo_model import demo_options
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.phases import phase
 from ipex_assist.serve.arguments import check_files, model_name, parse, shown_name, worker_settings
 from ipex_assist.serve.connections import connection_limits
 from ipex_assist.serve.listen import address, close, curl_line, listen
@@ -27,6 +29,8 @@ from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.server_log import ServerLog
 from ipex_assist.serve.stop_signals import StopSignals
 from ipex_assist.speculative.options import DraftOptions
+from ipex_assist.workers.events import PhaseReport
+from ipex_assist.workers.loading_workers import LoadingWorkers
 from ipex_assist.workers.local_machine import instance_need, local_commands, local_pool
 from ipex_assist.workers.settings import WorkerSettings
 
@@ -54,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if args.dry_run:
         return _dry_run(args, settings)
     check_packages()
-    configure_messages(args.verbose)
+    configure_messages(args.verbose, progress=not args.quiet)
     assert load.target is not None
     if args.ray is not None:
         from ipex_assist.serve.ray_serve import run_on_ray
@@ -108,20 +112,37 @@ class ServeCommand:
         from ipex_assist.serve.engines import Engines
         from ipex_assist.serve.server import run
 
-        engines = Engines(
-            self.name, self.options, DraftOptions.from_flags(self.args), say=messages.say, heard=messages.heard
-        )
-        return await run(
-            stop,
-            engines,
-            create_app(engines, self.options),
-            self.listener,
-            make_pool=lambda: local_pool(self.args, self.settings, messages.say, messages.once),
-            load_tokenizer=self.load_tokenizer,
-            when_ready=lambda: messages.say(self.greeting(engines)),
-            grace=self.options.grace,
-            limits=connection_limits(self.options),
-        )
+        with ExitStack() as while_loading:
+            loading, workers = while_loading.enter_context(phase(f"loading {self.shown_name}")), LoadingWorkers()
+
+            def note(report: PhaseReport) -> None:
+                workers.note(report)
+                if (first := workers.first) is not None:  # engines are alike: one of them stands for all
+                    loading.becomes(first.name, first.share)
+
+            def greet() -> None:
+                while_loading.close()
+                messages.say(self.greeting(engines))
+
+            engines = Engines(
+                self.name,
+                self.options,
+                DraftOptions.from_flags(self.args),
+                say=messages.say,
+                heard=messages.heard,
+                loading=note,
+            )
+            return await run(
+                stop,
+                engines,
+                create_app(engines, self.options),
+                self.listener,
+                make_pool=lambda: local_pool(self.args, self.settings, messages.say, messages.once),
+                load_tokenizer=self.load_tokenizer,
+                when_ready=greet,
+                grace=self.options.grace,
+                limits=connection_limits(self.options),
+            )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the target's tokenizer without torch."""

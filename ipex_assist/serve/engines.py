@@ -27,7 +27,7 @@ from ipex_assist.serve.fair_queue import FairQueue
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.serve.routing import block_keys
 from ipex_assist.speculative.options import DraftOptions
-from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, PhaseReport, Ready, Streamed
 from ipex_assist.workers.local_pool import LocalPool
 from ipex_assist.workers.restarts import RESTART_DELAYS
 
@@ -55,12 +55,15 @@ class Engines:
         drafts: DraftOptions | None = None,
         say: Callable[[str], None] = lambda line: None,
         heard: Callable[[int, str], None] = lambda engine, line: None,
+        loading: Callable[[PhaseReport], None] = lambda report: None,
     ) -> None:
         """name: of the model in requests. drafts: defaults for requests.
 
-        say: prints a message for the operator. heard: takes a line of an engine's standard error.
+        say: prints a message for the operator. heard: takes a line of an engine's standard error. loading: takes what
+        an engine does until it is ready.
         """
         self._name, self._options, self._say, self._heard = name, options or ServeOptions(), say, heard
+        self._loading = loading
         self._drafts = drafts or DraftOptions()
         self._pool: LocalPool | None = None
         self._dispatcher: Dispatcher | None = None
@@ -270,6 +273,8 @@ class Engines:
             self._on_end(slot, event)
         elif isinstance(event, LogLine):
             self._heard(event.instance, event.line.rstrip("\r"))
+        elif isinstance(event, PhaseReport):
+            self._loading(event)
 
     def _on_answer(self, slot: EngineSlot, event: Answered) -> None:
         active = slot.requests.pop(event.request, None)

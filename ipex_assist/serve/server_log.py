@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from ipex_assist.env.phase_display import hide_phases
+
 MOST_REMEMBERED = 1000
 
 
@@ -19,6 +21,7 @@ class ServerLog:
         """Print a message."""
         with suppress(OSError, ValueError):
             if sys.stderr is not None:
+                hide_phases()
                 print(f"ipex-assist: {line}", file=sys.stderr, flush=True)
 
     def once(self, line: str) -> None:

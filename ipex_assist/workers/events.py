@@ -72,4 +72,14 @@ class Measured:
     stats: dict[str, Any]
 
 
-Event = Ready | Answered | Ended | LogLine | Streamed | Measured
+@dataclass(frozen=True)
+class PhaseReport:
+    """What a worker that loads does now. share: of that, from 0 to 1, or None; seconds: since it began."""
+
+    instance: int
+    name: str
+    share: float | None
+    seconds: float
+
+
+Event = Ready | Answered | Ended | LogLine | Streamed | Measured | PhaseReport

@@ -15,7 +15,7 @@ from typing import Any
 
 from ipex_assist.launch import LaunchCommand
 from ipex_assist.launch.spawn import signal_group, spawn_command
-from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, Ready, Streamed
+from ipex_assist.workers.events import Answered, Ended, Event, LogLine, Measured, PhaseReport, Ready, Streamed
 
 READ_BYTES = 1 << 18
 LONGEST_LINE = 1 << 16  # of standard error; results may be longer
@@ -176,6 +176,8 @@ class LocalPool:
                 worker.refusal = (reply["refusal"], reply["exit_code"])
             elif "chunk" in reply:
                 self._events.append(Streamed(instance, reply["id"], reply["chunk"]))
+            elif "phase" in reply:
+                self._events.append(PhaseReport(instance, **reply["phase"]))
             elif "stats" in reply:
                 self._events.append(Measured(instance, reply["stats"]))
             else:

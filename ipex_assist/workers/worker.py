@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from ipex_assist.checkpoints.short_name import short_name
 from ipex_assist.commands.shared.messages import configure_messages
 from ipex_assist.env.errors import IpexAssistError, UsageError
+from ipex_assist.env.phase_display import SHOWN_AFTER
+from ipex_assist.env.phases import LoadPhase, how_far, phase, watched
 from ipex_assist.workers.capacity import concurrency_of
 from ipex_assist.workers.request_loop import Outbox, RequestLoop, describe, encoded
 from ipex_assist.workers.settings import WorkerSettings
@@ -60,7 +64,8 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     started = time.perf_counter()
     settings = WorkerSettings.from_dict(json.loads(first))
     try:
-        model = _load(settings)
+        with watched(PhaseReporter(replies).show):
+            model = _load(settings)
         concurrency = concurrency_of(model, settings)
     except IpexAssistError as error:
         _send(replies, {"refusal": str(error), "exit_code": error.exit_code})
@@ -73,6 +78,26 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     loop = RequestLoop(model, outbox.put, outbox.flush)
     threading.Thread(target=_read, args=(requests, loop), name="requests", daemon=True).start()
     loop.run()
+
+
+class PhaseReporter:
+    """Sends what is being loaded, and how far that is, while nobody else writes replies."""
+
+    def __init__(self, replies: IO[bytes]) -> None:
+        self._replies = replies
+        self._sent = ""
+
+    def show(self, running: Sequence[LoadPhase]) -> None:
+        """Report the innermost phase that has lasted for a moment, where what people see of it is new."""
+        long = [each for each in running if each.seconds >= SHOWN_AFTER]
+        if not long:
+            return
+        name, share, seconds = long[-1].name, long[-1].share, long[-1].seconds
+        if (now := f"{name} {how_far(share, seconds)}") == self._sent:
+            return
+        self._sent = now
+        with contextlib.suppress(OSError):  # the coordinator is gone, as the worker will notice
+            _send(self._replies, {"phase": {"name": name, "share": share, "seconds": round(seconds, 1)}})
 
 
 def _facts(model: TextModel) -> dict[str, Any]:
@@ -105,19 +130,21 @@ def _write(replies: IO[bytes], lines: bytes) -> None:
 
 
 def _load(settings: WorkerSettings) -> TextModel:
-    configure_messages(settings.verbose, "%(message)s", progress=False)
+    configure_messages(settings.verbose, "%(message)s", progress=False)  # phases are reported, not shown
     from ipex_assist.commands.shared.load import load_models
 
     load = settings.load
     if settings.neighbours > 1 and load.kv_memory is None:
         load = replace(load, kv_share=1 / settings.neighbours)
-    model, _ = load_models(
-        load,
-        settings.max_new_tokens,
-        settings.threads,
-        verbose=settings.verbose,
-        lengths=settings.concurrent_lengths,
-    )
-    if settings.grammars:
-        model.prepare_grammars()
+    with phase(f"loading {short_name(load.target)}" if load.target else "loading"):
+        model, _ = load_models(
+            load,
+            settings.max_new_tokens,
+            settings.threads,
+            verbose=settings.verbose,
+            lengths=settings.concurrent_lengths,
+        )
+        if settings.grammars:
+            with phase("preparing the vocabulary for grammars"):
+                model.prepare_grammars()
     return model

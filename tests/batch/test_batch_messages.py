@@ -28,17 +28,12 @@ def test_what_instances_print(tmp_path: Path) -> None:
     assert "instance 1: tokens are odd" in err
 
 
-def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
-    """The bar shows prompts and tokens a second, counted on from what was there."""
-    out = tmp_path / "o"
-    prompts = write_prompts(tmp_path / "p.jsonl", ["one two three"] * 40)
-    assert run(FAKE, prompts, "-o", out, "--shard", "0/4", *TWO)[0] == 0
+def on_a_terminal(*arguments: object, columns: int = 120, until: str = "", go: Path | None = None) -> str:
+    """What a batch writes to a terminal that is so wide; the file `go` is made when `until` was written."""
     terminal, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 120, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
     process = subprocess.Popen(
-        [*FAKE, str(prompts), "-o", str(out), "--no-launch", "--resume"],
-        stderr=theirs,
-        env={**os.environ, "SLEEP": "0.02"},
+        [*FAKE, *map(str, arguments)], stderr=theirs, env={**os.environ, "SLEEP": "0.02", "GO": str(go)}
     )
     os.close(theirs)
     shown = bytearray()
@@ -47,6 +42,8 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
         try:
             while data := os.read(terminal, 4096):
                 shown.extend(data)
+                if go is not None and until.encode() in shown:
+                    go.touch()
         except OSError:  # that is how a terminal ends
             pass
 
@@ -55,10 +52,33 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 0
     reader.join()
     os.close(terminal)
-    text = shown.decode()
+    return shown.decode()
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    """The bar shows prompts and tokens a second, counted on from what was there."""
+    out = tmp_path / "o"
+    prompts = write_prompts(tmp_path / "p.jsonl", ["one two three"] * 40)
+    assert run(FAKE, prompts, "-o", out, "--shard", "0/4", *TWO)[0] == 0
+    text = on_a_terminal(prompts, "-o", out, "--no-launch", "--resume")
     assert "10/40" in text
     assert "tokens/s" in text
     assert "prompts/s" in text
+
+
+def test_instances_that_load_are_seen(tmp_path: Path) -> None:
+    """The bar stood at 0/6 for half a minute, and a log said nothing; --quiet wants it so."""
+    prompts = write_prompts(tmp_path / "p.jsonl", ["one two"] * 6)
+    loads = [prompts, "-m", "loads", *TWO]
+    line = "0/6, 2 instances loading, 43 %: packing weights"
+    for columns in (80, 0):  # some terminals of containers do not know how wide they are
+        go = tmp_path / f"go{columns}"
+        assert line in on_a_terminal(*loads, "-o", tmp_path / f"o{columns}", columns=columns, until=line, go=go)
+    code, err = run(FAKE, *loads, "-o", tmp_path / "o2", GO=str(tmp_path))
+    assert (code, err.count("ipex-assist: packing weights\n"), err.count("\r")) == (0, 1, 0)
+    assert "6 prompts done" in err
+    assert run(FAKE, *loads, "-o", tmp_path / "o3", "--quiet", GO=str(tmp_path)) == (0, "")
+    assert "loading" not in on_a_terminal(*loads, "-o", tmp_path / "o4", "-q", go=tmp_path / "go80")
 
 
 def test_the_reader_of_messages_has_gone(tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ def test_assisted_and_plain_give_the_same_tokens(pair: tuple[str, str]) -> None:
     assert one["environment"]["plan"]["threads"] == one["environment"]["threads"]
 
 
+def test_quiet_leaves_the_text_alone(pair: tuple[str, str]) -> None:
+    """Scripts that keep standard error want to see warnings there, and no figures."""
+    options = ["-m", pair[0], "-p", "the fox", "--raw", "--assistant-model", "none", "--max-new-tokens", "4"]
+    done, loud = run_all([*options, "--quiet"], [*options, "-q", "-v"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == loud.stdout
+    assert "4 new tokens" in loud.stderr
+
+
 def test_text_and_statistics(pair: tuple[str, str]) -> None:
     """On each executor the text alone on standard output; nothing but our own lines on standard error."""
     options = ["-m", pair[0], "-p", "the fox", "--raw", "--assistant-model", "none"]

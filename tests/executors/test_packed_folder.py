@@ -7,6 +7,7 @@ import logging
 import os
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tiny_tokenizers import tiny_tokenizer
 
 import ipex_assist
 from ipex_assist.checkpoints.open import open_checkpoint
+from ipex_assist.env import phases
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.hints import machine_name
 from ipex_assist.env.memory import MemoryInfo
@@ -100,6 +102,25 @@ def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- by themselves
+
+
+@native
+def test_a_start_says_what_it_does(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence, of seconds for the embedded model, of minutes for a large one; a second start has less to do."""
+    begun: list[phases.LoadPhase] = []
+    monkeypatch.setattr(phases, "_watcher", [SimpleNamespace(begin=begun.append, end=lambda phase: None)])
+    tiny_tokenizer().save_pretrained(source)
+    name = source.name
+    ipex_assist.load(str(source), "self", precision="bf16")
+    first = {phase.name: phase.share for phase in begun}
+    packed = [f"packing weights of {name} ({precision})" for precision in ("bf16", "int4")]
+    assert {*packed, f"loading {name}", "calibrating"} <= set(first)
+    assert first["writing packed weights, for later starts"] == 1.0
+    assert all(0.5 < (first[each] or 0) < 1 for each in packed), "the last tensor is not done when it is handed out"
+    begun.clear()
+    ipex_assist.load(str(source), "self", precision="bf16")
+    read = [f"reading packed weights of {name} ({precision})" for precision in ("bf16", "int4")]
+    assert list(dict.fromkeys(phase.name for phase in begun)) == [f"loading {name}", *read]
 
 
 @native

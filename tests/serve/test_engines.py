@@ -46,6 +46,7 @@ from ipex_assist.serve.engines import Engines
 from ipex_assist.serve.options import ServeOptions
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import DraftOptions, GenerationOptions
+from ipex_assist.workers.events import PhaseReport
 
 pytestmark = pytest.mark.one_stack
 
@@ -66,6 +67,23 @@ async def served(count: int = 1, *, said: list[str] | None = None, **more: Any) 
         yield engines
     finally:
         engines.close(now=True)
+
+
+def test_what_engines_do_until_they_are_ready_is_passed_on() -> None:
+    """A server was silent until then."""
+
+    async def load() -> list[PhaseReport]:
+        reports: list[PhaseReport] = []
+        engines = Engines("fake", loading=reports.append)
+        engines.start(pool_of(1, target="loads"))
+        engines.tokenizer = TOKENIZER
+        try:
+            await asyncio.wait_for(engines.wait_ready(), 20)
+        finally:
+            engines.close(now=True)
+        return reports
+
+    assert asyncio.run(load()) == [PhaseReport(0, "packing weights", 0.43, 2.0)]
 
 
 def request(action: int, count: int = 0, *more: int) -> GenerationRequest:

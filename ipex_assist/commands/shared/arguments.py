@@ -105,6 +105,7 @@ def build_parser() -> ArgumentParser:
     output.add_argument("--no-stream", action="store_true", help="print the text at its end")
     output.add_argument("--show-accepted", action="store_true", help="drafted text in green, the target's own in bold")
     output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, all statistics, messages")
+    output.add_argument("-q", "--quiet", action="store_true", help="no progress and no statistics")
     output.add_argument("--version", action=VersionAction)
     output.add_argument("-h", "--help", action="help", help="this text")
     return parser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from ipex_assist.checkpoints.open import OpenCheckpoints
 from ipex_assist.commands.shared.memory_need import MemoryNeed, check_memory, estimate_need, within
 from ipex_assist.commands.shared.messages import quiet_stderr
 from ipex_assist.commands.shared.relaunch import set_threads
+from ipex_assist.env.phases import phase
 from ipex_assist.executors.registry import EXECUTORS
 from ipex_assist.generation.load_options import LoadOptions
 
@@ -41,14 +41,14 @@ def load_models(
     from ipex_assist.executors.select_executor import compute_threads, resolve_executor
 
     precisions = options.precision, options.assistant_precision if options.assists else None
-    options = replace(options, executor=resolve_executor(options.executor, *precisions), progress=sys.stderr.isatty())
+    options = replace(options, executor=resolve_executor(options.executor, *precisions))
     checkpoints = OpenCheckpoints() if checkpoints is None else checkpoints
     # Before the download, too: hours of it are a high price for learning that the model does not fit.
     check_memory(
         memory_need(options, max_new_tokens, offline=options.offline, checkpoints=checkpoints, lengths=lengths)
     )
     if options.executor != "native" or not torch_late:
-        with quiet_stderr(not verbose):
+        with phase("importing torch"), quiet_stderr(not verbose):
             import torch  # noqa: F401
 
             if options.executor == "ipex":

@@ -10,20 +10,24 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
+from ipex_assist.env.phase_display import show_phases
 
-def configure_messages(verbose: bool, form: str = "ipex-assist: %(message)s", *, progress: bool | None = None) -> None:
+
+def configure_messages(verbose: bool, form: str = "ipex-assist: %(message)s", *, progress: bool = True) -> None:
     """Messages of ours to standard error; those of libraries only if `verbose`.
 
-    form: of a line. progress: whether the hub draws its bars; None where standard error is a terminal.
+    form: of a line. progress: show phases of loading, and on a terminal the hub's bars.
     """
     logging.basicConfig(format=form, level=logging.ERROR, stream=sys.stderr)
     logging.getLogger("ipex_assist").setLevel(logging.INFO if verbose else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not verbose:
-        bars = sys.stderr.isatty() if progress is None else progress
+        bars = progress and sys.stderr is not None and sys.stderr.isatty()
         warnings.filterwarnings("ignore")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if bars else "1")
+    if progress:
+        show_phases()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ipex_assist import launch
 from ipex_assist.commands.shared.messages import configure_messages
+from ipex_assist.env.phases import phase
 from ipex_assist.env.runner import held_interrupts
 from ipex_assist.launch.plan import PLAN_VARIABLE
 
@@ -30,9 +31,10 @@ def run_placed(
     code.
     """
     if works_here(args):
-        configure_messages(args.verbose)
+        configure_messages(args.verbose, progress=not args.quiet)
         if not torch_late:
-            import torch  # noqa: F401
+            with phase("importing torch"):
+                import torch  # noqa: F401
         set_threads(args.threads)
         return work()
     return start_placed([command], argv, args, model_bytes)
