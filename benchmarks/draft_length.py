@@ -26,6 +26,7 @@ import draft_prompts
 import measure
 
 import ipex_assist
+from ipex_assist.bench.plots import curve
 from ipex_assist.commands.shared.load import leave_cores_to_native
 from ipex_assist.generation.result import Result
 from ipex_assist.speculative.draft_source import DraftSource, Proposal
@@ -163,17 +164,17 @@ def draw(path: Path, results: dict[str, Measured]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, result in results.items():
-        speed = result.medians
+    for number, (name, result) in enumerate(results.items()):
+        speed, look = result.medians, curve(number)
         fixed = {int(key[2:]): value / speed["plain"] for key, value in speed.items() if key.startswith("k=")}
-        (line,) = axes.plot([0, *fixed], [1.0, *fixed.values()], marker=".", label=name)
+        axes.plot([0, *fixed], [1.0, *fixed.values()], label=name, **look)
         most = max(fixed) + 1
-        axes.plot(most, speed["adaptive"] / speed["plain"], marker="D", color=line.get_color(), linestyle="none")
+        axes.plot(most, speed["adaptive"] / speed["plain"], **{**look, "linestyle": "none", "markersize": 7})
     axes.set_xticks([0, *fixed, most], [*map(str, (0, *fixed)), "adaptive"])
     axes.set_xlabel("drafted tokens a round")
     axes.set_ylabel("speed ÷ plain decoding")
     axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.legend(fontsize="small", ncols=2)
+    figure.legend(fontsize="small", loc="outside right upper")
     figure.savefig(path)
 
 

@@ -84,7 +84,7 @@ def is_current(path: Path, bars: list[Bar]) -> bool:
 
 
 def draw(path: Path, bars: list[Bar]) -> None:
-    """Draw a row for each program and number of bits, with a bar for plain and one for assisted."""
+    """Draw a row for each program and number of bits, with a bar for plain and one for assisted; the legend above."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -100,7 +100,7 @@ def draw(path: Path, bars: list[Bar]) -> None:
         axis.bar_label(drawn, fmt="%.1f", padding=3, fontsize="small")
     axis.set_yticks([-number for number in range(len(rows))], [f"{program}, {bits}" for bits, program in rows])
     axis.set_xlabel("tokens/s")
-    axis.legend(loc="lower right", frameon=False)
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     with rc_context({"svg.hashsalt": "peers"}):  # the same file for the same bars
         figure.savefig(path, format="svg", metadata={"Date": None, "Description": describe(bars)})

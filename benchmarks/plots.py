@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"plain": "#4477aa", "assisted": "#ee6677"}
+# Told apart by colour-blind people, and on grey paper: one is light, the other dark.
+COLOURS = {"plain": "#88ccee", "assisted": "#332288"}
 
 
 def require() -> None:
@@ -30,7 +31,7 @@ def require() -> None:
 def multi_socket(result: dict[str, Any], path: str) -> Figure:
     """Draw a row for each precision: tokens/s of all instances together, and GB/s of decoding beside the memory's.
 
-    Bars are medians, dots the samples, black lines the speed at which the same threads read memory.
+    Bars are medians, dots the samples, lines the speed at which the same threads read memory.
     Returns what was drawn into `path`. Raises IpexAssistError where that cannot be written.
     """
     require()
@@ -52,8 +53,9 @@ def multi_socket(result: dict[str, Any], path: str) -> Figure:
         right.set_ylabel("GB/s of decoding")
         for axis in (left, right):
             axis.set_ylim(bottom=0)
-    axes[0, 0].legend(fontsize="small")
-    axes[0, 1].set_title("black: the same threads reading memory", fontsize="small")
+    named = {label: handle for axis in figure.axes
+             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
+    figure.legend(named.values(), named, loc="outside lower center", ncols=len(named), fontsize="small")
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # the latter for an ending that matplotlib does not know
@@ -73,9 +75,11 @@ def _bars(axis: Axes, cases: list[dict[str, Any]], layouts: list[str], figure: s
                 continue
             at = layouts.index(case["layout"]) + (number - (len(modes) - 1) / 2) * width
             axis.bar(at, statistics.median(summary["samples"]), width * 0.95, color=COLOURS[mode], label=label)
-            axis.plot([at] * len(summary["samples"]), summary["samples"], "k.", markersize=4)
+            dots = {"marker": "o", "linestyle": "none", "color": "#ee7733", "markersize": 4, "markeredgecolor": "white"}
+            axis.plot([at] * len(summary["samples"]), summary["samples"], label="single turns", **dots)
             if figure == "GB_per_s" and case["read_GB_per_s"] is not None:
-                axis.hlines(case["read_GB_per_s"]["median"], at - width / 2, at + width / 2, colors="black")
+                read = case["read_GB_per_s"]["median"]
+                axis.hlines(read, at - width / 2, at + width / 2, colors="black", label="reading memory")
             label = "_nolegend_"
     axis.set_xticks(range(len(layouts)), layouts)
 

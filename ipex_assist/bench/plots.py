@@ -14,6 +14,22 @@ from ipex_assist.checkpoints.short_name import short_assistant, short_name
 
 Axis = tuple[str, Callable[[Row], float | None]]
 
+# Okabe and Ito's colours, which colour-blind people tell apart; curves differ by line style and marker as well.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+MOST_NAMED = 12  # curves of a legend
+STYLES, MARKERS = ("-", "--", "-.", ":"), "os^Dv<>P"
+
+
+def curve(number: int) -> dict[str, Any]:
+    """What the plot of the curve of this number looks like."""
+    again = number // len(COLOURS)
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": STYLES[(number + again) % len(STYLES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 4,
+    }
+
 
 def _draft_length(row: Row) -> float | None:
     return row.contender.draft if isinstance(row.contender.draft, int) else None
@@ -61,9 +77,13 @@ def draw(report: BenchReport, path: Path) -> None:
     for place, axis in zip(places, axes, strict=False):
         _panel(place, rows, axis, axes, scattered=report.task == "dataset")
     if report.task == "dataset":
-        places[-1].hist([statistics.median(row.speedup) for row in rows], bins="auto")
+        places[-1].hist([statistics.median(row.speedup) for row in rows], bins="auto", color=COLOURS[0])
         places[-1].set(xlabel="speed-up", ylabel="prompts")
-    figure.suptitle(title(report), fontsize=9)
+    _finish(figure, title(report), path)
+
+
+def _finish(figure: Any, heading: str, path: Path) -> None:
+    figure.suptitle(heading, fontsize=10)
     figure.savefig(path, dpi=150)
 
 
@@ -85,27 +105,23 @@ def _draw_loads(report: BenchReport, path: Path) -> None:
         lines.setdefault(f"{pair}, {row.contender.label}", []).append(row)
     for number, (label, rows) in enumerate(lines.items()):
         rows.sort(key=lambda row: row.concurrency)
-        x, color = [row.concurrency for row in rows], f"C{number % 10}"
+        x = [row.concurrency for row in rows]
         y = [statistics.median(row.speeds) for row in rows]
         below = [middle - min(row.speeds) for middle, row in zip(y, rows, strict=True)]
         above = [max(row.speeds) - middle for middle, row in zip(y, rows, strict=True)]
-        speed.errorbar(x, y, (below, above), marker="o", markersize=4, capsize=2, color=color, label=label)
-        for percent, style in ((50, "-"), (99, ":")):
-            named = f"{label}, p{percent}"
-            first.plot(
-                x, [row.ttft_s(percent) for row in rows], style, marker="o", markersize=3, color=color, label=named
-            )
-            waits = [1000 * (row.token_s(percent) or 0) for row in rows]
-            token.plot(x, waits, style, marker="o", markersize=3, color=color, label=named)
-    names = "tokens/s of all requests", "seconds to the first token", "milliseconds a token of one request"
+        speed.errorbar(x, y, (below, above), capsize=2, **curve(2 * number))
+        for percent, look in ((50, curve(2 * number)), (99, curve(2 * number + 1))):
+            named = f"{label}, {'median' if percent == 50 else f'p{percent}'}"
+            first.plot(x, [row.ttft_s(percent) for row in rows], label=named, **look)
+            token.plot(x, [1000 * (row.token_s(percent) or 0) for row in rows], label=named, **look)
+    names = "tokens/s of all requests", "time to first token (s)", "time per token (ms)"
     for place, name in zip((speed, first, token), names, strict=True):
         place.set_xscale("log", base=2)
         place.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         place.set(xlabel="requests in flight", ylabel=name)
         place.set_ylim(bottom=0)
-        place.legend(fontsize=6)
-    figure.suptitle(title(report), fontsize=9)
-    figure.savefig(path, dpi=150)
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    _finish(figure, title(report), path)
 
 
 def varying(rows: list[Row]) -> list[Axis]:
@@ -118,8 +134,8 @@ def varying(rows: list[Row]) -> list[Axis]:
 
 def title(report: BenchReport) -> str:
     """The pair, and what is not real about it."""
-    pair = short_name(report.target) + (f"\nwith {short_assistant(report.assistant)}" if report.assistant else "")
-    return pair + ("\nsimulated acceptance" if report.simulated else "")
+    pair = short_name(report.target) + (f" + {short_assistant(report.assistant)}" if report.assistant else "")
+    return pair + (" (simulated acceptance)" if report.simulated else "")
 
 
 def _panel(place: Any, rows: list[Row], axis: Axis, axes: list[Axis] | tuple[Axis, ...], *, scattered: bool) -> None:
@@ -139,24 +155,24 @@ def _panel(place: Any, rows: list[Row], axis: Axis, axes: list[Axis] | tuple[Axi
             lines.setdefault(label, []).append((at, row))
         elif value is _draft_length:
             levels.setdefault(label, []).append(row)
-    for label, points in sorted(lines.items()):
+    for number, (label, points) in enumerate(sorted(lines.items())):
         points.sort(key=lambda point: point[0])
         x = [at for at, _ in points]
         y = [statistics.median(row.speedup) for _, row in points]
         if scattered:
-            place.plot(x, y, "o", markersize=4, alpha=0.6, label=label)
+            place.plot(x, y, alpha=0.6, label=label, **{**curve(number), "linestyle": "none"})
             continue
         below = [middle - min(row.speedup) for middle, (_, row) in zip(y, points, strict=True)]
         above = [max(row.speedup) - middle for middle, (_, row) in zip(y, points, strict=True)]
-        place.errorbar(x, y, (below, above), marker="o", markersize=4, capsize=2, label=label)
+        place.errorbar(x, y, (below, above), capsize=2, label=label, **curve(number))
     for number, (label, members) in enumerate(sorted(levels.items()), len(lines)):
         level = statistics.median(statistics.median(row.speedup) for row in members)
-        place.axhline(level, color=f"C{number % 10}", linestyle="--", label=label)
+        place.axhline(level, label=label, **{**curve(number), "marker": None})
     place.axhline(1.0, color="grey", linewidth=0.8)
     place.set(xlabel=name, ylabel="speed-up (plain ÷ assisted)")
     place.set_ylim(bottom=0)
-    if len(lines) + len(levels) <= 12:
-        place.legend(fontsize=6)
+    if 0 < len(lines) + len(levels) <= MOST_NAMED:  # below the panel, where no curve is
+        place.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, fontsize=7)
 
 
 def _name(row: Row, others: list[str]) -> str:
