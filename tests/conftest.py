@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # Fixtures that several files use. Here is the only conftest.py: tests import from it by its name.
 HAS_SERVE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "httpx"))
-pytest_plugins = ["command_runs", "packed_files", *(["scripted_server"] if HAS_SERVE else [])]
+pytest_plugins = ["command_runs", "endless_model", "packed_files", *(["scripted_server"] if HAS_SERVE else [])]
 
 HAS_IPEX = importlib.util.find_spec("intel_extension_for_pytorch") is not None
 HAS_NATIVE = unavailable() is None

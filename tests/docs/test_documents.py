@@ -27,7 +27,7 @@ HUB = ("facebook/opt-13b", "facebook/opt-350m", "facebook/opt-125m")
 ELSEWHERE = {
     "python3 -m venv": ".ci/run, as it is written",
     "pip install": ".ci/run, by tests/run ipex",
-    "pip wheel": "tests/native/test_native_build.py",
+    "pip wheel": "tests/native/test_native_install.py",
     "bash tests/run": ".ci/run",
     "ipex-assist bench --pair opt-6.7b": "tests/bench/test_bench_command.py, with a small pair: this one takes minutes",
     "ipex-assist batch prompts.jsonl -o results.jsonl -m facebook/opt-13b --ray": "tests/batch/test_batch_ray.py",

@@ -202,21 +202,18 @@ void check_division(const KernelTable& k) {
 }  // namespace
 
 void test_model(const KernelTable& k) {
-    for (const Format& f : FORMATS) {
-        if (!races_differ(f)) continue;
-        for (const Kind& kind : KINDS) {
-            if (!shows_more(f, kind)) continue;
-            // Threads that outnumber processors are slow; a few formats show what there is to see.
-            check_passes(k, f, kind, std::string(k.name) == "avx2" && f.precision != BF16 && f.group == SCALE_COLUMNS);
-            check_wanted(k, f, kind);
-            check_sharing(k, f, kind, &kind == KINDS ? 2 : 1);
-            if (std::string(k.name) == "avx2" && (f.precision == FP32 || f.precision == INT8))
-                check_threads(k, f, kind, &kind == KINDS ? 2 : 1);
-            if (f.precision != FP32 && f.precision != BF16) continue;  // whose attention is that of bf16
-            check_passes(k, f, kind, false, true);
-            check_sharing(k, f, kind, &kind == KINDS ? 2 : 1, true);
-        }
-    }
+    const bool avx2 = std::string(k.name) == "avx2";
+    for_each_kind([&](const Format& f, const Kind& kind) {
+        const int nodes = &kind == KINDS ? 2 : 1;
+        // Threads that outnumber processors are slow; a few formats show what there is to see.
+        check_passes(k, f, kind, avx2 && f.precision != BF16 && f.group == SCALE_COLUMNS);
+        check_wanted(k, f, kind);
+        check_sharing(k, f, kind, nodes);
+        if (avx2 && (f.precision == FP32 || f.precision == INT8)) check_threads(k, f, kind, nodes);
+        if (f.precision != FP32 && f.precision != BF16) return;  // whose attention is that of bf16
+        check_passes(k, f, kind, false, true);
+        check_sharing(k, f, kind, nodes, true);
+    });
     check_runs(k);
     check_division(k);
     test_model_drafts(k);

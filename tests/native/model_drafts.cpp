@@ -127,16 +127,12 @@ void check_choices(const KernelTable& k, const Format& f, const Kind& kind) {
 }  // namespace
 
 void test_model_drafts(const KernelTable& k) {
-    for (const Format& f : FORMATS) {
-        if (!races_differ(f)) continue;
-        for (const Kind& kind : KINDS) {
-            if (!shows_more(f, kind)) continue;
-            check_draft(k, f, kind);
-            check_drafts(k, f, kind);
-            check_choices(k, f, kind);
-            if (f.precision == FP32 || f.precision == BF16) check_draft(k, f, kind, true);
-        }
-    }
+    for_each_kind([&](const Format& f, const Kind& kind) {
+        check_draft(k, f, kind);
+        check_drafts(k, f, kind);
+        check_choices(k, f, kind);
+        if (f.precision == FP32 || f.precision == BF16) check_draft(k, f, kind, true);
+    });
 }
 
 }  // namespace check

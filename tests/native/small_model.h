@@ -402,5 +402,16 @@ inline bool shows_more(const Format& f, const Kind& kind) {
     return &kind < KINDS + 3 || f.precision == FP32 || f.group != SCALE_COLUMNS;
 }
 
+// Calls check(format, kind) for each format that is run by this program, and each kind of model that is run in it.
+template <typename Check>
+void for_each_kind(const Check& check) {
+    for (const Format& f : FORMATS) {
+        if (!races_differ(f)) continue;
+        for (const Kind& kind : KINDS) {
+            if (shows_more(f, kind)) check(f, kind);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace check

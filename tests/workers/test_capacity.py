@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import checkpoint_files
 import pytest
 from batch_runs import write_prompts
 from conftest import HAS_NATIVE
@@ -24,17 +23,6 @@ from ipex_assist.workers.settings import WorkerSettings
 
 GIB = 1 << 30
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("many") / "tiny"
-    return str(checkpoint_files.save(checkpoint_files.tiny_model("llama", eos_token_id=None), folder))
-
-
-@pytest.fixture
-def model(tiny: str) -> TextModel:
-    return ipex_assist.load(tiny, None, precision="fp32", executor="torch")
 
 
 def test_what_fits_together() -> None:
@@ -67,7 +55,7 @@ def test_memory_of_all(need: InstanceNeed, instances: int, available: int | None
 
 
 def test_too_many_for_the_memory_are_refused_before_anything_starts(
-    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endless_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By --concurrency alone: one at a time, the same model fits."""
     memory = MemoryInfo(2 * GIB, 800 << 20)
@@ -75,7 +63,16 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
     started: list[object] = []
     monkeypatch.setattr(local_machine, "LocalPool", lambda *arguments: started.append(arguments) or 1 / 0)
     prompts = write_prompts(tmp_path / "p.jsonl", [f"word {i}" for i in range(4000)])
-    arguments = [str(prompts), "-o", str(tmp_path / "o"), "-m", tiny, "--offline", "--no-launch", "--no-assisted"]
+    arguments = [
+        str(prompts),
+        "-o",
+        str(tmp_path / "o"),
+        "-m",
+        endless_folder,
+        "--offline",
+        "--no-launch",
+        "--no-assisted",
+    ]
     arguments += ["--executor", "torch", "--precision", "fp32"]
     with pytest.raises(IpexAssistError, match=r"prompts at a time, and 0\.8 GiB are available\. Use --concurrency \d"):
         command.main([*arguments, "--concurrency", "4000"])
@@ -87,9 +84,9 @@ def test_too_many_for_the_memory_are_refused_before_anything_starts(
 
 
 @needs_native
-def test_keys_and_values_are_kv_memory_where_that_is_given(tiny: str) -> None:
+def test_keys_and_values_are_kv_memory_where_that_is_given(endless_folder: str) -> None:
     """An instance with a pool of blocks does not refuse to begin for texts that would wait for each other in it."""
-    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="native", offline=True)
+    load = LoadOptions(target=endless_folder, assistant="none", precision="fp32", executor="native", offline=True)
     limited = replace(load, kv_memory=1 << 20)
     texts = (256,) * 4000
     whole = memory_need(load, 20, lengths=texts)
@@ -108,21 +105,23 @@ def test_keys_and_values_are_kv_memory_where_that_is_given(tiny: str) -> None:
 
 
 @needs_native
-def test_the_pool_says_how_many_texts_fit(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_pool_says_how_many_texts_fit(endless_folder: str, caplog: pytest.LogCaptureFixture) -> None:
     """Blocks of the longest texts: 2, 1, 1, … into a pool of five."""
-    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="native", offline=True)
-    model = ipex_assist.load(tiny, None, precision="fp32", executor="native", kv_memory=5 * memory_need(load, 1).kv)
+    load = LoadOptions(target=endless_folder, assistant="none", precision="fp32", executor="native", offline=True)
+    model = ipex_assist.load(
+        endless_folder, None, precision="fp32", executor="native", kv_memory=5 * memory_need(load, 1).kv
+    )
     settings = WorkerSettings(load, 20, lengths=(257, 256, 256, 3, 3, 3))
     with caplog.at_level(logging.INFO, "ipex_assist"):
         assert concurrency_of(model, settings) == 4
     assert "prompts in flight: 4 (5 of 5 blocks of 256 tokens" in caplog.text
 
 
-def test_an_instance_leaves_memory_to_its_neighbours(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_leaves_memory_to_its_neighbours(endless_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a launcher, whose plan would say so; memory that was given by number stays that."""
     asked: list[LoadOptions] = []
     monkeypatch.setattr("ipex_assist.commands.shared.load.load_models", lambda load, *_, **__: (asked.append(load), []))
-    load = LoadOptions(target=tiny, offline=True)
+    load = LoadOptions(target=endless_folder, offline=True)
     for settings in (
         WorkerSettings(load, 20, neighbours=4),
         WorkerSettings(load, 20),
@@ -148,25 +147,29 @@ def test_the_default_is_what_memory_holds(
     available: int,
     neighbours: int,
     wanted: int,
-    model: TextModel,
-    tiny: str,
+    endless_model: TextModel,
+    endless_folder: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the instance, by what its weights left. `available` below 100 counts half texts."""
-    load = LoadOptions(target=tiny, assistant="none", precision="fp32", executor="torch", offline=True)
+    load = LoadOptions(target=endless_folder, assistant="none", precision="fp32", executor="torch", offline=True)
     settings = WorkerSettings(load, 20, concurrency=asked, lengths=(64,) * 16, neighbours=neighbours)
     text = InstanceNeed.of(load, 20, (64,)).kv_each[0]
     room = available * text // 2 if available < 100 else available
     monkeypatch.setattr(capacity, "read_memory", lambda: MemoryInfo(room, room))
-    assert concurrency_of(model, settings) == wanted
+    assert concurrency_of(endless_model, settings) == wanted
 
 
-def test_through_transformers_it_is_one(model: TextModel, caplog: pytest.LogCaptureFixture, tiny: str) -> None:
+def test_through_transformers_it_is_one(
+    endless_model: TextModel, caplog: pytest.LogCaptureFixture, endless_folder: str
+) -> None:
     """Whatever was asked for; said where somebody listens."""
     from ipex_assist.generation.transformers_model import TransformersModel
 
     assert TransformersModel.one_at_a_time
-    model.one_at_a_time = True
+    endless_model.one_at_a_time = True
     with caplog.at_level(logging.INFO, "ipex_assist"):
-        assert concurrency_of(model, WorkerSettings(LoadOptions(target=tiny), 20, concurrency=16)) == 1
+        assert (
+            concurrency_of(endless_model, WorkerSettings(LoadOptions(target=endless_folder), 20, concurrency=16)) == 1
+        )
     assert "one prompt at a time" in caplog.text

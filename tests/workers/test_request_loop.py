@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import checkpoint_files
 import pytest
 from conftest import HAS_NATIVE
 
@@ -21,17 +20,6 @@ from ipex_assist.workers import request_loop
 from ipex_assist.workers.request_loop import RequestLoop
 
 needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="blocks are the native core's")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("many") / "tiny"
-    return str(checkpoint_files.save(checkpoint_files.tiny_model("llama", eos_token_id=None), folder))
-
-
-@pytest.fixture
-def model(tiny: str) -> TextModel:
-    return ipex_assist.load(tiny, None, precision="fp32", executor="torch")
 
 
 def request(number: int, **fields: object) -> dict[str, Any]:
@@ -51,26 +39,26 @@ def served(model: TextModel, *requests: Mapping[str, Any] | None) -> list[dict[s
     return replies
 
 
-def test_texts_are_those_that_each_has_alone(model: TextModel) -> None:
+def test_texts_are_those_that_each_has_alone(endless_model: TextModel) -> None:
     """Sixteen under way at a time; the short ones are done before the long ones that came before them."""
     lengths = [3 + 9 * (number % 4 == 0) for number in range(16)]
     requests = [
         request(number, prompt=f"the fox number {number}", options={"max_new_tokens": length})
         for number, length in enumerate(lengths)
     ]
-    replies = served(model, *requests)
+    replies = served(endless_model, *requests)
     assert sorted(reply["id"] for reply in replies) == list(range(16))
     assert [reply["id"] % 4 == 0 for reply in replies] == [False] * 12 + [True] * 4
     for reply in replies:
         number = reply["id"]
-        alone = model.generate(f"the fox number {number}", max_new_tokens=lengths[number])
+        alone = endless_model.generate(f"the fox number {number}", max_new_tokens=lengths[number])
         assert reply["result"]["tokens"] == alone.tokens
 
 
-def test_a_stream_brings_the_text_piece_by_piece(model: TextModel) -> None:
+def test_a_stream_brings_the_text_piece_by_piece(endless_model: TextModel) -> None:
     """A part for each pass, before the result; who asked for no stream gets the result alone."""
     options = {"max_new_tokens": 12, "logprobs": 2}
-    replies = served(model, request(1, options=options, stream=True), request(2, options=options))
+    replies = served(endless_model, request(1, options=options, stream=True), request(2, options=options))
     chunks = [reply["chunk"] for reply in replies if "chunk" in reply]
     results = {reply["id"]: reply["result"] for reply in replies if "result" in reply}
     assert replies.index({"id": 1, "result": results[1]}) > replies.index({"id": 1, "chunk": chunks[-1]})
@@ -84,11 +72,13 @@ def test_a_stream_brings_the_text_piece_by_piece(model: TextModel) -> None:
     )
 
 
-def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(model: TextModel) -> None:
+def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(endless_model: TextModel) -> None:
     """In one write, so that whoever has the answer finds it counted; and nothing where nothing has changed."""
     writes: list[list[dict[str, Any]]] = []
-    outbox = request_loop.Outbox(model, lambda lines: writes.append([json.loads(line) for line in lines.splitlines()]))
-    loop = RequestLoop(model, outbox.put, outbox.flush)
+    outbox = request_loop.Outbox(
+        endless_model, lambda lines: writes.append([json.loads(line) for line in lines.splitlines()])
+    )
+    loop = RequestLoop(endless_model, outbox.put, outbox.flush)
     for each in (request(1, options={"max_new_tokens": 3}), None):
         loop.inbox.put(each)
     loop.run()
@@ -102,10 +92,10 @@ def test_an_outbox_says_what_was_done_before_the_last_answer_is_read(model: Text
 
 
 def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
-    model: TextModel, monkeypatch: pytest.MonkeyPatch
+    endless_model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error at once, an error in the midst of a text, and a text that goes on until it is cancelled."""
-    rounds = model._rounds
+    rounds = endless_model._rounds
 
     def broken(tokens: list[int], limit: int, *more: Any) -> tuple[RoundStream, bool]:
         found, drafting = rounds(tokens, limit, *more)
@@ -115,9 +105,9 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
             found = OwnRounds(itertools.chain(twice, (1 / 0 for _ in "x")))  # type: ignore[misc]
         return found, drafting
 
-    monkeypatch.setattr(model, "_rounds", broken)
+    monkeypatch.setattr(endless_model, "_rounds", broken)
     replies = served(
-        model,
+        endless_model,
         request(1, options={"max_new_tokens": 5}),
         request(2, prompt="fox " * 500),
         request(3, options={"max_new_tokens": 7}),
@@ -135,13 +125,13 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_others_alone(
     assert (found[4]["result"], found[4]["error"]) == (None, "cancelled")
 
 
-def test_a_cancelled_text_makes_room_at_once(model: TextModel) -> None:
+def test_a_cancelled_text_makes_room_at_once(endless_model: TextModel) -> None:
     """Its rounds are closed between two of others; a later request is served."""
     replies: list[dict[str, Any]] = []
-    loop = RequestLoop(model, replies.append)
+    loop = RequestLoop(endless_model, replies.append)
     loop.inbox.put(request(1, options={"max_new_tokens": 120}))
     rounds = 0
-    real = model.target.forward
+    real = endless_model.target.forward
 
     def forward(*arguments: Any) -> Any:
         nonlocal rounds
@@ -152,16 +142,16 @@ def test_a_cancelled_text_makes_room_at_once(model: TextModel) -> None:
             loop.inbox.put(None)
         return real(*arguments)
 
-    model.target.forward = forward  # type: ignore[method-assign]
+    endless_model.target.forward = forward  # type: ignore[method-assign]
     loop.run()
     assert [reply["id"] for reply in replies] == [1, 2]
     assert rounds <= 6
 
 
 @needs_native
-def test_a_paused_text(tiny: str) -> None:
+def test_a_paused_text(endless_folder: str) -> None:
     """Nothing is sent of it until it is resumed; then the rest is, or its cancellation is confirmed."""
-    model = ipex_assist.load(tiny, None, precision="fp32", executor="native")
+    model = ipex_assist.load(endless_folder, None, precision="fp32", executor="native")
     assert model.pauses
     replies: list[dict[str, Any]] = []
     loop = RequestLoop(model, replies.append)
@@ -186,9 +176,11 @@ def test_a_paused_text(tiny: str) -> None:
     assert replies[2]["result"]["tokens"] == replies[0]["result"]["tokens"]
 
 
-def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_waits_for_others_holds_up_nobody(
+    endless_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in an engine whose memory is full: the ones that run are answered, and one that waits can be cancelled."""
-    rounds = model._rounds
+    rounds = endless_model._rounds
     passes = 0
 
     others: list[Any] = []
@@ -221,9 +213,9 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
         others.append(found)
         return found, drafting
 
-    monkeypatch.setattr(model, "_rounds", some_wait)
+    monkeypatch.setattr(endless_model, "_rounds", some_wait)
     replies: list[dict[str, Any]] = []
-    loop = RequestLoop(model, replies.append)
+    loop = RequestLoop(endless_model, replies.append)
     loop.inbox.put(request(1, options={"max_new_tokens": 7}))
     loop.inbox.put(request(2, options={"max_new_tokens": 5}))
     loop.run()
@@ -231,7 +223,7 @@ def test_a_text_that_waits_for_others_holds_up_nobody(model: TextModel, monkeypa
     assert passes == 50
 
 
-def test_no_pass_is_run_while_a_round_waits(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pass_is_run_while_a_round_waits(endless_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prompts that are read one after the other, the first texts are sent while the last are being read."""
     passes = 0
     texts: list[Text] = []
@@ -273,9 +265,9 @@ def test_no_pass_is_run_while_a_round_waits(model: TextModel, monkeypatch: pytes
         late.extend(passes - round_ for round_ in taken)
         taken.clear()
 
-    monkeypatch.setattr(request_loop, "begin", lambda model, request: Text(request["id"]))
+    monkeypatch.setattr(request_loop, "begin", lambda endless_model, request: Text(request["id"]))
     replies: list[dict[str, Any]] = []
-    loop = RequestLoop(model, replies.append, after_step)
+    loop = RequestLoop(endless_model, replies.append, after_step)
     for number in range(1, 9):
         loop.inbox.put(request(number))
     loop.inbox.put(None)
