@@ -53,6 +53,7 @@ class Statistics:
     later_drafts: DraftTimes | None = None
     _plain_s: float = 0.0  # time that plain passes for the kept tokens would have taken, of rounds that measure it
     _unpriced_tokens: int = 0  # kept tokens of the other rounds
+    _longest_plain_s: float = 0.0  # kept tokens × the time of their own round's pass, which had at least as many rows
     _undrafted_s: list[float] = field(default_factory=list)  # the target's time in rounds without a draft
     _prompt_choose_s: float | None = None
     _length: int = 0  # tokens in the target's KV cache
@@ -91,6 +92,7 @@ class Statistics:
             self._unpriced_tokens += kept
         else:
             self._plain_s += kept * round_.plain_s
+        self._longest_plain_s += kept * round_.target_s
         if not round_.drafted:
             self._undrafted_s.append(round_.target_s)
         if round_.drafted and round_.draft_s:
@@ -143,8 +145,10 @@ class Statistics:
         Plain seconds are, summed over rounds, the kept tokens × the time of a one-row pass of the target as estimated
         when the round ended (the schedule's calibration, corrected by each round's own time), plus the time outside
         draft and target, which plain decoding spends as well. Without such a schedule the one-row pass is the mean of
-        this generation's rounds without a draft, of which there must be four. None where neither is known, where the
-        draft's time is not separate from the target's, and where nothing was drafted, which is plain decoding.
+        this generation's rounds without a draft, of which there must be four. A pass of one row takes no longer than
+        those that were run, whatever was calibrated: with nothing accepted this is at most 1. None where neither is
+        known, where the draft's time is not separate from the target's, and where nothing was drafted, which is plain
+        decoding.
         """
         if not self.drafted or self.parts_s is None or self.decode_s <= 0:
             return None
@@ -153,7 +157,7 @@ class Statistics:
             if len(self._undrafted_s) < PLAIN_ROUNDS:
                 return None
             plain += self._unpriced_tokens * sum(self._undrafted_s) / len(self._undrafted_s)
-        return (plain + self.parts_s[2]) / self.decode_s
+        return (min(plain, self._longest_plain_s) + self.parts_s[2]) / self.decode_s
 
     @property
     def read_gb_per_s(self) -> float | None:

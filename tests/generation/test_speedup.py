@@ -147,8 +147,20 @@ def test_nothing_drafted_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts.speedup is not None
 
 
+def test_wrong_drafts_never_make_it_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches "2.26x plain, acceptance rate 0%": a price of the time when the machine was busy, after that time."""
+    clock = Clock()
+    monkeypatch.setattr(stats_module, "time", clock)
+    counts = Statistics(3, _started=clock.now)
+    counts.count(Round([7], target_s=0.1, prompt=True), 1)
+    for _ in range(10):
+        clock.now += 0.12
+        counts.count(Round([1], 1, 0, 0.01, 0.1, plain_s=0.3), 1)
+    assert counts.speedup == pytest.approx(0.11 / 0.12)
+
+
 def test_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 tokens of 0.1 s each and 0.2 s of text against 0.45 s; the token that a stop cut off is not counted."""
+    """5 tokens of 0.1 s each and 0.17 s of text against 0.45 s; the token that a stop cut off is not counted."""
     clock = Clock()
     monkeypatch.setattr(stats_module, "time", clock)
     counts = Statistics(3, _started=clock.now)
@@ -157,10 +169,10 @@ def test_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     counts.count(Round([7], target_s=1.0, prompt=True), 1)
     assert counts.speedup is None
     clock.now += 0.3
-    counts.count(Round([1, 2, 3, 4], 3, 3, 0.05, 0.10, plain_s=0.1), 4)
+    counts.count(Round([1, 2, 3, 4], 3, 3, 0.05, 0.11, plain_s=0.1), 4)
     clock.now += 0.15
-    counts.count(Round([5, 6], 1, 1, 0.02, 0.08, plain_s=0.1), 1)
-    assert counts.speedup == pytest.approx((5 * 0.1 + 0.2) / 0.45)
+    counts.count(Round([5, 6], 1, 1, 0.02, 0.10, plain_s=0.1), 1)
+    assert counts.speedup == pytest.approx((5 * 0.1 + 0.17) / 0.45)
     clock.now += 0.5
     counts.count(Round([8, 9], 1, 1, 0.02, 0.08), 2)  # what a plain pass takes is not known here
     assert counts.speedup is None
