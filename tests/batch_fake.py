@@ -14,8 +14,8 @@ As a script it is such an instance (`batch_fake.py --instance`), else the comman
 
 Prompts that are in flight together are answered by a thread each, in whatever order these end.
 
-The model's name tells how loading goes: `refuses`, `refuses-usage`, `refuses-not-1` (all but instance 1), `dies`, or
-anything else; `loads` reports a phase, and waits for the file GO (environment).
+The model's name tells how loading goes: `refuses`, `refuses-usage`, `refuses-not-1` (all but instance 1), `dies`,
+`chats` (it has a chat template), or anything else; `loads` reports a phase, and waits for the file GO (environment).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def instance() -> None:
         send({"phase": {"name": "packing weights", "share": 0.43, "seconds": 2.5}})
         while not os.path.exists(os.environ["GO"]):
             time.sleep(0.01)
-    send({"ready": {"target": model, "precision": "fp32", "executor": "fake", "load_s": 0.0}})
+    facts = {"target": model, "precision": "fp32", "executor": "fake", "load_s": 0.0, "chat_template": model == "chats"}
+    send({"ready": facts})
     for line in sys.stdin:
         request = json.loads(line)
         if "cancel" in request:

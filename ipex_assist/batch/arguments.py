@@ -54,7 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.explain(parser, "--max-new-tokens", "(default: 128)")
     parser.add_argument("prompts", metavar="PROMPTS", help="a file of JSON lines, or - for standard input")
     batch = parser.add_argument_group("batch")
-    batch.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")
+    batch.add_argument(
+        "--chat", action="store_true", default=None, help="put prompts into the model's chat template, as messages"
+    )
     batch.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="go on with prompts as they are (default)")
     batch.add_argument("-o", "--output", metavar="RESULTS", required=True, help="append results here, one a line")
     batch.add_argument("--resume", action="store_true", help="do only what has no record in RESULTS yet")

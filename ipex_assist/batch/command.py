@@ -90,6 +90,8 @@ def _run(
             progress.close()
         if not args.quiet:
             progress.say(progress.summary())
+    elif not ids:
+        progress.say(f"{prompts.path} has no prompt that can be run" + _shard_note(args.shard))
     else:
         progress.say(f"nothing to do: each of {_count(len(ids), 'prompt')} has its record in {args.output}")
     return _verdict(prompts, results, progress, stop.number, len(todo) - progress.done)
@@ -124,6 +126,10 @@ def check_same_prompts(prompts: PromptFile, results: ResultFile, *, ignore_faile
             f"{first.id!r} of line {first.line}: resume with the file and the flags of the first run, or name another "
             "-o. (Lines without an id have their number, which changes when lines are added or removed.)"
         )
+
+
+def _shard_note(shard: tuple[int, int]) -> str:
+    return "" if shard[1] == 1 else f" in shard {shard[0]}/{shard[1]}"
 
 
 def _count(number: int, thing: str) -> str:

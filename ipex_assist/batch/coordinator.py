@@ -155,6 +155,11 @@ class Coordinator:
             self._begun = True
             self._progress.begin()
         facts = event.facts
+        if facts.get("chat_template") and self._prompts.undecided:
+            self._progress.say_once(
+                f"{short_name(facts['target'])} has a chat template, and prompts are continued without it: --chat "
+                "makes each a user's message (--raw: as now, without this line)"
+            )
         model = (facts["target"], facts["precision"])
         if self._models and model not in self._models:
             before = ", ".join(f"{short_name(target)} in {precision}" for target, precision in sorted(self._models))

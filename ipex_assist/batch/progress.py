@@ -126,4 +126,5 @@ class Progress:
     def summary(self) -> str:
         """Return the line that ends a run: prompts, seconds, speeds, failures."""
         good = self.done - self.failed
-        return f"{good} prompts done in {self._seconds():.1f} s ({self._rates()}), {self.failed} failed"
+        done = f"{good} prompt{'s' * (good != 1)} done"
+        return f"{done} in {self._seconds():.1f} s ({self._rates()}), {self.failed} failed"

@@ -24,7 +24,10 @@ SPEED_ONLY = tuple(options_of(DraftOptions))
 
 @dataclass(frozen=True)
 class Prompt:
-    """One line: a text or a conversation, and how to continue it."""
+    """One line: a text or a conversation, and how to continue it.
+
+    undecided: nobody has said whether the text is a user's message; it is continued as it is.
+    """
 
     id: Id
     prompt: str | None
@@ -32,6 +35,7 @@ class Prompt:
     chat: bool
     options: GenerationOptions
     unknown: tuple[str, ...] = ()
+    undecided: bool = False
 
     def request(self) -> dict[str, Any]:
         """What an instance is sent."""
@@ -48,10 +52,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Options from the command's flags, for lines that have none of their own."""
+    """Options from the command's flags, for lines that have none of their own. chat: None without such a flag."""
 
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    chat: bool = False
+    chat: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +108,16 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Prompt:
     if text is not None and not (isinstance(text, str) and text.strip()):
         raise LineError("prompt is empty" if isinstance(text, str) else "prompt must be a text")
     chat = defaults.chat if fields.get("chat") is None else fields["chat"]
-    if not isinstance(chat, bool):
+    if chat is not None and not isinstance(chat, bool):
         raise LineError(f"chat {chat!r}: must be true or false")
     return Prompt(
         id=own_id,
         prompt=text,
         messages=None if conversation is None else check_messages(conversation),
-        chat=chat,
+        chat=bool(chat),
         options=check_options(fields, defaults.options),
         unknown=tuple(name for name in fields if name not in FIELDS),
+        undecided=text is not None and chat is None,
     )
 
 
@@ -120,7 +125,8 @@ class PromptFile:
     """An index of the file's prompts; texts stay on disk until they are needed.
 
     `shard` (index, count) takes every count-th line only; ids are compared over the whole file all the same.
-    `unknown` are fields we know nothing of: name → (lines, first line).
+    `unknown` are fields we know nothing of: name → (lines, first line). `undecided` counts prompts of which nobody has
+    said whether they are a user's messages.
     """
 
     def __init__(self, path: str, defaults: Defaults, shard: tuple[int, int] = (0, 1)) -> None:
@@ -128,6 +134,7 @@ class PromptFile:
         self.entries: list[Entry] = []
         self.problems: list[Problem] = []
         self.unknown: dict[str, tuple[int, int]] = {}
+        self.undecided = 0
         self._file = _open(path)
         self._index(*shard)
 
@@ -153,6 +160,7 @@ class PromptFile:
                 continue
             if not ours:
                 continue
+            self.undecided += prompt.undecided
             room = prompt.options.max_new_tokens
             self.entries.append(Entry(prompt.id, number, start, len(raw), prompt.digest(), room))
             for name in prompt.unknown:

@@ -107,6 +107,7 @@ def _facts(model: TextModel) -> dict[str, Any]:
         "assistant": names.assistant,
         "precision": names.precision,
         "executor": names.executor,
+        "chat_template": bool(model.tokenizer.chat_template),
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
         "pauses": model.pauses,

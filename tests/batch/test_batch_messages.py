@@ -28,6 +28,26 @@ def test_what_instances_print(tmp_path: Path) -> None:
     assert "instance 1: tokens are odd" in err
 
 
+def test_a_chat_model_that_is_given_bare_prompts(tmp_path: Path) -> None:
+    """Catches a file of questions that an instruct model silently continues instead of answering."""
+    chats = [FAKE[0], FAKE[1], "-m", "chats", "--offline"]
+    prompts = write_prompts(tmp_path / "p.jsonl", ["why?", "how?"])
+    code, err = run(chats, prompts, "-o", tmp_path / "o1", *TWO)
+    assert (code, err.count("--chat makes each a user's message")) == (0, 1)
+    for number, more in enumerate((["--chat"], ["--raw"])):
+        assert "chat template" not in run(chats, prompts, "-o", tmp_path / f"said{number}", *TWO, *more)[1]
+    said = write_prompts(tmp_path / "q.jsonl", [{"prompt": "why?", "chat": False}])
+    assert "chat template" not in run(chats, said, "-o", tmp_path / "o2", *TWO)[1]
+    assert "chat template" not in run(FAKE, prompts, "-o", tmp_path / "o3", *TWO)[1]
+
+
+def test_a_file_without_prompts(tmp_path: Path) -> None:
+    """Catches "each of 0 prompts has its record", which reads as if all were done."""
+    prompts = write_prompts(tmp_path / "p.jsonl", [])
+    code, err = run(FAKE, prompts, "-o", tmp_path / "o", *TWO)
+    assert (code, err.count("p.jsonl has no prompt that can be run")) == (0, 1)
+
+
 def on_a_terminal(*arguments: object, columns: int = 120, until: str = "", go: Path | None = None) -> str:
     """What a batch writes to a terminal that is so wide; the file `go` is made when `until` was written."""
     terminal, theirs = pty.openpty()

@@ -34,7 +34,7 @@ def test_speeds_of_the_last_minute_and_of_all(monkeypatch: pytest.MonkeyPatch) -
     shown.begin()
     now += 20
     shown.count(600)
-    assert shown.summary() == "1 prompts done in 20.0 s (0.05 prompts/s, 30.0 tokens/s), 0 failed"
+    assert shown.summary() == "1 prompt done in 20.0 s (0.05 prompts/s, 30.0 tokens/s), 0 failed"
     now += 180
     for _ in range(4):
         shown.count(900)
