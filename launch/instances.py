@@ -25,16 +25,18 @@ class InstanceRequest(PlacementRequest):
     """A placement request for several processes.
 
     `instances` is a number, or the unit that gets one instance each; None: one process, or with `cores_per_instance` as
-    many as fit. `threads` is for a single process only, `model_bytes` the memory that each instance fills.
+    many as fit. `threads` is for a single process only, `model_bytes` the memory that each instance fills. `latency`:
+    that many cores come from --latency.
     """
 
     instances: int | Unit | None = None
     cores_per_instance: int | None = None
+    latency: bool = False
 
 
 def latency_request(request: InstanceRequest) -> InstanceRequest:
     """Change a request to as many instances of 4 cores as fit, so that work seldom waits for other work."""
-    return replace(request, instances=None, cores_per_instance=LATENCY_CORES)
+    return replace(request, instances=None, cores_per_instance=LATENCY_CORES, latency=True)
 
 
 def throughput_request(request: InstanceRequest) -> InstanceRequest:
@@ -114,10 +116,13 @@ def _of_size(request: InstanceRequest, machine: Machine, pool: Group) -> list[Gr
     """Groups of `cores_per_instance`, each within a node, or within a socket where no node is large enough."""
     size = request.cores_per_instance or 1
     if size > len(pool):
-        raise UsageError(
-            f"--cores-per-instance {size} is more than the {len(pool)} physical cores that may be used here "
-            f"({_listed(pool)}); ask for at most {len(pool)}."
-        )
+        few = f"the {len(pool)} physical cores that may be used here ({_listed(pool)})"
+        if request.latency:
+            raise UsageError(
+                f"--latency gives each instance {size} cores, more than {few}; use --cores-per-instance {len(pool)} or "
+                "less."
+            )
+        raise UsageError(f"--cores-per-instance {size} is more than {few}; ask for at most {len(pool)}.")
     sockets = machine.by_socket(pool)
     nodes = [node for socket in sockets for node in machine.by_node(socket)]
     levels = [("node", nodes), ("socket", sockets), ("machine", [pool])]

@@ -25,27 +25,42 @@ def parse_command(argv: Sequence[str], parsers: Parsers) -> JobCommand:
     """
     program, arguments = os.path.basename(argv[0]), list(argv[1:])
     if program == "ipex-launch":
-        _check_launch(arguments)
-    elif program != "ipex-assist":
+        return JobCommand(tuple(argv), files=_scripts(_check_launch(arguments)))
+    if program != "ipex-assist":
         raise UsageError(f"a job runs ipex-assist or ipex-launch; for {argv[0]}, type: ipex-launch -- {argv[0]} …")
-    elif arguments[:1] == ["submit"]:
+    if arguments[:1] == ["submit"]:
         raise UsageError("a job cannot submit itself: give the command that is to run in it")
-    elif arguments[:1] == ["chat"]:
+    if arguments[:1] == ["chat"]:
         raise UsageError("a job has no terminal to chat in: give ipex-assist -p TEXT, or ipex-assist batch")
-    else:
-        word = arguments[0] if arguments and arguments[0] in parsers else ""
-        parse = parsers[word]
-        args = parse(arguments[1:] if word else arguments) if parse else None
-        if word == "batch" and args is not None:
-            if args.prompts == "-":
-                raise UsageError("a job has no standard input: give the prompts as a file")
-            return _batch(list(argv), args, parsers)
-        if word == "" and args is not None:
-            nowhere = args.prompt is None and args.prompt_file in (None, "-") and args.model
-            if args.piped or nowhere:
-                raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
-            return JobCommand(tuple(argv), prompts=args.prompt_file)
+    word = arguments[0] if arguments and arguments[0] in parsers else ""
+    parse = parsers[word]
+    args = parse(arguments[1:] if word else arguments) if parse else None
+    if word == "batch" and args is not None:
+        if args.prompts == "-":
+            raise UsageError("a job has no standard input: give the prompts as a file")
+        return _batch(list(argv), args, parsers)
+    if word == "" and args is not None:
+        nowhere = args.prompt is None and args.prompt_file in (None, "-") and args.model
+        if args.piped or nowhere:
+            raise UsageError("a job has no standard input: give the prompt with -p or --prompt-file")
+        return JobCommand(tuple(argv), prompts=args.prompt_file, files=_files(args))
+    return JobCommand(tuple(argv), files=_files(args))
     return JobCommand(tuple(argv))
+
+
+def _files(args: argparse.Namespace | None) -> tuple[str, ...]:
+    """Files that the flags name: a model by its path, which no hub can have, and the server's keys."""
+    models = [getattr(args, name, None) for name in ("model", "assistant_model")]
+    paths = [name for name in models if name and name.startswith(("./", "../", "/", "~/"))]
+    keys = getattr(args, "api_key_file", None)
+    return (*paths, keys) if keys else tuple(paths)
+
+
+def _scripts(program: list[str]) -> tuple[str, ...]:
+    """The script of an interpreter, where that is the first word after it."""
+    name = os.path.basename(program[0])
+    runs_script = name.startswith("python") or name in ("bash", "sh")
+    return (program[1],) if runs_script and program[1:] and not program[1].startswith("-") else ()
 
 
 def locate(command: JobCommand, folders: Sequence[str]) -> JobCommand:
@@ -57,7 +72,8 @@ def locate(command: JobCommand, folders: Sequence[str]) -> JobCommand:
     return replace(command, argv=(found[0], *command.argv[1:])) if found else command
 
 
-def _check_launch(arguments: list[str]) -> None:
+def _check_launch(arguments: list[str]) -> list[str]:
+    """Return the program that is launched, as an argv."""
     args = flags.build_parser().parse_args(arguments)
     flags.instance_request(args)
     flags.extra_environ(args)
@@ -66,6 +82,7 @@ def _check_launch(arguments: list[str]) -> None:
         raise UsageError("ipex-launch has no command; type for example: … -- ipex-launch -- python script.py")
     if os.path.basename(program[0]) == "ipex-assist" and program[1:2] == ["batch"]:
         raise UsageError("ipex-assist batch places its instances itself: give it to submit without ipex-launch")
+    return program
 
 
 def _batch(argv: list[str], args: argparse.Namespace, parsers: Parsers) -> JobCommand:
@@ -74,7 +91,9 @@ def _batch(argv: list[str], args: argparse.Namespace, parsers: Parsers) -> JobCo
     if parse is not None and parse(["--resume", "-o", os.devnull, *rest]).output != os.devnull:
         raise UsageError(f"write -o {args.output} as words of their own, since each task has a file of its own")
     sharded = any(word == "--shard" or word.startswith("--shard=") for word in argv)
-    return JobCommand((*argv[:2], *rest), results=args.output, prompts=args.prompts, sharded=sharded)
+    return JobCommand(
+        (*argv[:2], *rest), results=args.output, prompts=args.prompts, files=_files(args), sharded=sharded
+    )
 
 
 def _without_output(arguments: list[str]) -> list[str]:

@@ -26,12 +26,14 @@ class JobCommand:
 
     For `ipex-assist batch …`, `results` is the file of `-o`, and `argv` is without it and without `--resume`: the
     script adds both, so that every shard of the prompts has a file of its own and can be resumed. `prompts` is the file
-    of prompts (without `batch`, of `--prompt-file`); `sharded`: the command already has a `--shard`.
+    of prompts (without `batch`, of `--prompt-file`); `files` are others that the command reads, as far as is known;
+    `sharded`: it already has a `--shard`.
     """
 
     argv: tuple[str, ...]
     results: str | None = None
     prompts: str | None = None
+    files: tuple[str, ...] = ()
     sharded: bool = False
 
 

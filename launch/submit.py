@@ -109,8 +109,9 @@ def _notes(job: Job, scheduler: Scheduler) -> list[str]:
         if job.array:
             names += " and " + ("SLURM_ARRAY_TASK_ID" if scheduler == "slurm" else "PBS_ARRAY_INDEX")
         notes.append(f"{same} tasks run the same command; tell them apart by {names}")
-    if command.prompts is not None and not os.path.exists(command.prompts):
-        notes.append(f"{command.prompts}: there is no such file yet")
+    for path in (command.prompts, *command.files):
+        if path is not None and not os.path.exists(os.path.expanduser(path)):
+            notes.append(f"{path}: there is no such file yet")
     if scheduler == "pbs" and job.time is None:
         notes.append("without --time PBS ends the job with a few seconds of warning; with it, --grace is kept")
     return notes

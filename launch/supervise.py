@@ -311,7 +311,9 @@ class _Supervisor:
             stop = self.settings.on_failure == "stop"
             rest = ("; ending the others" if stop else "; the others go on") if self._others_run() else ""
             if not instance.timed_out:  # a timeout was reported when it happened
-                self._say(f"{instance.describe()} ended with exit code {code}{rest}")
+                logs = self.settings.log_dir
+                where = "" if logs is None else f", see {log_files(logs, instance.command.placement)[1]}"
+                self._say(f"{instance.describe()} ended with exit code {code}{where}{rest}")
             self.code = self.code or code
             self.ending = stop
         if self.ending:

@@ -77,6 +77,12 @@ def test_the_first_failure_ends_all_at_once(how: str, code: int) -> None:
     assert f"instance 1 (CPUs {CPUS[1]}) ended with exit code {code}; ending the others" in result.stderr
 
 
+def test_a_failure_names_its_log(tmp_path: Path) -> None:
+    """Catches "ended with exit code 2" with the reason in a file that nobody names."""
+    result = launch(*TWO, "--log-dir", str(tmp_path / "logs"), *shell("[ $IPEX_INSTANCE = 1 ] && exit 3; sleep 30"))
+    assert f"ended with exit code 3, see {tmp_path}/logs/instance-1.err; ending the others" in result.stderr
+
+
 def test_the_first_failure_in_time_gives_the_exit_code() -> None:
     """Catches the lowest number's code instead: instance 0 answers the SIGTERM with 5."""
     code = "trap 'exit 5' TERM; [ $IPEX_INSTANCE = 1 ] && { sleep 0.5; exit 3; }; sleep 30 & wait"

@@ -308,6 +308,7 @@ def test_memory_goes_where_the_flag_says(flag: str, where: Machine, nodes: list[
         (InstanceRequest(instances=17), ["--instances 17", "16 physical cores", "at most 16"]),
         (InstanceRequest(cores_per_instance=0), ["--cores-per-instance 0"]),
         (InstanceRequest(cores_per_instance=17), ["--cores-per-instance 17", "16 physical cores"]),
+        (latency_request(InstanceRequest(cpus="0-1")), ["--latency gives each instance 4 cores", "-per-instance 2 or"]),
         (InstanceRequest(instances=5, cores_per_instance=4), ["4 of that size fit", "4, 4, 4, 4 by node", "ask for 4"]),
         (InstanceRequest(instances="per-node", cores_per_instance=5), ["4 of the 4", "the smallest 4"]),
         (InstanceRequest(instances="per-l3"), ["shows no L3", "per-node"]),

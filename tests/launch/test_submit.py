@@ -138,6 +138,26 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ipex-launch", "--", "python", "FILE"],
+        ["ipex-assist", "serve", "-m", "x", "--api-key-file", "FILE"],
+        ["ipex-assist", "-m", "FILE", "-p", "x"],
+        ["ipex-assist", "batch", "p.jsonl", "-o", "o", "-m", "FILE"],
+    ],
+)
+def test_files_that_a_job_would_miss(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Catches a job that waits for hours and then finds no script, no model or no keys."""
+    file = tmp_path / "file"
+    named = ["submit", "slurm", "--dry-run", "--", *(str(file) if word == "FILE" else word for word in words)]
+    assert cli.main(named) == 0
+    assert f"{file}: there is no such file yet" in capfd.readouterr().err
+    file.touch()
+    assert cli.main(named) == 0
+    assert str(file) not in capfd.readouterr().err
+
+
 def test_a_prompt_that_is_still_to_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A job before it in the queue may write it: said, and no reason to refuse."""
     file = tmp_path / "prompt.txt"
