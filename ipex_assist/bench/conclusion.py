@@ -36,8 +36,16 @@ def conclusion(rows: Sequence[Row], loads: Sequence[LoadRow]) -> str | None:
         return f"Plain decoding alone: {statistics.median(speeds):.2f} tokens/s." if speeds else None
     best = max(compared, key=lambda each: each.speedup)
     if len(compared) == 1:
-        return f"{_subject(rows)} is {_times(best.speedup)} as fast as plain, {_tokens(rows)}."
-    return f"The best of {len(compared)} ({best.name}) is {_times(best.speedup)} as fast as plain, {_tokens(rows)}."
+        said = f"{_subject(rows)} is {_times(best.speedup)} as fast as plain, {_tokens(rows)}."
+    else:
+        said = f"The best of {len(compared)} ({best.name}) is {_times(best.speedup)} as fast as plain, {_tokens(rows)}."
+    return said + (" Nothing was drafted: all of it is plain decoding." if _undrafted(rows) else "")
+
+
+def _undrafted(rows: Sequence[Row]) -> bool:
+    """Whether no draft was made with any contender that could, so that the ratio is the machine's noise."""
+    counts = [sample.drafted for row in rows if row.contender.draft is not None for sample in row.samples]
+    return bool(counts) and all(count == 0 for count in counts)
 
 
 def _subject(rows: Sequence[Row]) -> str:

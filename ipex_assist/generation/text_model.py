@@ -36,6 +36,16 @@ class TextModel(ABC):
     allow_special_tokens = False  # whether special tokens named in messages are tokens (`encode_messages`)
     one_at_a_time = False  # whether a stream must have ended before the next one begins
 
+    def __enter__(self) -> TextModel:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what runs in the background, where something does."""
+        return
+
     def __repr__(self) -> str:
         names = {name: value for name, value in vars(self.identity).items() if value is not None}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in names.items())})"
@@ -182,7 +192,7 @@ class TextModel(ABC):
             encoded = self.encode_messages(messages)
         tokens = checked_ids(encoded, self.vocab_size, self.tokenizer, self.identity.target)
         if not tokens:
-            raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+            raise UsageError("the prompt is empty: it must have a token at least")
         return tokens
 
     def encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
@@ -203,6 +213,6 @@ class TextModel(ABC):
         if room <= 0:
             raise UsageError(
                 f"the prompt has {prompt_tokens} tokens and the context of {self.identity.target} holds "
-                f"{context}: shorten the prompt by at least {1 - room}"
+                f"{context}: shorten the prompt by at least {1 - room} tokens"
             )
         return min(options.max_new_tokens, room)

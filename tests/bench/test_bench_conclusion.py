@@ -50,6 +50,15 @@ def test_one_text_at_a_time(rows: list[Row], said: str | None) -> None:
     assert conclusion(rows, []) == said
 
 
+def test_nothing_was_drafted() -> None:
+    """Catches "Assisted decoding is 0.80 × as fast" of a short text that was decoded plainly both times."""
+    rows = [row(PLAIN), row(Contender("adaptive"), 0.8, same=True)]
+    rows[1].samples = [Sample(total_s=3.0, prefill_s=1.0, decode_s=2.0, new_tokens=101, drafted=0)]
+    assert str(conclusion(rows, [])).endswith("same tokens. Nothing was drafted: all of it is plain decoding.")
+    rows.append(row(Contender(2), 0.9, same=True))
+    assert "Nothing" not in str(conclusion(rows, []))
+
+
 def test_many_requests() -> None:
     """What drafting gives goes down with the requests in flight: both ends are named."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 from pathlib import Path
 from typing import Any, get_args
 
@@ -127,3 +128,20 @@ def test_everything_exported_is_there() -> None:
     """Also in dir(), by which notebooks complete names."""
     assert all(hasattr(ipex_assist, name) for name in ipex_assist.__all__)
     assert set(ipex_assist.__all__) <= set(dir(ipex_assist))
+
+
+def test_a_model_in_a_with_block(tmp_path: Path) -> None:
+    """Its background thread ends with the block; catches a model that has close() and cannot stand there."""
+    folder = checkpoint_files.save_pair(tmp_path)
+    with ipex_assist.load(folder / "target", None, precision="fp32", executor="torch", calibrate=False) as loaded:
+        loaded.start()
+        assert loaded.generate("fox", max_new_tokens=2).new_tokens == 2
+        running = threading.active_count()
+    assert threading.active_count() < running
+
+
+def test_an_empty_prompt_names_no_flag(model: TextModel) -> None:
+    """Catches a message of the command line, with flags that Python does not have."""
+    with pytest.raises(UsageError, match="prompt is empty") as error:
+        model.generate("")
+    assert "--" not in str(error.value)
