@@ -86,17 +86,21 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _describe(error: Exception, verbose: bool | None) -> str:
+    unwritten = None
     if isinstance(error, OSError) and sys.stdout is not None:
         try:
             sys.stdout.flush()
         except OSError:  # it could not be written at exit, either
             discard_output()
+            unwritten = f"standard output cannot be written: {error.strerror or error}"
     if verbose or (verbose is None and not isinstance(error, OSError)):
         import traceback
 
         traceback.print_exc()
     if out_of_memory(error):
         return "out of memory; use a smaller --precision or model, or --no-assisted"
+    if unwritten:
+        return unwritten
     return f"{type(error).__name__}: {error}" + (" (run with -v for the whole story)" if verbose is not None else "")
 
 

@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from typing import TextIO
 
     from ipex_assist.launch.job_command import Parsers
 
@@ -23,11 +24,25 @@ def main(argv: list[str] | None = None) -> int:
         if sys.stdout is None:
             print("ipex-assist: error: standard output is closed; >/dev/null discards the text", file=sys.stderr)
             return 1
+        if sys.stderr is None:  # a daemon's child: nobody reads messages, but they must not fail or land in a file
+            sys.stderr = _no_messages()
         verbose = "-v" in argv or "--verbose" in argv
         with terminated_by_sigterm():
             return run_command(lambda: _dispatch(argv), "ipex-assist: error", verbose=verbose)
     except KeyboardInterrupt:
         return 130
+
+
+def _no_messages() -> TextIO:
+    """Return a sink on descriptor 2, for the programs that this process becomes as well."""
+    import os
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null != 2:
+        os.dup2(null, 2)
+        os.close(null)
+    os.set_inheritable(2, True)
+    return open(2, "w", closefd=False)
 
 
 def _dispatch(argv: list[str]) -> int:

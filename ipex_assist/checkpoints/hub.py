@@ -59,6 +59,12 @@ def online_advice(offline: bool) -> str:
     return f"run once without {' and '.join(reasons)}" if reasons else "run once with a connection"
 
 
+def id_in_address(source: str) -> str | None:
+    """The id in the address of a model's page, as people copy it from a browser; None for anything else."""
+    found = re.match(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", source)
+    return found[1] if found else None
+
+
 def cache_folder() -> Path:
     """The hub cache folder by huggingface_hub's rules, without importing it, which would slow the launcher down."""
     explicit = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
@@ -103,8 +109,9 @@ def fetch(source: str, *, revision: str | None = None, offline: bool = False) ->
             return snapshot
         raise failure or NotOnThisMachine(
             f"{_not_cached(source, revision)} The hub at {_endpoint()} could not be reached either "
-            f"({_first_line(_root(error))}). Check the network or the proxy; or copy the model here "
-            "and pass its folder; with --offline only the cache is searched."
+            f"({_first_line(_root(error))}). Check the network or the proxy; or type "
+            f"'hf download {source}' where there is a network and the same home folder, or copy the model here and "
+            "pass its folder; with --offline only the cache is searched."
         ) from error
 
 

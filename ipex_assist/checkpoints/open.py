@@ -51,6 +51,8 @@ def check_source(source: str) -> Path | None:
         return path
     if path.exists():
         require_file(path)
+    if (named := hub.id_in_address(source)) is not None:
+        raise UsageError(f"{source} is an address of the hub; the model's id is enough: {named}")
     if not hub.is_hub_id(source):
         raise UsageError(f"{source}: no such file or folder (looked for {path.absolute()}).")
     return None

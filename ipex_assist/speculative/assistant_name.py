@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from ipex_assist.env.errors import UsageError
+from ipex_assist.env.options import suggestion
 
 LOOKUP, SELF, AUTO, NONE = "lookup", "self", "auto", "none"
 
@@ -20,7 +22,8 @@ class AssistantName:
 def parse_assistant(name: str | None) -> AssistantName:
     """Parse `--assistant-model`; a folder named like one of the keywords is written ./self.
 
-    auto-lookup is lookup+auto. Raises UsageError for lookup+ without a model.
+    auto-lookup is lookup+auto. Raises UsageError for lookup+ without a model, and for a misspelt keyword: models of the
+    hub have an owner before a slash, but for a few old ones.
     """
     if name is None or name.lower() == NONE:
         return AssistantName()
@@ -29,6 +32,8 @@ def parse_assistant(name: str | None) -> AssistantName:
     if name == LOOKUP:
         return AssistantName(True)
     if not name.startswith(f"{LOOKUP}+"):
+        if similar := _similar_keyword(name):
+            raise UsageError(f"no such folder here, and none of the keywords{similar}")
         return AssistantName(False, name)
     model = name.partition("+")[2]
     if not model or model.lower() == NONE or parse_assistant(model).lookup:
@@ -36,3 +41,9 @@ def parse_assistant(name: str | None) -> AssistantName:
             "a model must follow lookup+ (a hub id, a folder, auto or self); without a model it is called lookup"
         )
     return AssistantName(True, model)
+
+
+def _similar_keyword(name: str) -> str:
+    if name in (AUTO, SELF) or os.sep in name or os.path.exists(name):
+        return ""
+    return suggestion(name, (SELF, LOOKUP, "auto-lookup"))

@@ -84,8 +84,8 @@ def why_none(config: Mapping[str, Any]) -> str:
         return f"no small model is known for {family}"
     fitting = [each.id for each in assistants if config.get("vocab_size") in each.vocab_sizes]
     if not fitting:
-        return f"those of {family} have other vocabularies than its {config.get('vocab_size')} tokens"
-    return f"it is not twice as large as {fitting[0]}"
+        return f"those of {family} have other vocabularies than the target's {config.get('vocab_size')} tokens"
+    return f"the target is not twice as large as {fitting[0]}"
 
 
 def _size(config: Mapping[str, Any]) -> int:

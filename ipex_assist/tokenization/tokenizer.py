@@ -275,7 +275,8 @@ def check_text(prompt: str) -> None:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"the prompt is not UTF-8 text: character {error.start + 1:,} stands for a byte that is none"
+            f"the prompt is not UTF-8 text: its character {error.start + 1:,} is a byte of another encoding, or half "
+            "of a surrogate pair"
         ) from None
 
 

@@ -248,7 +248,7 @@ def test_end_tokens_are_numbers(model: Path) -> None:
 def test_bytes_that_are_no_text(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """-p with bytes of another encoding: the tokenizers library said "TextInputSequence must be str"."""
     assert cli.main(["-m", str(model), "--no-launch", "-p", "caf\udce9", "--no-assisted"]) == 2
-    assert "the prompt is not UTF-8 text: character 4" in capsys.readouterr().err
+    assert "the prompt is not UTF-8 text: its character 4" in capsys.readouterr().err
     with pytest.raises(UsageError, match="not UTF-8"):
         encode_prompt(load_tokenizer(open_checkpoint(str(model))), "\ud83d", False)
 

@@ -25,6 +25,11 @@ WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "nothing on standard input": ([], "prompt is empty"),
     "nothing on standard input as a file": (["--prompt-file", "-"], "prompt is empty"),
     "no such model": (["-m", "D/missing", "-p", "a"], "no such file or folder"),
+    "the address of a model": (
+        ["-m", "https://huggingface.co/facebook/opt-13b/tree/main", "-p", "a"],
+        "the model's id is enough: facebook/opt-13b",
+    ),
+    "a misspelt kind of draft": (["-p", "a", "--assistant-model", "selff"], "did you mean self?"),
     "no new tokens": (["-p", "a", "--max-new-tokens", "0"], "--max-new-tokens 0: must be a whole number between 1"),
     "negative new tokens": (
         ["-p", "a", "--max-new-tokens", "-5"],
@@ -186,6 +191,6 @@ def test_too_little_memory_is_said_before_loading(
 def test_default_assistant_that_cannot_be_had(usual: subprocess.CompletedProcess[str]) -> None:
     """A tiny Llama has no published sibling: one line says so, and what drafts, and the run goes on."""
     [line] = [line for line in usual.stderr.splitlines() if "no default assistant" in line]
-    assert "those of llama have other vocabularies than its" in line
+    assert "those of llama have other vocabularies than the target's" in line
     assert "prompt lookup drafts; better: --assistant-model" in line
     assert "not assisted" not in usual.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -106,6 +107,14 @@ def test_closed_standard_output(target: str) -> None:
     assert done.returncode == 1
     assert "standard output is closed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_closed_standard_error(target: str) -> None:
+    """`2>&-`: the text, where messages went to standard output and the first one failed with an AttributeError."""
+    line = f'exec "{sys.executable}" -m ipex_assist -m "{target}" -p fox --max-new-tokens 4 --json 2>&-'
+    done = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["new_tokens"] == 4
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["-m", "T", "-p", "fox", "--dry-run"]])

@@ -94,7 +94,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda path: None, "there is no such file"),
         (lambda path: path.mkdir(), "cannot be read: Is a directory"),
-        (lambda path: path.write_bytes(b"\xff\xfe"), "not UTF-8"),
+        (lambda path: path.write_bytes(b"caf\xe9"), "prompt.txt has byte 0xe9 at position 4.*iconv"),
         (lambda path: path.write_bytes(b" \n"), "prompt is empty"),
     ],
 )

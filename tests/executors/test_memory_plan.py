@@ -149,8 +149,9 @@ def test_the_limit(tokens: int, limit: int | None, monkeypatch: pytest.MonkeyPat
     available(need.total - 1)
     with pytest.raises(
         IpexAssistError, match=r"too little memory: [\d.]+ GiB are needed \(3\.0 GiB for the target, 1\.0"
-    ):
+    ) as refused:
         check_memory(need)
+    assert ("a smaller --kv-memory" in str(refused.value)) == (limit is not None)
 
 
 def test_what_is_loaded_already_is_not_needed_again(monkeypatch: pytest.MonkeyPatch) -> None:

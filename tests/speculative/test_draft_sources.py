@@ -316,6 +316,16 @@ def test_names(name: str | None, parsed: AssistantName) -> None:
     assert parse_assistant(name) == parsed
 
 
+@pytest.mark.parametrize(("name", "meant"), [("selff", "self"), ("lookp", "lookup"), ("auto-lokup", "auto-lookup")])
+def test_a_misspelt_keyword_is_no_model(name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a search of the hub for a model named selff; a folder of that name is one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"did you mean {meant}?"):
+        parse_assistant(name)
+    (tmp_path / name).mkdir()
+    assert parse_assistant(name) == AssistantName(False, name)
+
+
 @pytest.mark.parametrize("name", ["lookup+", "lookup+none", "lookup+lookup", "lookup+auto-lookup"])
 def test_names_without_a_model_behind_lookup(name: str) -> None:
     """The error says what to type."""

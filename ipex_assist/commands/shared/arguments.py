@@ -10,7 +10,7 @@ from typing import Any
 
 from ipex_assist.commands.shared.command_names import COMMANDS
 from ipex_assist.commands.shared.environment import VersionAction
-from ipex_assist.commands.shared.prompt_words import is_flag, read_words, split_options
+from ipex_assist.commands.shared.prompt_words import NO_PROMPT, is_flag, read_words, split_options
 from ipex_assist.env.errors import UsageError
 from ipex_assist.env.options import add_flags, flags_of, options_of
 from ipex_assist.env.parser import ArgumentParser, InheritingParser
@@ -129,7 +129,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args.prompt = args.prompt if found.text is None else found.text
     args.piped = found.piped
     if args.prompt is not None and not args.prompt.strip():
-        raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+        raise UsageError(NO_PROMPT)
     return args
 
 

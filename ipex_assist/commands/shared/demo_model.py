@@ -40,8 +40,8 @@ def demo_options(options: LoadOptions) -> LoadOptions:
     log_hint(
         log,
         "the embedded model has no draft",
-        "a copy of the embedded model drafts faster than it decodes in %s on the native core only: generating without "
-        "one (--assistant-model self tries it)",
+        "the embedded model is decoded without a draft: its own int8 copy is faster than it only in %s on the native "
+        "core (--assistant-model self drafts all the same)",
         PRECISION,
     )
     return replace(options, assistant=NONE)

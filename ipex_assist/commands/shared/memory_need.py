@@ -28,7 +28,7 @@ class MemoryNeed:
 
     kv: keys and values of all sequences that run at a time, and `kv_each` those of each, where that is known.
     workspace: what passes need beside them. pooled: keys and values lie in a pool of what the weights leave, a part of
-    which stays free (see KvMemory).
+    which stays free (see KvMemory). limited: kv is what --kv-memory says.
     """
 
     target: int | None
@@ -37,6 +37,7 @@ class MemoryNeed:
     kv_each: tuple[int, ...] = ()
     workspace: int = 0
     pooled: bool = False
+    limited: bool = False
 
     @property
     def spare(self) -> int:
@@ -70,7 +71,7 @@ def within(need: MemoryNeed, kv_memory: int | None) -> MemoryNeed:
 
     Prefixes for later requests are kept there, too.
     """
-    return need if kv_memory is None or not need.pooled else replace(need, kv=kv_memory, pooled=False)
+    return need if kv_memory is None or not need.pooled else replace(need, kv=kv_memory, pooled=False, limited=True)
 
 
 def estimate_need(
@@ -208,5 +209,6 @@ def check_memory(need: MemoryNeed) -> None:
     parts.append(f"{gib(need.spare + RUNTIME_BYTES - here)} for passes and the libraries")
     raise IpexAssistError(
         f"too little memory: {gib(need.total - here)} are needed ({', '.join(parts)}) and {gib(available)} are "
-        "available. Use a smaller --precision or model, fewer --max-new-tokens, or --no-assisted"
+        f"available. Use a smaller {'--kv-memory, ' * need.limited}--precision or model, "
+        f"{'fewer --max-new-tokens, ' * (not need.limited)}or --no-assisted"
     )

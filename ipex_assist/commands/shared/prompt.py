@@ -8,7 +8,7 @@ import select
 import sys
 from pathlib import Path
 
-from ipex_assist.commands.shared.prompt_words import STDIN
+from ipex_assist.commands.shared.prompt_words import NO_PROMPT, STDIN
 from ipex_assist.env.errors import UsageError
 from ipex_assist.tokenization.tokenizer import check_text
 
@@ -42,7 +42,7 @@ def read_prompt(given: str | None, file: str | None, *, piped: bool, demo: bool)
             text = f"{text}\n\n{document}"
     check_text(text)
     if not text.strip():
-        raise UsageError("the prompt is empty: give -p TEXT, --prompt-file FILE, or text on standard input")
+        raise UsageError(NO_PROMPT)
     return text
 
 
@@ -54,7 +54,7 @@ def _read_file(file: str) -> str:
     if file == STDIN:
         return _read_input()
     try:
-        return _text(Path(file).read_bytes())
+        return _text(Path(file).read_bytes(), file)
     except FileNotFoundError:
         raise UsageError(f"--prompt-file {file}: there is no such file") from None
     except OSError as error:
@@ -71,17 +71,20 @@ def _read_input() -> str:
     elif not select.select([number], [], [], PATIENCE_S)[0]:
         log.warning("waiting for standard input, which is open: its end is the prompt's")
     try:
-        return _text(sys.stdin.buffer.read())
+        return _text(sys.stdin.buffer.read(), "standard input")
     except OSError as error:
         raise UsageError(f"standard input cannot be read: {error.strerror}") from error
 
 
-def _text(content: bytes) -> str:
-    """Return the text without one newline at its end, which editors and `echo` put there."""
+def _text(content: bytes, origin: str) -> str:
+    """Return the text without one newline at its end, which editors and `echo` put there. origin: for messages."""
     try:
         return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt is not UTF-8 text: {error}") from error
+        raise UsageError(
+            f"the prompt is not UTF-8 text: {origin} has byte 0x{content[error.start]:02x} at position "
+            f"{error.start + 1:,}. A text in another encoding: iconv -f ENCODING -t UTF-8 converts it"
+        ) from error
 
 
 def _input_number() -> int | None:

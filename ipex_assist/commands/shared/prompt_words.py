@@ -11,6 +11,7 @@ from ipex_assist.commands.shared.command_names import COMMANDS, similar_command
 from ipex_assist.env.errors import UsageError
 
 STDIN = "-"  # as a word, and as the name of a file
+NO_PROMPT = "the prompt is empty: type it in quotes, or give -p TEXT, --prompt-file FILE, or text on standard input"
 
 
 @dataclass(frozen=True)
