@@ -74,6 +74,8 @@ def _build(request: ResolvedOptions) -> TextModel:
     if reason := checkpoint.why_not_ours():
         # Nobody is to take it for the native core, which may have been asked for.
         level = logging.WARNING if executor == "native" or find(checkpoint.architecture) else logging.INFO
+        if find(checkpoint.architecture) is None:  # the list of all others stands in errors
+            reason = f"{checkpoint.architecture or 'its architecture'} is none of those that `ipex-assist models` lists"
         log.log(level, "%s runs through transformers, not our own decoder: %s", short_name(checkpoint.source), reason)
         return _by_transformers(request)
     if assistant is not None and (reason := assistant.why_not_ours()):

@@ -36,6 +36,7 @@ from ipex_assist.generation.transformers_pair import (
     context_length,
     reset_generation_config,
 )
+from ipex_assist.models import ARCHITECTURES
 from ipex_assist.speculative.draft_source import DraftSource
 from ipex_assist.speculative.grammar import GrammarSpec
 from ipex_assist.speculative.options import GenerationOptions
@@ -225,7 +226,8 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, executor: str, *, alone: b
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise IpexAssistError(
             f"{checkpoint.source}: neither we nor transformers can run {checkpoint.architecture or 'this model'} "
-            f"({reason}). `ipex-assist models` lists what our own decoder runs"
+            f"({reason}). Our own decoder has {', '.join(sorted(ARCHITECTURES))}; "
+            "transformers' AutoModelForCausalLM is the fallback"
         ) from error
     model = model.eval()
     # IPEX packs convolution weights, but mamba and its hybrids read those weights themselves.

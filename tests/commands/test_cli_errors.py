@@ -155,6 +155,7 @@ def test_broken_checkpoints(
     assert code == 1, err
     assert message in err
     assert "Traceback" not in err
+    assert err.count("StableLmForCausalLM") <= 1  # the list of all architectures, once
     assert not list(tmp_path.rglob("pwned"))
 
 
