@@ -11,6 +11,7 @@ an ordinary start, whose packed weights are on disk. `pip install ".[dev,serve]"
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import shlex
@@ -19,6 +20,8 @@ import tempfile
 from pathlib import Path
 
 import chat_page
+import measure
+import results
 import terminal_cast
 import terminal_svg
 from own_server import OwnServer
@@ -47,7 +50,7 @@ def make(folder: Path) -> None:
         argv = [sys.executable, "-m", "ipex_assist", *shlex.split(COMMAND)[1:]]
         for _ in range(2):  # the second one finds the packed weights
             cast = terminal_cast.record(COMMAND, argv, columns=COLUMNS, rows=ROWS, environ=environ, folder=ROOT)
-        keep(cast, folder)
+        keep(dataclasses.replace(cast, title=results.machine_of(measure.machine())[0]), folder)
         with OwnServer([], environ) as server:
             host, port = server.address
             chat_page.photograph(f"http://{host}:{port}/", MESSAGES, folder / "page.png")
@@ -73,6 +76,8 @@ def complaints(folder: Path = FOLDER, readme: str | None = None) -> list[str]:
         found.append(f"answer.svg takes {terminal_svg.duration(cast):.1f} s, more than {MOST_SECONDS:.0f}")
     if not re.search(rf"^    {re.escape(cast.command)}(?:  |$)", readme, re.MULTILINE):
         found.append(f"the README has no command {cast.command}")
+    if cast.title not in readme:
+        found.append(f"the README does not say that they were made on {cast.title}")
     for name, most in MOST_BYTES.items():
         if (size := (folder / name).stat().st_size) > most:
             found.append(f"{name} has {size:,} bytes, more than {most:,}")

@@ -25,18 +25,23 @@ PROMPT = "\x1b[32m$\x1b[0m "
 
 @dataclass(frozen=True)
 class Cast:
-    """A terminal's size, the command line that is typed in it, and its output as (seconds, text), in order."""
+    """A terminal's size, the command line that is typed in it, and its output as (seconds, text), in order.
+
+    title: for a reader of the file; here the machine.
+    """
 
     columns: int
     rows: int
     command: str
     recorded: int  # seconds since the epoch
     output: tuple[tuple[float, str], ...]
+    title: str = ""
 
     def dumps(self) -> str:
         """The file: a header, then a line for each event."""
-        header = {"version": 2, "width": self.columns, "height": self.rows, "timestamp": self.recorded}
-        lines: list[Any] = [{**header, "command": self.command, "env": {"TERM": "xterm-256color"}}]
+        header: dict[str, Any] = {"version": 2, "width": self.columns, "height": self.rows, "timestamp": self.recorded}
+        header |= {"title": self.title, "command": self.command, "env": {"TERM": "xterm-256color"}}
+        lines: list[Any] = [header]
         lines += [[round(seconds, 3), "o", text] for seconds, text in self.output]
         return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
@@ -48,7 +53,7 @@ class Cast:
             raise IpexAssistError(f"{path} is an asciicast of version {header.get('version')}; version 2 can be read")
         output = tuple((seconds, text) for seconds, kind, text in events if kind == "o")
         size = header["width"], header["height"]
-        return cls(*size, header.get("command", ""), header.get("timestamp", 0), output)
+        return cls(*size, header.get("command", ""), header.get("timestamp", 0), output, header.get("title", ""))
 
 
 def record(

@@ -16,7 +16,7 @@ from pyte.screens import Char
 from terminal_cast import Cast
 
 FRAME = 0.05  # seconds: what comes within them is shown together
-HOLD = 4.0  # how long the last screen stays
+HOLD = 3.0  # how long the last screen stays
 CELL, LINE = 9.0, 20.0  # of a character, in pixels
 FONT_SIZE = 15
 MARGIN, BAR = 16.0, 32.0

@@ -158,6 +158,15 @@ def test_results_are_what_the_files_say() -> None:
 
 
 @pytest.mark.one_stack
+def test_pictures_are_what_their_recording_says() -> None:
+    """They are made by benchmarks/pictures.py and by nothing else, and the README shows them."""
+    pytest.importorskip("pyte", reason="pip install 'ipex-assist[dev]' brings it")
+    import pictures
+
+    assert pictures.main(["--check"]) == 0
+
+
+@pytest.mark.one_stack
 def test_the_families_are_those_of_the_registry() -> None:
     """The table is what `ipex-assist models --markdown` prints."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
