@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import threading
@@ -92,7 +93,10 @@ def _describe(error: Exception, verbose: bool | None) -> str:
             sys.stdout.flush()
         except OSError:  # it could not be written at exit, either
             discard_output()
-            unwritten = f"standard output cannot be written: {error.strerror or error}"
+            unwritten = _unwritten("standard output", error)
+        else:
+            if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                unwritten = _unwritten("standard output, or another file,", error)  # without a buffer nobody can tell
     if verbose or (verbose is None and not isinstance(error, OSError)):
         import traceback
 
@@ -102,6 +106,10 @@ def _describe(error: Exception, verbose: bool | None) -> str:
     if unwritten:
         return unwritten
     return f"{type(error).__name__}: {error}" + (" (run with -v for the whole story)" if verbose is not None else "")
+
+
+def _unwritten(what: str, error: OSError) -> str:
+    return f"{what} cannot be written: {error.strerror or error}"
 
 
 def _fail(prefix: str, message: str, code: int) -> int:
@@ -117,7 +125,8 @@ def _leave(stop: SystemExit, prefix: str, verbose: bool | None) -> int:
         except BrokenPipeError:
             return reader_has_gone()
         except OSError as error:  # a full disk
-            return _fail(prefix, _describe(error, verbose), 1)
+            discard_output()
+            return _fail(prefix, _unwritten("standard output", error), 1)
     if stop.code is None or isinstance(stop.code, int):
         return int(stop.code or 0)
     print(stop.code, file=sys.stderr)

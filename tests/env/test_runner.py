@@ -79,18 +79,25 @@ def test_sigterm_raises_meanwhile_and_is_given_back() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("end", ["0", "sys.exit(0)"])  # a command's, and argparse's after the help
-def test_a_full_disk_is_one_sentence_and_exit_1(end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "unbuffered", "what"),
+    [
+        ("0", "", "standard output"),  # a command's
+        ("sys.exit(0)", "", "standard output"),  # argparse's after the help
+        ("0", "1", "standard output, or another file,"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_exit_1(end: str, unbuffered: str, what: str) -> None:
     """What was not written is not tried again at exit, which would end with 120 and a second message."""
     code = (
         "from ipex_assist.env.runner import run_command as run; import sys\n"
         f"sys.exit(run(lambda: print('x') or {end}, 'c'))"
     )
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, env=environ)
     assert done.returncode == 1
-    assert done.stderr == "c: standard output cannot be written: No space left on device\n"
+    assert done.stderr == f"c: {what} cannot be written: No space left on device\n"
 
 
 def test_an_interrupt_waits_for_the_command_that_the_process_becomes() -> None:
