@@ -101,7 +101,7 @@ def _add_instances(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--log-dir", metavar="DIR", help="each writes DIR/instance-I.out and .err (appended)")
     group.add_argument("--label", action="store_true", help="print every line with its instance; also with --log-dir")
     group.add_argument(
-        "--on-failure", choices=("stop", "continue"), default="stop", help="what becomes of the others (default: stop)"
+        "--on-failure", choices=("stop", "continue"), default="stop", help="what the other instances do (default: stop)"
     )
     group.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end what runs longer, with exit code 124")
     group.add_argument(

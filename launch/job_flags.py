@@ -42,10 +42,10 @@ def build_parser() -> ArgumentParser:
     script = parser.add_argument_group("script")
     script.add_argument("-o", "--output", metavar="FILE", help="write it here, - prints it (default: NAME.SCHEDULER)")
     script.add_argument("--force", action="store_true", help="replace FILE")
-    script.add_argument("--submit", action="store_true", help="hand it to sbatch or qsub, and print the job's id")
+    script.add_argument("--submit", action="store_true", help="pass it to sbatch or qsub, and print the job's id")
     script.add_argument("--dry-run", action="store_true", help="print it, write and submit nothing")
     script.add_argument("--template", metavar="FILE", help="fill in this script instead of ours")
-    script.add_argument("--print-template", action="store_true", help="print ours, to be copied and changed")
+    script.add_argument("--print-template", action="store_true", help="print our template, to be copied and changed")
     return parser
 
 
@@ -83,7 +83,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--name", type=_name, metavar="NAME", help="of the job")
     group.add_argument("--log", type=_line, metavar="FILE", help="output of the job, in the scheduler's patterns")
     group.add_argument(
-        "--grace", type=_count, default=30, metavar="S", help="SIGTERM so long before the time limit (default: 30)"
+        "--grace", type=_count, default=30, metavar="S", help="seconds from SIGTERM to the time limit (default: 30)"
     )
     group.add_argument(
         "--requeue",

@@ -57,10 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     batch.add_argument(
         "--chat", action="store_true", default=None, help="put prompts into the model's chat template, as messages"
     )
-    batch.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="go on with prompts as they are (default)")
+    batch.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="continue prompts as they are (default)")
     batch.add_argument("-o", "--output", metavar="RESULTS", required=True, help="append results here, one a line")
-    batch.add_argument("--resume", action="store_true", help="do only what has no record in RESULTS yet")
-    batch.add_argument("--retry-failed", action="store_true", help="with --resume: also what failed, once more")
+    batch.add_argument("--resume", action="store_true", help="do only the prompts without a record in RESULTS")
+    batch.add_argument("--retry-failed", action="store_true", help="with --resume: also those that failed, once more")
     batch.add_argument(
         "--concurrency",
         type=int,

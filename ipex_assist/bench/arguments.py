@@ -33,8 +33,8 @@ EPILOG = """\
   ipex-assist bench --task throughput --concurrency 1,4,16 -m TARGET --assistant-model ASSISTANT
   ipex-assist bench --pair opt-6.7b --random-weights --acceptance 0.5,0.8 --num-assistant-tokens 1,2,4,8 --plot k.png
 
-A LIST is one value or several with commas between; what they make together is measured side by side, in one run.
-Tokens/Sec and Ratio are of the tokens after the first; the last line says what it all comes to.
+A LIST is one value, or several with commas between; all combinations are measured side by side, in one run.
+Tokens/Sec and Ratio are of the tokens after the first; the last line is a summary.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -96,13 +96,13 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--prompt-tokens", metavar="LIST", help=lengths)
     defaults = "(default: 64,128,256,512,1024; decode 30; dataset, throughput and the embedded model 128)"
     what.add_argument("--max-new-tokens", metavar="LIST", help=defaults)
-    what.add_argument("--text", metavar="FILE", help="whose beginning is the prompt (default: a text of ours)")
+    what.add_argument("--text", metavar="FILE", help="file whose beginning is the prompt (default: our own)")
     what.add_argument("--samples", type=int, metavar="N", help="prompts drawn from a dataset (default: 50; 0 is all)")
     what.add_argument("--chat", action="store_true", help="put a dataset's prompts into the model's chat template")
-    what.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="go on with prompts as they are (default)")
+    what.add_argument(*arguments.RAW, **arguments.RAW_OPTIONS, help="continue prompts as they are (default)")
     what.add_argument("--repeats", type=int, metavar="N", help="turns on every prompt (default: 3; dataset 1)")
     seed = read_flag(GenerationOptions, "seed")
-    what.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything that is drawn (default: 0)")
+    what.add_argument("--seed", type=seed, default=0, metavar="N", help="of sampling, prompts included (default: 0)")
 
     pairs = parser.add_argument_group("pairs, side by side")
     pairs.add_argument("--pair", metavar="NAME", help=f"instead of -m: {', '.join(PAIRS)}")
@@ -134,7 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     output.add_argument("-o", "--output", metavar="FILE", help="of --task dataset: keep a record a prompt here")
     output.add_argument(
-        "--resume", action="store_true", help="with -o: go on where the file ends, also with more --samples"
+        "--resume", action="store_true", help="with -o: continue where the file ends, also with more --samples"
     )
     return parser
 

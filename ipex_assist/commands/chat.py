@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ipex_assist.commands.chat_partner import Partner
 
 EPILOG = """\
-Type a message, and /help for what else there is. Text that was drafted is green. Ctrl-C ends an answer, Ctrl-D the
-conversation. Where standard input is no terminal each of its lines is a message, and standard output has the answers.
+Type a message, or /help for the commands. Drafted text is green. Ctrl-C ends an answer, Ctrl-D the conversation. If
+standard input is not a terminal, each of its lines is a message, and standard output has only the answers.
 
   ipex-assist chat                                        the embedded model
   ipex-assist chat -m Qwen/Qwen2.5-7B-Instruct --system "You answer in one sentence."
   ipex-assist chat --url http://127.0.0.1:8000            ipex-assist serve, or another server with OpenAI's API
 
-NO_COLOR=1 in the environment leaves colours out.
+NO_COLOR=1 in the environment turns colours off.
 """
 # Of `ipex-assist` itself, and without a meaning here.
 NOT_HERE = {
@@ -53,10 +53,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     arguments.explain(parser, "--max-new-tokens", f"of an answer (default: {arguments.ANSWER_TOKENS})")
     chat = parser.add_argument_group("chat")
-    chat.add_argument("--system", metavar="TEXT", help="the system prompt, which stands before the conversation")
-    chat.add_argument("--url", metavar="URL", help="talk with the model of a server there; -m is its name there")
-    chat.add_argument("--api-key", metavar="KEY", help="for a server that wants one")
-    chat.add_argument("--api-key-file", metavar="FILE", help="likewise, its first line, which no process list shows")
+    chat.add_argument("--system", metavar="TEXT", help="system prompt")
+    chat.add_argument("--url", metavar="URL", help="talk with the model of this server; -m is its name there")
+    chat.add_argument("--api-key", metavar="KEY", help="key of that server")
+    chat.add_argument(
+        "--api-key-file", metavar="FILE", help="file whose first line is the key; no process list shows it"
+    )
     return parser
 
 

@@ -33,14 +33,13 @@ TEXT = Path(__file__).parents[1] / "data" / "evaluation.txt"
 WINDOW = 1024
 EPILOG = """\
 The text is one sequence of tokens, as the tokenizer gives it, with its special tokens. Windows of --window tokens pass
-over it, each --stride further, and each scores the tokens that none before it has: every token but the first once, with
-at least window - stride tokens before it (the beginning of the text aside). Perplexity is exp of their mean negative
-log likelihood, with its standard error.
+over it in steps of --stride. Each token but the first is scored once, with at least window - stride tokens before it
+(except at the beginning of the text). Perplexity is exp of their mean negative log likelihood, with its standard error.
 
 --against compares with the same model in another precision, --against-model with another checkpoint of the same
-vocabulary: both see the same text before each token, and what is counted is how often both find the same token
-likeliest, which is the share of greedy tokens that stay the same, and the Kullback-Leibler divergence of their
-distributions. What is compared with has the keys and values of its attention: --kv-precision is the model's alone.
+vocabulary. Both see the same text before each token. The report has the share of positions at which both find the same
+token likeliest (greedy tokens that stay the same), and the Kullback-Leibler divergence of their distributions.
+--kv-precision applies to the model alone, not to the one that it is compared with.
 
   ipex-assist eval -m facebook/opt-13b --precision int4 --against bf16
   ipex-assist eval -m facebook/opt-13b --precision int8 --kv-precision int8 --against int8

@@ -66,9 +66,7 @@ class LoadOptions(Options):
     cache_packed: bool | None = option(
         None, "keep packed weights, for quick starts (default: where the disk has room)", Switch(both=True)
     )
-    allow_special_tokens: bool = option(
-        False, "let messages of a chat hold special tokens, which can end a turn", Switch()
-    )
+    allow_special_tokens: bool = option(False, "take special tokens in messages as such; they can end a turn", Switch())
     revision: str | None = option(None, "branch, tag or commit of the target on the hub", Text(), "REV")
     offline: bool = option(False, "use only what is on this machine", Switch())
     progress: bool = option(False, "show how far loading is, on standard error", Switch(), flags=())

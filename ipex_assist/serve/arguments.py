@@ -23,8 +23,8 @@ from ipex_assist.workers.settings import WorkerSettings
 
 EPILOG = """\
 The port answers /health at once, and /ready when the models are loaded. SIGTERM or Ctrl-C: no new requests are
-taken, running ones may finish within --grace; a second one ends at once. An engine that dies is restarted, and the
-others go on.
+taken, running ones may finish within --grace; a second signal ends at once. An engine that dies is restarted, while the
+others continue.
 
   ipex-assist serve                                             the embedded model
   ipex-assist serve -m facebook/opt-13b --api-key-file keys     with keys

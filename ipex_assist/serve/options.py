@@ -45,11 +45,11 @@ class ServeOptions(Options):
     """Address, authentication and limits of the server."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine's", Text(), "ADDRESS")
-    port: int = option(8000, "0 is any free one", Number(0, 65535, whole=True), "N")
+    port: int = option(8000, "port to listen on; 0: any free one", Number(0, 65535, whole=True), "N")
     uds: str | None = option(None, "listen on this UNIX socket, and on no port", Text(), "FILE")
-    root_path: str | None = option(None, "prefix that a proxy in front takes away, such as /llm", Text(_path), "PATH")
-    api_key: tuple[str, ...] = option((), "answer only those who have it; repeatable", Texts(), "KEY")
-    api_key_file: str | None = option(None, "likewise, a key a line, which no process list shows", Text(), "FILE")
+    root_path: str | None = option(None, "path prefix that a proxy in front removes, such as /llm", Text(_path), "PATH")
+    api_key: tuple[str, ...] = option((), "require this key; repeatable", Texts(), "KEY")
+    api_key_file: str | None = option(None, "file with one key a line; no process list shows them", Text(), "FILE")
     cors_origin: tuple[str, ...] = option(
         (), "let pages of this origin use the API; * is any; repeatable", Texts(), "URL"
     )
@@ -61,10 +61,10 @@ class ServeOptions(Options):
         "NAME,...",
     )
     served_model_name: tuple[str, ...] = option(
-        (), "as requests call the model, the first in answers; repeatable (default: as -m names it)", Texts(), "NAME"
+        (), "the model's name in requests, the first also in answers; repeatable (default: from -m)", Texts(), "NAME"
     )
     max_queue: int = option(
-        256, "requests that wait for an engine; more are told 429", Number(0, 1_000_000, whole=True), "N"
+        256, "requests that may wait for an engine; others are answered 429", Number(0, 1_000_000, whole=True), "N"
     )
     max_concurrency: int | None = option(
         None,
@@ -76,22 +76,22 @@ class ServeOptions(Options):
     )
     text_tokens: int = option(
         1024,
-        "prompt and answer of a usual text, by which memory is planned",
+        "tokens of a typical text, prompt included, for which memory is planned",
         Number(1, 10_000_000, whole=True),
         "N",
     )
-    timeout: float = option(600.0, "seconds for a request, its waiting included", Number(0.001, DAY), "S")
+    timeout: float = option(600.0, "seconds for a request, waiting included", Number(0.001, DAY), "S")
     max_body: int = option(16 << 20, "bytes of a request (default: 16M)", Size(), "SIZE")
     max_prompt: int | None = option(
         None, "tokens of a prompt (default: what the context holds)", Number(1, 10_000_000, whole=True), "N"
     )
     max_new_tokens: int = option(
-        4096, "of a chat without max_tokens, where the context leaves them", Number(1, 10_000_000, whole=True), "N"
+        4096, "limit of a chat without max_tokens, if the context has room", Number(1, 10_000_000, whole=True), "N"
     )
     allow_special_tokens: bool = option(
         False, "as the models are loaded: whether special tokens named in messages are tokens", Switch(), flags=()
     )
-    grace: float = option(30.0, "seconds from SIGTERM for what runs", Number(0, DAY), "S")
+    grace: float = option(30.0, "seconds that running requests have after SIGTERM", Number(0, DAY), "S")
 
     def keys(self) -> tuple[str, ...]:
         """All valid API keys; without any, no key is required.

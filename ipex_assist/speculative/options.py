@@ -26,7 +26,7 @@ class StopOptions(Options):
 
     max_new_tokens: int = option(128, "", Number(1, 10_000_000, whole=True), "N")
     stop: tuple[str, ...] = option((), "stop before it; repeatable", Texts(), "TEXT")
-    ignore_eos: bool = option(False, "go on after the end-of-text token, until the limit", Switch())
+    ignore_eos: bool = option(False, "continue after the end-of-text token, up to the limit", Switch())
 
 
 @documented
@@ -68,23 +68,25 @@ class SamplingOptions(Options):
     tokens only). Without `do_sample`, or with temperature 0, decoding is greedy.
     """
 
-    do_sample: bool = option(False, "draw tokens instead of taking the likeliest", Switch())
+    do_sample: bool = option(False, "sample tokens instead of taking the likeliest", Switch())
     logit_bias: Mapping[int, float] = option(
         {}, 'added to the logits of these tokens: {"50256": -100}', TokenNumbers(_PENALTY), "JSON"
     )
-    repetition_penalty: float = option(
-        1.0, "divides logits of tokens that the prompt or the text has", Number(1e-3, 100), "R"
-    )
-    presence_penalty: float = option(0.0, "taken from logits of tokens that the text has", _PENALTY, "X")
-    frequency_penalty: float = option(0.0, "the same for each time that it has them", _PENALTY, "X")
+    repetition_penalty: float = option(1.0, "divide logits of tokens already in prompt or text", Number(1e-3, 100), "R")
+    presence_penalty: float = option(0.0, "subtract from logits of tokens already in the text", _PENALTY, "X")
+    frequency_penalty: float = option(0.0, "subtract for each time that a token is in the text", _PENALTY, "X")
     temperature: float = option(1.0, "", Number(1e-3, 100, also={0: "greedy"}), "T", needs="do_sample")
     top_k: int = option(50, "(default: 50; 0 is off)", Number(0, 10_000_000, whole=True), "K", needs="do_sample")
     top_p: float = option(1.0, "", Number(1e-6, 1), "P", needs="do_sample")
     min_p: float = option(
-        0.0, "drop tokens less likely than this share of the likeliest's", Number(0, 1), "P", needs="do_sample"
+        0.0, "drop tokens below this share of the likeliest one's probability", Number(0, 1), "P", needs="do_sample"
     )
     seed: int | None = option(
-        None, "repeat the same draws (default: a new one)", Number(0, 2**63 - 1, whole=True), "N", needs="do_sample"
+        None,
+        "the same seed gives the same text (default: a random one)",
+        Number(0, 2**63 - 1, whole=True),
+        "N",
+        needs="do_sample",
     )
 
     @property
@@ -109,5 +111,5 @@ class GenerationOptions(SamplingOptions, DraftOptions, StopOptions):
         "N",
     )
     prompt_logprobs: int | None = option(
-        None, "the same of each token of the prompt but the first", Number(0, 20, whole=True), "N"
+        None, "the same for each prompt token but the first", Number(0, 20, whole=True), "N"
     )

@@ -88,13 +88,13 @@ def build_parser() -> ArgumentParser:
 
     add_flags(parser.add_argument_group("models"), LoadOptions)
 
-    prompt = parser.add_argument_group("prompt (without any it is what is piped; after one, a lone - appends that)")
+    prompt = parser.add_argument_group("prompt (default: standard input; a lone - after a prompt appends it)")
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the same as PROMPT")
     prompt.add_argument("--prompt-file", metavar="FILE", help="- is standard input")
     prompt.add_argument(
         "--chat", action="store_true", default=None, help="as a message in the model's chat template (default: if any)"
     )
-    prompt.add_argument(*RAW, **RAW_OPTIONS, help="go on with the prompt as it is, also where there is a template")
+    prompt.add_argument(*RAW, **RAW_OPTIONS, help="continue the prompt as it is, even if the model has a template")
 
     add_flags(parser.add_argument_group("generation"), GenerationOptions)
     explain(parser, "--max-new-tokens", f"(default: 128; of an answer in a chat {ANSWER_TOKENS})")
@@ -102,7 +102,7 @@ def build_parser() -> ArgumentParser:
 
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one object on one line instead of text")
-    output.add_argument("--no-stream", action="store_true", help="print the text at its end")
+    output.add_argument("--no-stream", action="store_true", help="print the text when it is complete")
     output.add_argument("--show-accepted", action="store_true", help="drafted text in green, the target's own in bold")
     output.add_argument("-v", "--verbose", action="store_true", help="placement, loading, all statistics, messages")
     output.add_argument("-q", "--quiet", action="store_true", help="no progress and no statistics")
