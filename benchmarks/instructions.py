@@ -50,6 +50,7 @@ DOTS = {
     "integer": re.compile(r"^(\{evex\}|\{vex\})?(vpdpbusd|vpmaddubsw|tdpb[us][us]d)$"),
     "float": re.compile(r"^(vfmadd\d+ps|vdpbf16ps|tdpbf16ps)$"),
 }
+FAR_ROWS = 4  # from which on lines are prefetched into L2: IPEX_ASSIST_FAR_ROWS
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 
 
@@ -97,19 +98,27 @@ class Loop:
 
 def kernel(function: str, level: str) -> Kernel | None:
     """What a demangled function is to be counted as, None if nothing."""
-    if found := re.search(r"::int8_tile<(\d+)>", function):
+    if not streams(function):
+        return None
+    if found := re.search(r"::int8_tile<(\d+)", function):
         rows = int(found[1])
         return Kernel("int8", range(rows, rows + 1), "integer", 32, 0, rows * (1 if has_vnni(level) else 2))
-    if found := re.search(r"::int4_tile<(\d+), (\d+)>", function):
+    if found := re.search(r"::int4_tile<(\d+), (\d+)", function):
         rows, group = int(found[1]), int(found[2])
         return Kernel(f"int4, groups of {group}", range(rows, rows + 1), "integer", 16, group // 8, rows * 2)
-    if found := re.search(r"::float_tile<.*::(Bf16|Fp32), (\d+)>", function):
+    if found := re.search(r"::float_tile<.*::(Bf16|Fp32), (\d+)", function):
         rows = int(found[2])
         halves = 2 if found[1] == "Bf16" and not has_bf16(level) else 1
         return Kernel(found[1].lower(), range(rows, rows + 1), "float", 0, 0, rows * halves)
     if "::amx_bf16_strip<4>" in function:
         return Kernel("bf16", range(1, 17), "float", 0, 0, 1 / 16)
     return None
+
+
+def streams(function: str) -> bool:
+    """Whether a tile prefetches each line, as Streamed of native/kernels/prefetch.h does; others take turns."""
+    found = re.search(r"_tile<(?:[^,]*:[^,]*, )?(\d+)(?:, \d+)?, .*Prefetch\)(\d)>", function)
+    return found is None or int(found[2]) == (int(found[1]) >= FAR_ROWS)
 
 
 def has_vnni(level: str) -> bool:

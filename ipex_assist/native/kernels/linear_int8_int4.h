@@ -13,7 +13,6 @@ struct Nibbles {
     __m512i low, high;
     explicit Nibbles(const uint8_t* line) {
         const __m512i both = _mm512_loadu_si512(line), nibble = _mm512_set1_epi8(15);
-        _mm_prefetch(reinterpret_cast<const char*>(line + PREFETCH), _MM_HINT_T0);
         low = _mm512_and_si512(both, nibble);
         high = IN_PLACE ? _mm512_andnot_si512(nibble, both) : _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
     }
@@ -25,18 +24,19 @@ constexpr int64_t INT16_LINES = 8;  // lines of 64 bytes of weights whose sums f
 //
 // Without VNNI: the nibbles of the unsigned bytes times signed bytes, in pairs. A pair is at most 2 · 15 · 128 = 3840,
 // and INT16_LINES of them are 30720: below 32767, the limit of vpmaddubsw and of 16 bits. So the sums are exact.
-template <int M>
+template <int M, Prefetch P>
 inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const RowPointers<int8_t, M>& rows,
                                                      __m512i (&acc)[M]) {
 #ifdef IPEX_ASSIST_VNNI
     FOR_EACH(s, INT16_LINES, {
-        _mm_prefetch(reinterpret_cast<const char*>(lines + s * 64 + PREFETCH), _MM_HINT_T0);
+        prefetch_line<P>(lines + s * 64, s);
         const __m512i weights = _mm512_loadu_si512(lines + s * 64);
         FOR_EACH(m, M, acc[m] = dot_bytes(acc[m], weights, rows.at[m] + s * 4));
     });
 #else
     __m512i low[M], high[M];
     FOR_EACH(s, INT16_LINES, {
+        prefetch_line<P>(lines + s * 64, s);
         const Nibbles<false> line(lines + s * 64);
         FOR_EACH(m, M, {
             const __m512i row = broadcast4(rows.at[m] + s * 4);
@@ -53,34 +53,45 @@ inline __attribute__((always_inline)) void add_bytes(const uint8_t* lines, const
 #endif
 }
 
-// M rows times one block of int8 weights.
-template <int M>
-HOT_LOOP void int8_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
-                        float* out, int64_t stride) {
-    const int64_t spans = w.depth / SCALE_COLUMNS;
-    RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
-    RowStrides<float, M> scales(in.scales + row * spans, spans);
-    RowStrides<int32_t, M> sums(in.negated_sums + row * spans, spans);
+// What a tile computes: rows from `row` on times spans first <= s < last of block b. `out` is where the block's first
+// row goes; it holds the sums of the spans before, and the result after the last one.
+struct IntegerTile {
+    int64_t row, block, first, last;
+    float* out;
+    int64_t stride;
+};
+
+// M rows times some spans of a block of int8 weights.
+template <int M, Prefetch P>
+HOT_LOOP void int8_tile(const Linear& w, const LinearRows& in, const IntegerTile& t) {
+    const int64_t spans = w.depth / SCALE_COLUMNS, before = t.row * spans + t.first;
+    const uint8_t* block = w.weights + (t.block * spans + t.first) * SCALE_COLUMNS * LANES;
+    RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + before * SCALE_COLUMNS, w.depth);
+    RowStrides<float, M> scales(in.scales + before, spans);
+    RowStrides<int32_t, M> sums(in.negated_sums + before, spans);
     __m512 total[M];
-    FOR_EACH(m, M, total[m] = _mm512_setzero_ps());
-    for (int64_t g = 0; g < spans; g++) {
+    FOR_EACH(m, M, total[m] = t.first ? _mm512_loadu_ps(t.out + m * t.stride) : _mm512_setzero_ps());
+    for (int64_t g = t.first; g < t.last; g++) {
         __m512i acc[M];
         // Weights are stored + 128, which adds 128 times the sum of the row.
         FOR_EACH(m, M, acc[m] = _mm512_slli_epi32(_mm512_set1_epi32(*sums.at(m)), 7));
         for (const uint8_t* end = block + SCALE_COLUMNS * LANES; block < end;
              block += INT16_LINES * 64, rows.move(INT16_LINES * 4)) {
-            add_bytes(block, rows, acc);
+            add_bytes<M, P>(block, rows, acc);
         }
         FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m]), _mm512_set1_ps(*scales.at(m)), total[m]));
         scales.move(1), sums.move(1);
     }
-    const __m512 scale = _mm512_loadu_ps(w.scales + column);
-    const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps();
-    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, _mm512_fmadd_ps(total[m], scale, bias)));
+    if (t.last == spans) {
+        const __m512 scale = _mm512_loadu_ps(w.scales + t.block * LANES);
+        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + t.block * LANES) : _mm512_setzero_ps();
+        FOR_EACH(m, M, total[m] = _mm512_fmadd_ps(total[m], scale, bias));
+    }
+    FOR_EACH(m, M, _mm512_storeu_ps(t.out + m * t.stride, total[m]));
 }
 
 // Sums of the products of M rows with a group of int4 weights, 32 columns (4 lines) at a time.
-template <int M>
+template <int M, Prefetch P>
 struct NibbleSums {
 #ifdef IPEX_ASSIST_VNNI
     // Few rows keep separate sums for the high nibbles: a single chain's latency would exceed the time to read weights.
@@ -90,6 +101,7 @@ struct NibbleSums {
     __attribute__((always_inline)) void start(int m, __m512i sum) { sums[m] = sum, high[m] = _mm512_setzero_si512(); }
     __attribute__((always_inline)) void add(const uint8_t* lines, const RowPointers<int8_t, M>& rows, int column) {
         FOR_EACH(s, 4, {
+            prefetch_line<P>(lines + s * 64, s);
             const Nibbles<TWO_CHAINS> line(lines + s * 64);
             FOR_EACH(m, M, {
                 const int8_t* row = rows.at[m] + column + s * 4;
@@ -111,6 +123,7 @@ struct NibbleSums {
     __attribute__((always_inline)) void add(const uint8_t* lines, const RowPointers<int8_t, M>& rows, int column) {
         __m512i pairs[M];
         FOR_EACH(s, 4, {
+            prefetch_line<P>(lines + s * 64, s);
             const Nibbles<false> line(lines + s * 64);
             FOR_EACH(m, M, {
                 const int8_t* row = rows.at[m] + column + s * 4;
@@ -127,26 +140,27 @@ struct NibbleSums {
 #endif
 };
 
-// M rows times one block of int4 weights in groups of GROUP.
-template <int M, int GROUP>
-HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
-                        float* out, int64_t stride) {
+// M rows times some spans of a block of int4 weights in groups of GROUP.
+template <int M, int GROUP, Prefetch P>
+HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, const IntegerTile& t) {
     constexpr int GROUPS = SCALE_COLUMNS / GROUP, BYTES = (GROUP / 8 + 1) * 64;
-    const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * GROUPS;
-    RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + row * w.depth, w.depth);
-    RowStrides<float, M> scales(in.scales + row * spans, spans);
-    RowStrides<int32_t, M> sums(in.negated_sums + row * groups, groups);
+    const int64_t spans = w.depth / SCALE_COLUMNS, before = t.row * spans + t.first;
+    const uint8_t* block = w.weights + (t.block * spans + t.first) * GROUPS * BYTES;
+    RowPointers<int8_t, M> rows(reinterpret_cast<const int8_t*>(in.values) + before * SCALE_COLUMNS, w.depth);
+    RowStrides<float, M> scales(in.scales + before, spans);
+    RowStrides<int32_t, M> sums(in.negated_sums + before * GROUPS, spans * GROUPS);
     const __m512i zero_bits = _mm512_set1_epi32(ZERO_BITS);
+    const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + t.block * LANES) : _mm512_setzero_ps();
     __m512 total[M];
-    FOR_EACH(m, M, total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps());
-    for (const uint8_t* end = block + groups * BYTES; block < end; block += GROUPS * BYTES) {
+    FOR_EACH(m, M, total[m] = t.first ? _mm512_loadu_ps(t.out + m * t.stride) : bias);
+    for (const uint8_t* end = block + (t.last - t.first) * GROUPS * BYTES; block < end; block += GROUPS * BYTES) {
         FOR_EACH(g, GROUPS, {
             const uint8_t* group = block + g * BYTES;
             const __m512i head = _mm512_loadu_si512(group);
-            _mm_prefetch(reinterpret_cast<const char*>(group + PREFETCH), _MM_HINT_T0);
+            prefetch_line<P>(group, g);
             const __m512i zero = _mm512_and_si512(head, zero_bits);
             const __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(zero_bits, head));
-            NibbleSums<M> acc;
+            NibbleSums<M, P> acc;
             // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
             FOR_EACH(m, M, acc.start(m, _mm512_madd_epi16(zero, _mm512_set1_epi32(sums.at(m)[g]))));
             FOR_EACH(part, GROUP / 32, acc.add(group + 64 + part * 256, rows, g * GROUP + part * 32));
@@ -157,39 +171,46 @@ HOT_LOOP void int4_tile(const Linear& w, const LinearRows& in, int64_t row, cons
         });
         rows.move(SCALE_COLUMNS), scales.move(1), sums.move(GROUPS);
     }
-    FOR_EACH(m, M, _mm512_storeu_ps(out + m * stride, total[m]));
+    FOR_EACH(m, M, _mm512_storeu_ps(t.out + m * t.stride, total[m]));
 }
 
-// `count` rows (1 to 8) times one block, by the format of w.
-inline void integer_rows(int64_t count, const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block,
-                         int64_t column, float* out, int64_t stride) {
-#define CALL8(M) int8_tile<M>(w, in, row, block, column, out, stride)
-#define CALL32(M) int4_tile<M, 32>(w, in, row, block, column, out, stride)
-#define CALL64(M) int4_tile<M, 64>(w, in, row, block, column, out, stride)
-#define CALL128(M) int4_tile<M, 128>(w, in, row, block, column, out, stride)
-    if (w.precision == INT8) {
-        IPEX_ASSIST_BY_ROWS(count, CALL8)
-    } else if (w.group == 32) {
-        IPEX_ASSIST_BY_ROWS(count, CALL32)
-    } else if (w.group == 64) {
-        IPEX_ASSIST_BY_ROWS(count, CALL64)
-    } else {
-        IPEX_ASSIST_BY_ROWS(count, CALL128)
+// A tile of M rows, by the format of w.
+template <int M, Prefetch P>
+inline void integer_tile(const Linear& w, const LinearRows& in, const IntegerTile& t) {
+    if (w.precision == INT8) return int8_tile<M, P>(w, in, t);
+    if (w.group == 32) return int4_tile<M, 32, P>(w, in, t);
+    w.group == 64 ? int4_tile<M, 64, P>(w, in, t) : int4_tile<M, 128, P>(w, in, t);
+}
+
+// The same with a number of rows (1 to 8) that is not a constant.
+template <class P>
+inline void integer_rows(int64_t count, const Linear& w, const LinearRows& in, const IntegerTile& t) {
+#define CALL(M) integer_tile<M, P::of(M)>(w, in, t)
+    IPEX_ASSIST_BY_ROWS(count, CALL)
+#undef CALL
+}
+
+// 9 to 16 rows times one block: two tiles take turns at its chunks.
+inline void integer_pair(const Linear& w, const LinearRows& in, int64_t count, int64_t b, float* out, int64_t stride) {
+    const int64_t spans = w.depth / SCALE_COLUMNS, chunk = FAR_BYTES / block_bytes(w.precision, w.group, SCALE_COLUMNS);
+    for (int64_t s = 0; s < spans; s += chunk) {
+        const int64_t end = s + chunk < spans ? s + chunk : spans;
+        integer_tile<TILE_ROWS, FarEven::of(TILE_ROWS)>(w, in, {0, b, s, end, out, stride});
+        integer_rows<FarOdd>(count - TILE_ROWS, w, in, {TILE_ROWS, b, s, end, out + TILE_ROWS * stride, stride});
     }
-#undef CALL8
-#undef CALL32
-#undef CALL64
-#undef CALL128
 }
 
 inline void integer_linear(const Linear& w, const LinearRows& in, int64_t count, int64_t first, int64_t last,
                            float* out, int64_t stride) {
-    const int64_t bytes = block_bytes(w.precision, w.group, w.depth);
-    for (int64_t b = first; b < last; b++) {
+    const int64_t spans = w.depth / SCALE_COLUMNS;
+    for (int64_t b = first; b < last; b++, out += LANES) {
+        if (IN_TURNS && count > TILE_ROWS && count <= STREAMED_ROWS) {
+            integer_pair(w, in, count, b, out, stride);
+            continue;
+        }
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             const int64_t part = count - r < TILE_ROWS ? count - r : TILE_ROWS;
-            integer_rows(part, w, in, r, w.weights + b * bytes, b * LANES, out + r * stride + (b - first) * LANES,
-                         stride);
+            integer_rows<Streamed>(part, w, in, {r, b, 0, spans, out + r * stride, stride});
         }
     }
 }

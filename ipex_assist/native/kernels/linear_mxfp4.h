@@ -21,14 +21,13 @@ struct MxValues {
     __m512i low, high;
     MxValues(const uint8_t* line, __m512i values) {
         const __m512i both = _mm512_loadu_si512(line), nibble = _mm512_set1_epi8(15);
-        _mm_prefetch(reinterpret_cast<const char*>(line + PREFETCH), _MM_HINT_T0);
         low = _mm512_shuffle_epi8(values, _mm512_and_si512(both, nibble));
         high = _mm512_shuffle_epi8(values, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
     }
 };
 
 // Sums of the products of M rows with a group (4 lines).
-template <int M>
+template <int M, Prefetch P>
 struct MxSums {
     __m512i sums[M];
 
@@ -40,6 +39,7 @@ struct MxSums {
         __m512i high[M];
         if (TWO_CHAINS) FOR_EACH(m, M, high[m] = _mm512_setzero_si512());
         FOR_EACH(s, 4, {
+            prefetch_line<P>(lines + s * 64, s);
             const MxValues line(lines + s * 64, values);
             FOR_EACH(m, M, {
                 const int8_t* row = rows.at[m] + column + s * 4;
@@ -57,6 +57,7 @@ struct MxSums {
                                             __m512i values) {
         __m512i low[M], high[M];
         FOR_EACH(s, 4, {
+            prefetch_line<P>(lines + s * 64, s);
             const MxValues line(lines + s * 64, values);
             FOR_EACH(m, M, {
                 const int8_t* row = rows.at[m] + column + s * 4;
@@ -76,7 +77,7 @@ struct MxSums {
 };
 
 // M rows times one block.
-template <int M>
+template <int M, Prefetch P>
 HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, const uint8_t* block, int64_t column,
                          float* out, int64_t stride) {
     const int64_t spans = w.depth / SCALE_COLUMNS, groups = spans * MX_GROUPS;
@@ -89,11 +90,11 @@ HOT_LOOP void mxfp4_tile(const Linear& w, const LinearRows& in, int64_t row, con
     FOR_EACH(m, M, total[m] = w.bias ? _mm512_loadu_ps(w.bias + column) : _mm512_setzero_ps());
     for (const uint8_t* end = block + spans * MX_BYTES; block < end; block += MX_BYTES) {
         const __m512i head = _mm512_loadu_si512(block);
-        _mm_prefetch(reinterpret_cast<const char*>(block + PREFETCH), _MM_HINT_T0);
+        prefetch_line<P>(block, 0);
         FOR_EACH(g, MX_GROUPS, {
             const __m512i exponent = _mm512_slli_epi32(_mm512_and_si512(_mm512_srli_epi32(head, 8 * g), byte), 23);
             const __m512 scale = _mm512_mul_ps(_mm512_castsi512_ps(exponent), _mm512_set1_ps(0.5f));
-            MxSums<M> acc;
+            MxSums<M, P> acc;
             // - zero · Σ row: both fit in 16 bits, and the upper halves of `zero` are 0.
             FOR_EACH(m, M, acc.sums[m] = _mm512_madd_epi16(zero, _mm512_set1_epi32(sums.at(m)[g])));
             acc.add(block + 64 + g * 256, rows, g * MX_GROUP, values);
@@ -113,7 +114,7 @@ inline void mxfp4_linear(const Linear& w, const LinearRows& in, int64_t count, i
     for (int64_t b = first; b < last; b++) {
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             float* to = out + r * stride + (b - first) * LANES;
-#define CALL(M) mxfp4_tile<M>(w, in, r, w.weights + b * bytes, b * LANES, to, stride)
+#define CALL(M) mxfp4_tile<M, Streamed::of(M)>(w, in, r, w.weights + b * bytes, b * LANES, to, stride)
             IPEX_ASSIST_BY_ROWS(count - r < TILE_ROWS ? count - r : TILE_ROWS, CALL)
 #undef CALL
         }

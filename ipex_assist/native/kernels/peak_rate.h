@@ -61,7 +61,7 @@ int64_t multiply_bytes(int64_t steps) {
     FOR_EACH(m, M, sums[m] = _mm512_setzero_si512());
     for (int64_t s = 0; s < steps; s++) {
         __asm__ volatile("" : : "r"(values), "r"(lines) : "memory");  // as if they were others each time
-        add_bytes(lines, rows, sums);
+        add_bytes<M, Prefetch::NEAR>(lines, rows, sums);
         FOR_EACH(m, M, KEEP_VECTOR(sums[m]));
     }
     want(sums);

@@ -1,0 +1,64 @@
+// Which weights a tile of rows asks for while it multiplies those before them.
+#pragma once
+#include <cstdint>
+
+#include "kernels/avx512_by_avx2.h"
+
+namespace ipex_assist {
+namespace {
+
+// NEAR: into L1, just far enough to cover the latency of memory at one core's bandwidth. For up to 3 rows, which are
+// multiplied as fast as memory is read; and where the weights are read again before the next ones.
+// FAR: into L2. 4 to 8 rows are multiplied in bursts, a group at a time; memory goes on meanwhile if enough is asked
+// for. FAR_EVEN, FAR_ODD: 9 to 16 rows are two tiles, which take turns at chunks of a block. Each asks for every other
+// line of the chunk after, so that memory is read during both.
+enum class Prefetch { NEAR, FAR, FAR_EVEN, FAR_ODD };
+
+#ifndef IPEX_ASSIST_NEAR_BYTES  // benchmarks/prefetch.py compares others
+#define IPEX_ASSIST_NEAR_BYTES 2048
+#endif
+#ifndef IPEX_ASSIST_FAR_BYTES
+#define IPEX_ASSIST_FAR_BYTES 16384
+#endif
+#ifndef IPEX_ASSIST_FAR_ROWS
+#define IPEX_ASSIST_FAR_ROWS 4
+#endif
+constexpr int64_t NEAR_BYTES = IPEX_ASSIST_NEAR_BYTES, FAR_BYTES = IPEX_ASSIST_FAR_BYTES;
+
+// Whether two tiles take turns. AVX2 multiplies them too slowly for memory to matter, and has fewer kernels for it.
+#ifdef __AVX512F__
+constexpr bool IN_TURNS = true;
+#else
+constexpr bool IN_TURNS = false;
+#endif
+
+// What a tile of so many rows does: one that streams the weights, the first and the second of two, and all others.
+struct Streamed {
+    static constexpr Prefetch of(int rows) { return rows >= IPEX_ASSIST_FAR_ROWS ? Prefetch::FAR : Prefetch::NEAR; }
+};
+struct FarEven {
+    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_EVEN : Streamed::of(rows); }
+};
+struct FarOdd {
+    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_ODD : Streamed::of(rows); }
+};
+struct Near {
+    static constexpr Prefetch of(int) { return Prefetch::NEAR; }
+};
+
+// `line` is the one that is multiplied now, the `index`th of its group. BYTES: how far FAR is; of two tiles that take
+// turns the length of their chunk, or more.
+template <Prefetch P, int64_t BYTES = FAR_BYTES>
+inline __attribute__((always_inline)) void prefetch_line(const uint8_t* line, int index) {
+    const char* at = reinterpret_cast<const char*>(line);
+    if (P == Prefetch::NEAR) {
+        _mm_prefetch(at + NEAR_BYTES, _MM_HINT_T0);
+    } else if (P == Prefetch::FAR) {
+        _mm_prefetch(at + BYTES, _MM_HINT_T1);
+    } else if (index % 2 == (P == Prefetch::FAR_ODD)) {
+        _mm_prefetch(at + BYTES, _MM_HINT_T1);
+    }
+}
+
+}  // namespace
+}  // namespace ipex_assist
