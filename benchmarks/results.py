@@ -36,6 +36,7 @@ QUESTIONS = {
     "assisted": "Plain and assisted on the IPEX stack, beside transformers",
     "instructions": "Instructions of the hot loops for each 64 bytes of weights",
     "kernels": "Single linear layers: ours, torch's and IPEX's, beside the memory's speed",
+    "prefetch": "Linears by how far ahead they ask for their weights: nanoseconds for 64 bytes and thread",
     "forward": "Whole passes of the native core",
     "prompts": "Prompts, and what the cores multiply at most",
     "barriers": "How often threads wait for each other in a pass: counted, measured, and on paper for many",
