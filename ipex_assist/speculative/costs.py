@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ipex_assist.executors.interface import ALL_THREADS, PassThreads
 from ipex_assist.speculative.expert_costs import ExpertCosts
@@ -31,6 +31,13 @@ class Costs:
         if unread <= len(self.rows):
             return max(0.0, self.rows[unread - 1] - self.rows[0])
         return unread * self.read
+
+    def plausible(self) -> Costs:
+        """Return the costs in which reading a token takes no longer than a step: a measurement above was disturbed."""
+        if not self.rows:
+            return self
+        rows = tuple(min(row, self.rows[0] + i * self.draft) for i, row in enumerate(self.rows))
+        return replace(self, rows=rows, read=min(self.read, self.draft))
 
     def verifying(self, rows: int) -> float:
         """Return the seconds of the target's pass over `rows` rows; extrapolated by the mean slope."""

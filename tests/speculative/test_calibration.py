@@ -13,6 +13,7 @@ import torch
 
 from ipex_assist.executors.interface import Model, Rows
 from ipex_assist.speculative import calibration
+from ipex_assist.speculative.costs import Costs
 
 pytestmark = pytest.mark.one_stack
 
@@ -98,6 +99,39 @@ def test_noise_makes_no_pass_look_cheaper_than_a_smaller_one() -> None:
     verify = calibration.calibrate(TimedModel(clock, noisy), None, clock=clock).verify
     assert list(verify) == sorted(verify)
     assert verify[:16] == pytest.approx([flat(rows) for rows in range(1, 17)], rel=0.06)
+
+
+def test_a_disturbed_reading_is_timed_again() -> None:
+    """Others take the cores during the first long chunk: a token of a prompt looked ten times too expensive."""
+    clock = Clock()
+
+    def seconds(rows: int) -> float:
+        chunks.append(rows) if rows == calibration.READ_TOKENS else None
+        return (0.002 + 0.0001 * rows) * (10 if rows == calibration.READ_TOKENS and len(chunks) == 1 else 1)
+
+    chunks: list[int] = []
+    costs = calibration.calibrate(TimedModel(clock, flat), TimedModel(clock, seconds), clock=clock)
+    assert len(chunks) == 2
+    assert costs.read == pytest.approx(0.0084 / 64)
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_passes_get_more_time_while_others_disturb_them(disturbed: bool) -> None:
+    """A process that takes the cores for a third of a second: the time that is over then would be all that is known."""
+    clock, generator = Clock(), random.Random(0)
+
+    def seconds(rows: int) -> float:
+        return (0.002 + 0.0001 * rows) * (generator.uniform(4, 12) if disturbed and clock.now < 0.3 else 1)
+
+    rows = calibration.time_passes(TimedModel(clock, seconds), calibration.DRAFT_ROWS, 0.25, clock, {})
+    assert rows == pytest.approx([0.002 + 0.0001 * count for count in range(1, 17)])
+    assert clock.now <= (0.51 if disturbed else 0.26)
+
+
+def test_reading_a_token_takes_no_longer_than_a_step() -> None:
+    """Whatever was measured: a source could read token by token."""
+    costs = Costs((0.1,), 0.02, tuple(0.02 + 0.2 * i for i in range(16)), 0.2).plausible()
+    assert [costs.reading(count) for count in (1, 2, 16, 100)] == pytest.approx([0, 0.02, 15 * 0.02, 100 * 0.02])
 
 
 @pytest.mark.parametrize("one", [0.05, 0.1])
