@@ -146,6 +146,12 @@ class Acceptance:
             classes.drafted[index] += i < drafted
             classes.accepted[index] += i < accepted
 
+    def take(self, other: Acceptance) -> None:
+        """Replace these counts by a copy of another's."""
+        for mine, theirs in ((self.first, other.first), (self.later, other.later)):
+            mine.proposed, mine.drafted = theirs.proposed.copy(), theirs.drafted.copy()
+            mine.accepted, mine.prior = theirs.accepted.copy(), theirs.prior
+
     def for_next_text(self, memory: float = MEMORY) -> Acceptance:
         """Return a copy for another request, in which the counts weigh little, so that drafts are tried again."""
         known, seen = Acceptance(memory), self.seen

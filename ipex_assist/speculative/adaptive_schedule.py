@@ -15,10 +15,13 @@ from ipex_assist.speculative.schedule import LONGEST_DRAFT, DraftPlan, RoundResu
 TRUSTED_TOKENS = 16  # verified before a pair is trusted
 # Last tokens of the context that a draft reads if reading all of it is too expensive.
 CONTEXTS = (64, 32, 16, 8)
+PROBES = (4, 2)  # if even the shortest is: such a draft measures what reading costs
+# By such factors a disturbed calibration may overestimate the cost of reading.
+OFTEN_DISTURBED, MOST_DISTURBED = 4.0, 16.0
 WORTH = 1.01  # a draft must promise this factor over plain decoding
 # A round may risk at most this share of the credit, or one drafted token: two short drafts tell more about an
 # assistant than a long one.
-SHARE = 0.5
+SHARE = 0.3
 KEPT_TOKENS = 8  # for which a choice is reused while nothing is drafted
 
 
@@ -56,6 +59,7 @@ class AdaptiveSchedule:
     While nothing is drafted, one token is tried from time to time, to notice when the text becomes easier.
 
     model_acceptance, lookup_acceptance: statistics of sources whose model must read the context, and of prompt lookup.
+    Drafts from a part of the context have statistics of their own: if they are wrong, the part may be too short.
     shared: the live costs of an engine whose passes several requests share; a request alone tracks its own.
     """
 
@@ -71,8 +75,8 @@ class AdaptiveSchedule:
     # Kinds of sources (True: a model that reads) that could have drafted, and those that were allowed to.
     _available: set[bool] = field(default_factory=set)
     _allowed: set[bool] = field(default_factory=set)
-    _chosen: DraftChoice = DraftChoice(0, 0.0, 0.0)
-    _chosen_for: tuple[object, ...] = ()
+    _part_acceptance: Acceptance | None = None
+    _chosen: dict[tuple[int, ...], DraftChoice] = field(default_factory=dict)
     _now: RoundState = field(default_factory=lambda: RoundState(0, 0, 0))
     _plan: DraftPlan = field(default_factory=lambda: DraftPlan(0))
 
@@ -97,11 +101,7 @@ class AdaptiveSchedule:
         if not self.budget.tokens:
             self.budget.trusted = self._looks_promising()
         longest = min(self.longest, now.remaining - 1)
-        choice = self._choice(longest) if longest > 0 else DraftChoice(0, 0.0, 0.0)
-        if choice.k and choice.rate * self.plain_s > WORTH:
-            self._plan = self._affordable(choice)
-        else:
-            self._plan = self._trial() if longest > 0 else DraftPlan(0)
+        self._plan = (self._draft(longest) or self._trial(longest)) if longest > 0 else DraftPlan(0)
         if longest > 0:
             self._available.add(now.unread > 0)
         if self._plan.k:
@@ -118,15 +118,23 @@ class AdaptiveSchedule:
         # A source without a proposal has not read anything.
         if not drafted:
             return
-        self.budget.book_draft(tokens, plain, plain + self._loss(drafted, context), outcome.draft_s + outcome.target_s)
+        expected = self._drafting(drafted, context), self._costs.verifying(drafted + 1)
+        self.budget.book_draft(tokens, plain, expected, (outcome.draft_s, outcome.target_s))
         if context is None and self.budget.grants_reading:
             self.budget.grant_reading(self._reading(None))
         self.drafts += 1
+        if self._is_part(context) and now.unread and self._part_acceptance is None:
+            self._part_acceptance = Acceptance(self.model_acceptance.memory)
+            self._part_acceptance.take(self.model_acceptance)
+        known = self._known(context)
         if context is None:
-            self.skipped = 0
+            self.skipped *= not now.unread  # a copy reads nothing
         elif now.unread > context:
             self.skipped = now.length - context
-        self._known.observe(outcome.confidence, drafted, outcome.accepted)
+        known.observe(outcome.confidence, drafted, outcome.accepted)
+        if known is self._part_acceptance and self.budget.balance > 0:
+            # All of the context would be as good at least. Where drafts from a part gain nothing, that says nothing.
+            self.model_acceptance.take(known)
 
     @property
     def untried(self) -> bool:
@@ -137,9 +145,15 @@ class AdaptiveSchedule:
         """Return what this request's rounds say about the costs it started with."""
         return self._live.findings(self.untried)
 
-    @property
-    def _known(self) -> Acceptance:
-        return self.model_acceptance if self._now.unread else self.lookup_acceptance
+    def _is_part(self, context: int | None) -> bool:
+        """Whether the source reads only a part of the context, with the last `context` tokens of it."""
+        return context is not None and (self.skipped > 0 or self._now.unread > context)
+
+    def _known(self, context: int | None) -> Acceptance:
+        """Return the acceptance rates of drafts from the last `context` tokens; None: from all tokens."""
+        if not self._now.unread:
+            return self.lookup_acceptance
+        return (self._part_acceptance if self._is_part(context) else None) or self.model_acceptance
 
     @property
     def _costs(self) -> Costs:
@@ -152,39 +166,76 @@ class AdaptiveSchedule:
 
     def _is_worthwhile(self) -> bool:
         """Whether first tokens, by observed counts alone, are accepted often enough to make drafting worthwhile."""
-        known, costs = self._known, self._costs
+        known, costs = self._known(CONTEXTS[-1] if self.skipped else None), self._costs
         cost = costs.draft + costs.verifying(2) - costs.verifying(1)
         return known.first.seen >= TRUSTED_TOKENS / 2 and known.first_rate * costs.verifying(1) > 1.2 * cost
 
-    def _choice(self, longest: int) -> DraftChoice:
-        """Return the best choice, recomputed after every draft and every few tokens, since costs drift."""
-        key = (self._known is self.lookup_acceptance, self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
-        if key != self._chosen_for:
-            self._chosen, self._chosen_for = best_draft(self._known, self._costs, longest), key
-        return self._chosen
+    def _gain(self, choice: DraftChoice) -> float:
+        """Return the expected speed relative to plain decoding."""
+        return choice.rate * self.plain_s if choice.k else 1.0
 
-    def _affordable(self, choice: DraftChoice) -> DraftPlan:
-        """Plan the choice with as much context, and as many tokens, as the credit covers."""
-        context, credit = self._context(choice), self.credit
-        reading = self._reading(context)
+    def _choice(self, longest: int, context: int | None) -> DraftChoice:
+        """Return the best choice, recomputed after every draft and every few tokens, since costs drift."""
+        known = self._known(context)
+        key = (id(known), self.drafts, longest, self.budget.tokens // KEPT_TOKENS)
+        if key not in self._chosen:
+            kept = {old: choice for old, choice in self._chosen.items() if old[1:] == key[1:]}
+            self._chosen = {**kept, key: best_draft(known, self._costs, longest)}
+        return self._chosen[key]
+
+    def _draft(self, longest: int) -> DraftPlan | None:
+        """Plan a draft from all of the context, or else from a part; None where neither promises a gain."""
+        part = self._end_of_text()
+        whole, choice = self._choice(longest, None), self._choice(longest, part)
+        reserve = self._reserve(whole)
+        last_chance = reserve > self.credit - self._loss(1, part)
+        if self._gain(whole) > WORTH and self._reads_all(whole, last_chance and reserve > 0):
+            return self._affordable(whole, None)
+        return self._affordable(choice, part, reserve) if self._gain(choice) > WORTH else None
+
+    def _reserve(self, whole: DraftChoice) -> float:
+        """Return the credit that drafts from a part leave for one from all of the context; 0 where it is out of reach.
+
+        Once drafts have gained, they may spend all of it.
+        """
+        loss = self._loss(1, None)
+        return loss if self._repaid(whole) and self.budget.balance <= 0 and loss <= self.credit else 0.0
+
+    def _repaid(self, whole: DraftChoice) -> bool:
+        """Whether the remaining tokens should repay reading all of the context."""
+        if self._gain(whole) <= WORTH:
+            return False
+        won = min(self._now.remaining, EXPECTED_TOKENS) * (self.plain_s - 1 / whole.rate)
+        return self._reading(None) < won
+
+    def _affordable(self, choice: DraftChoice, context: int | None, reserve: float = 0.0) -> DraftPlan:
+        """Plan the choice with as many tokens as the credit without the reserve covers."""
+        credit, reading = self.credit - reserve, self._reading(context)
         if context is None and self.budget.grants_reading:
             credit += reading
         k, most = choice.k, reading + SHARE * (credit - reading)
+        if self._is_part(context) and self._may_afford_all(MOST_DISTURBED):
+            k = min(k, 1)  # what reading takes is known after this draft, which should leave credit to read all
         while k and self._loss(k, context) > (credit if k == 1 else most):
             k -= 1
         return DraftPlan(k, choice.min_confidence, context)
 
-    def _trial(self) -> DraftPlan:
+    def _trial(self, longest: int) -> DraftPlan:
         """Plan nothing, or from time to time one token, to notice when the text becomes easier."""
-        context = None if self._has_read_nearly_all else CONTEXTS[-1]
+        # It catches up rather than start again from a part, as long as the credit covers that.
+        catches_up = self._has_read_nearly_all or (not self.skipped and self._loss(1, None) <= self.credit)
+        context = None if catches_up else self._end_of_text()
         cost = self._loss(1, context)
-        affordable = self.budget.trial_is_due(cost) and cost <= self.credit
+        affordable = self.budget.trial_is_due(cost - self._reading(None) * catches_up) and cost <= self.credit
         return DraftPlan(1, 0.0, context) if affordable else DraftPlan(0)
 
     def _loss(self, k: int, context: int | None) -> float:
         """Return the extra seconds of a round with `k` drafted tokens over a plain one."""
         costs = self._costs
-        return self._reading(context) + k * costs.draft + costs.verifying(k + 1) - costs.verifying(1)
+        return self._drafting(k, context) + costs.verifying(k + 1) - costs.verifying(1)
+
+    def _drafting(self, k: int, context: int | None) -> float:
+        return self._reading(context) + k * self._costs.draft
 
     def _reading(self, context: int | None) -> float:
         """Return the seconds to read the unread ones of the last `context` tokens; None: of all tokens."""
@@ -197,20 +248,32 @@ class AdaptiveSchedule:
     def _has_read_nearly_all(self) -> bool:
         return self._now.unread <= CONTEXTS[-1] and not self.skipped
 
-    def _context(self, choice: DraftChoice) -> int | None:
-        """Return how many tokens to read; None for all, if the remaining tokens repay it and the budget allows it."""
+    def _reads_all(self, choice: DraftChoice, last_chance: bool) -> bool:
+        """Whether to read all of the context: if the remaining tokens repay it and the budget allows it.
+
+        last_chance: another draft from a part would leave too little credit to read all.
+        """
         if self._has_read_nearly_all:
-            return None
-        plain, cost = self.plain_s, self._reading(None)
-        won = min(self._now.remaining, EXPECTED_TOKENS) * (plain - 1 / choice.rate)
-        if self.skipped:
-            # It already drafts from a part; how much the whole context would improve it is unknown.
-            whole = cost < 0.5 * self.budget.balance and cost < 0.25 * won
-        else:
-            whole = cost < won and (self.budget.trusts_reading(cost, plain) or cost < self.credit / 2)
-        return None if whole else self._end_of_text()
+            return True
+        cost = self._reading(None)
+        if self.skipped and self.budget.balance > 0:
+            # How much the whole context would improve the drafts is unknown.
+            won = min(self._now.remaining, EXPECTED_TOKENS) * (self.plain_s - 1 / choice.rate)
+            return cost < 0.5 * self.budget.balance and cost < 0.25 * won
+        affordable = self.budget.trusts_reading(cost, self.plain_s) or cost < self.credit / 2 or last_chance
+        return self._repaid(choice) and affordable
 
     def _end_of_text(self) -> int:
-        """Return how many of the last tokens half of the credit covers."""
+        """Return how many of the last tokens half of the credit covers; few if it covers no useful part."""
         half = self.credit / 2
-        return next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])
+        covered = next((size for size in CONTEXTS if self._costs.reading(size) < half), CONTEXTS[-1])
+        if self._may_afford_all(OFTEN_DISTURBED):
+            covered = CONTEXTS[-1]
+        probes = () if self._live.reading_known else PROBES
+        return next((size for size in (covered, *probes) if self._loss(1, size) <= self.credit), covered)
+
+    def _may_afford_all(self, factor: float) -> bool:
+        """Whether the credit covers all of the context if calibration took reading to be `factor` × too expensive."""
+        if self._live.reading_known or self.budget.trusted:
+            return False
+        return self._reading(None) / factor + self._loss(1, 1) <= self.credit

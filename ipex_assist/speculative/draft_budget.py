@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 # Share of plain decoding time that rejected drafts may cost: up front for the expected tokens, and further for each
 # token that comes. The rest of the promised 3 % is for errors of the cost model.
-STAKE, FURTHER = 0.016, 0.005
+STAKE, FURTHER = 0.02, 0.005
 # A request may end early: the up-front stake counts on at most this many tokens.
 EXPECTED_TOKENS = 128
 # Additional share for a pair that did well in an earlier request, or in this one so far.
@@ -48,13 +48,17 @@ class DraftBudget:
         self.tokens += tokens
         self.undrafted_s += plain
 
-    def book_draft(self, tokens: int, plain: float, expected: float, seconds: float) -> None:
-        """Book a round with a draft, which brought `tokens` tokens and was expected to take `expected` seconds.
+    def book_draft(
+        self, tokens: int, plain: float, expected: tuple[float, float], seconds: tuple[float, float]
+    ) -> None:
+        """Book a round with a draft, which brought `tokens` tokens.
 
-        It is charged the measured `seconds` if they are more, since costs may be wrong, but clipped: far more time was
-        taken by other processes.
+        expected, seconds: of drafting and of the target's pass, expected and measured. Drafting is charged what it
+        took: it is a loss of so many seconds, whatever calibration says. The pass is charged the expected seconds at
+        least, since it stands against a plain one. Far more time than expected was taken by other processes: clipped.
         """
-        self.balance += tokens * plain - min(max(seconds, expected), expected * OUTLIER)
+        took = seconds[0] + max(seconds[1], expected[1])
+        self.balance += tokens * plain - min(took, sum(expected) * OUTLIER)
         self.undrafted_s = 0.0
 
     @property

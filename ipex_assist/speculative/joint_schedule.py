@@ -27,6 +27,8 @@ KNOWN_TOKENS = 8  # verified before a source is trusted: each costs a pass of th
 TRUSTED_GAIN = 1.1
 READY = 8  # a source with at most this many unread tokens is ready to draft
 ALL_UNREAD = 1 << 30  # context: the source reads all unread tokens, however many
+# Last tokens that one request reads to measure the cost of reading, if by calibration all prompts are too expensive.
+PROBES = (8, 4, 2)
 READING_SHARE = 0.75  # share of a request's expected gain that may be spent on reading its prompt
 # Passes without drafts measure what plain decoding takes now. They may cost this share of the time in forgone gain,
 # and come after at least the first and at most the second number of passes with drafts.
@@ -68,7 +70,8 @@ class JointSchedule:
         self._prefilling = 0  # requests whose prompts are being read
         self._rate = 0.0  # expected tokens per second of the current round
         self._trial = False
-        self._expected_draft_s = 0.0
+        self._probed: AdaptiveSchedule | None = None  # of the request that read a probe, and next reads all its tokens
+        self._expected_draft_s = 0.0, 0.0  # of steps, and of reading, as calibrated
 
     def pass_s(self, requests: int) -> float:
         """Return the seconds of a plain decoding pass of `requests` requests."""
@@ -87,7 +90,7 @@ class JointSchedule:
         self._prefilling = prefilling
         self._batch_costs = BatchCosts(self.live.costs_from(requests), requests, prefill_rows)
         self._drafts = list(drafts)
-        self._trial, self._expected_draft_s = False, 0.0
+        self._trial, self._expected_draft_s = False, (0.0, 0.0)
         self._rate = self._batch_costs.requests / self._batch_costs.plain_s
         self._adopt_new()
         if not prefill_rows and self._baseline_is_due():
@@ -119,7 +122,8 @@ class JointSchedule:
         batch_costs, drafted, accepted = self._batch_costs, 0, 0
         for draft in self._drafts:
             count = len(draft.proposal.tokens)
-            if count or draft.proposal.confidence:
+            probe = self._note_reading(draft)
+            if (count or draft.proposal.confidence) and not probe:
                 self._known(draft).observe(draft.proposal.confidence, count, draft.accepted)
             drafted, accepted = drafted + count, accepted + draft.accepted
         if not read:  # prompt rows need no logits, so such a pass says little about others
@@ -129,17 +133,36 @@ class JointSchedule:
             self._since_baseline = self._since_baseline + 1 if drafted else 0
             self._gain = self._rate * batch_costs.plain_s / batch_costs.requests if drafted else self._gain
         if any(draft.plan.k for draft in self._drafts):
-            # Times far from the expected ones are caused by other processes, and clipped. A pass with prompt rows is
-            # known too roughly to measure a few drafted rows in it.
-            more = float(batch_costs.more_s(drafted))
-            expected = self._expected_draft_s + batch_costs.base_s + more
-            took = draft_s + (batch_costs.base_s + more if read else seconds)
-            took = min(max(took, expected / OUTLIER), expected * OUTLIER)
+            # Times far from the expected ones are caused by other processes, and clipped; but drafting that takes less
+            # was calibrated beside others. A pass with prompt rows is known too roughly to measure a few drafted rows.
+            likely = batch_costs.base_s + float(batch_costs.more_s(drafted))
+            took = draft_s + (likely if read else max(seconds, likely / OUTLIER))
+            took = min(took, (sum(self._expected_draft_s) + likely) * OUTLIER)
             self._credit += accepted * self._token_s - (took - batch_costs.base_s)
-            self._undrafted_s = 0.0
+            probed = any(_is_probe(draft.plan) for draft in self._drafts)
+            self._undrafted_s = self._undrafted_s if probed else 0.0
         else:
             self._undrafted_s += batch_costs.plain_s
         self._credit = min(self._credit, KEPT_CREDIT * EXPECTED_TOKENS * batch_costs.plain_s)
+
+    def _note_reading(self, draft: JointDraft) -> bool:
+        """Note whether the source read a probe, which is returned, or all tokens after one."""
+        text, context = draft.schedule, draft.plan.context
+        if not draft.proposal.read:
+            return False
+        if context is None:
+            text.skipped, self._probed = 0, None
+        if context is None or not _is_probe(draft.plan):
+            return False
+        text.skipped, self._probed = draft.now.length - context, text
+        return True
+
+    def _unread(self, draft: JointDraft) -> int:
+        return draft.now.length if draft.schedule is self._probed else draft.now.unread
+
+    def _all(self, draft: JointDraft) -> int | None:
+        """Return the context by which the source reads all unread tokens, or starts again after a probe."""
+        return None if draft.schedule is self._probed else ALL_UNREAD
 
     def _baseline_is_due(self) -> bool:
         """Whether a pass without drafts is due, to measure plain decoding."""
@@ -195,11 +218,11 @@ class JointSchedule:
         token_s = batch_costs.plain_s / requests
         credit = self._credit_for(len(drafts))
         taking, whole = [], 0.0
-        for draft in sorted(drafts, key=lambda draft: draft.now.unread):
-            seconds = self.live.costs.reading(draft.now.unread)
+        for draft in sorted(drafts, key=self._unread):
+            seconds = self.live.costs.reading(self._unread(draft))
             won = min(draft.now.remaining, EXPECTED_TOKENS) * token_s * (1 - WORTH / choice.gain)
             covered = whole + seconds < credit / 2 and (seconds < READING_SHARE * won or not trusted)
-            if draft.now.unread <= READY or covered:
+            if self._unread(draft) <= READY or covered:
                 taking.append(draft)
                 whole += seconds
         return taking, whole
@@ -213,7 +236,7 @@ class JointSchedule:
         while k and self._loss(count, k, free) > credit * (1.0 if k == 1 else SHARE):
             k -= 1
         for draft in drafts:
-            draft.plan = DraftPlan(min(k, draft.most), choice.min_confidence, ALL_UNREAD)
+            draft.plan = DraftPlan(min(k, draft.most), choice.min_confidence, self._all(draft))
         self._rate = max(self._rate, choice.rate) if k else self._rate
         return k > 0
 
@@ -232,9 +255,14 @@ class JointSchedule:
         if not self._could_be_worthwhile(len(drafts)):
             return
         draft = min(drafts, key=lambda draft: draft.now.unread)
-        cost = self._loss(1, 1, False) + self.live.costs.reading(draft.now.unread)
+        step = self._loss(1, 1, False)
+        cost, context = step + self.live.costs.reading(self._unread(draft)), self._all(draft)
+        if cost > self._credit and not self.live.reading_known:
+            sizes = [size for size in PROBES if step + self.live.costs.reading(size) <= self._credit]
+            if sizes and draft.now.unread > sizes[0]:
+                cost, context = step + self.live.costs.reading(sizes[0]), sizes[0]
         if self._undrafted_s * STAKE >= cost and cost <= self._credit:
-            draft.plan, self._trial = DraftPlan(1, 0.0, ALL_UNREAD), True
+            draft.plan, self._trial = DraftPlan(1, 0.0, context), True
 
     def _could_be_worthwhile(self, requests: int) -> bool:
         """Whether drafts would be worthwhile if every token were accepted."""
@@ -248,15 +276,19 @@ class JointSchedule:
             for k in range(1, LONGEST_DRAFT + 1)
         )
 
-    def _drafting(self) -> float:
-        """Return the calibrated seconds of drafting: a pass for each depth, and reading before it."""
+    def _drafting(self) -> tuple[float, float]:
+        """Return the calibrated seconds of drafting: of a pass for each depth, and of reading before it."""
         costs = self.live.calibrated
         counts = [len(draft.proposal.tokens) for draft in self._drafts if draft.proposal.read]
         if not counts:
-            return 0.0
+            return 0.0, 0.0
         batch_costs = BatchCosts(costs, len(counts))
         passes = (float(batch_costs.draft_s(sum(count > depth for count in counts))) for depth in range(max(counts)))
-        return sum(passes) + sum(costs.reading(draft.proposal.read) for draft in self._drafts)
+        return sum(passes), sum(self.live.reading(draft.proposal.read) for draft in self._drafts)
+
+
+def _is_probe(plan: DraftPlan) -> bool:
+    return plan.k > 0 and plan.context is not None and plan.context < ALL_UNREAD
 
 
 def _chances(acceptance: Acceptance, drafts: Sequence[JointDraft]) -> list[list[float]]:

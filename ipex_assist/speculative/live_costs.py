@@ -9,14 +9,15 @@ import numpy as np
 
 from ipex_assist.speculative.acceptance import Array
 from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.draft_errors import DraftErrors
 from ipex_assist.speculative.expert_costs import ExpertSpread
 from ipex_assist.speculative.schedule import RoundResult
 
 # Variances of logarithms: 0.01 is an error of about 10 %. The machine's speed is unknown at first and drifts with every
-# round. Calibration errors: common to all sizes above one row, correlated between neighbouring sizes, independent for
-# each size, and of the draft.
+# round. Calibration errors: common to all sizes above one row, correlated between neighbouring sizes, and independent
+# for each size.
 _SPEED, _DRIFT = 1.0, 0.005
-_SEVERAL, _ALIKE, _ALONE, _DRAFT = 0.03, 0.02, 0.01, 0.1
+_SEVERAL, _ALIKE, _ALONE = 0.03, 0.02, 0.01
 _NEIGHBOURS = 4.0  # rows over which errors are correlated
 _NOISE = 0.02  # of one pass
 # The errors by rows drift too, by this share of their variance per pass: other processes on the cores slow down passes
@@ -48,8 +49,8 @@ class LiveCosts:
     """A Kalman filter: the logarithm of seconds ÷ calibrated seconds is the machine's speed plus an error of its kind.
 
     The speed is common to all passes; other processes and the context length change it. The errors, one for each number
-    of rows and one for the draft, are of the calibration, which times some twenty passes in a second: a disturbance
-    makes one size look expensive, and observed passes correct it.
+    of rows, are of the calibration, which times some twenty passes in a second: a disturbance makes one size look
+    expensive, and observed passes correct it. Those of the draft have a filter of their own: see DraftErrors.
 
     For a mixture of experts, passes are compared by the experts they read, and predicted by those they should read.
     """
@@ -58,46 +59,58 @@ class LiveCosts:
         self.calibrated = calibrated
         self._verify = np.array(calibrated.verify)
         rows = np.arange(len(self._verify))
-        self._state = np.zeros(len(rows) + 2)  # speed, errors by rows, the draft's error
-        self._covariance = np.diag([_SPEED, *[_ALONE] * len(rows), _DRAFT])
-        self._covariance[1:-1, 1:-1] += _ALIKE * np.exp(-np.abs(rows[:, None] - rows) / _NEIGHBOURS)
-        self._covariance[2:-1, 2:-1] += _SEVERAL
-        self._errors_drift = _ERRORS_DRIFT * self._covariance[1:-1, 1:-1]
+        self._state = np.zeros(len(rows) + 1)  # speed, errors by rows
+        self._covariance = np.diag([_SPEED, *[_ALONE] * len(rows)])
+        self._covariance[1:, 1:] += _ALIKE * np.exp(-np.abs(rows[:, None] - rows) / _NEIGHBOURS)
+        self._covariance[2:, 2:] += _SEVERAL
+        self._errors_drift = _ERRORS_DRIFT * self._covariance[1:, 1:]
+        self._plausible, self._draft_errors = calibrated.plausible(), DraftErrors()
         self._seconds, self._passes = 0.0, 0
         self._spread = ExpertSpread(calibrated.experts) if calibrated.experts else None
         self._requests = 1
-        self.costs = calibrated
+        self.costs = self._plausible
         self.lookup_costs = Costs(calibrated.verify)  # for prompt lookup, which costs nothing
         if self._spread is not None:
             self._update_costs()
 
     def observe(self, outcome: RoundResult, read: int) -> None:
         """Update by one request's round, before which `read` tokens were unread."""
-        expected = 0.0
-        if outcome.drafted and read and self.calibrated.draft:
-            expected = outcome.drafted * self.calibrated.draft + self.calibrated.reading(read)
+        expected = 0.0, 0.0
+        if outcome.drafted and read:
+            expected = outcome.drafted * self.calibrated.draft, self.reading(read)
         self.observe_pass(outcome.drafted + 1, outcome.target_s, expected, outcome.draft_s, outcome.experts)
+
+    @property
+    def reading_known(self) -> bool:
+        """Whether the calibrated costs of reading were compared with a measured time."""
+        return self._draft_errors.reading_known
+
+    def reading(self, unread: int) -> float:
+        """Return the calibrated seconds to read `unread` tokens."""
+        return self._plausible.reading(unread)
 
     def observe_pass(
         self,
         rows: int,
         target_s: float,
-        expected_draft_s: float,
+        expected_draft_s: tuple[float, float],
         draft_s: float,
         experts: float | None = None,
         requests: int = 1,
     ) -> None:
         """Update by a pass of `rows` rows, and the drafting before it.
 
-        expected_draft_s: by the calibrated costs; 0 if no model drafted. experts: distinct experts it read, mean over
-        the layers. requests: how many shared the pass.
+        expected_draft_s: of the draft's steps and of its reading, by the calibrated costs; 0 if no model drafted.
+        experts: distinct experts it read, mean over the layers. requests: how many shared the pass.
         """
         self._seconds += draft_s + target_s
         self._passes += 1
         self._covariance[0, 0] += _DRIFT
-        self._covariance[1:-1, 1:-1] += self._errors_drift
+        self._covariance[1:, 1:] += self._errors_drift
         self._compare(min(rows, len(self._verify)), target_s, self._expected(rows, experts, requests))
-        self._compare(-1, draft_s, expected_draft_s)
+        steps, reading = (seconds * math.exp(self._state[0]) for seconds in expected_draft_s)
+        if draft_s > 0 and steps > 0:
+            self._draft_errors.observe(draft_s, steps, reading, _NOISE, _PAUSE)
         self._update_costs()
 
     def _expected(self, rows: int, experts: float | None, requests: int) -> float:
@@ -137,7 +150,7 @@ class LiveCosts:
 
     def costs_from(self, rows: int) -> Costs:
         """Return the costs for passes of at least `rows` rows, independent of estimates for fewer."""
-        factors = np.exp(self._state[0] + self._state[1:-1])
+        factors = np.exp(self._state[0] + self._state[1:])
         verify = self._passes_of(rows) * factors
         first = min(rows, len(verify)) - 1
         verify[:first] = verify[first]
@@ -153,9 +166,6 @@ class LiveCosts:
 
     def _corrected(self, calibrated: Array, speed: float) -> Costs:
         """Return the costs without calibration errors at this speed (a logarithm; 0: as when calibrated)."""
-        factors = np.exp(speed + self._state[1:])
         # A pass of more rows is never cheaper, even if a disturbed measurement says so.
-        verify = tuple(np.maximum.accumulate(calibrated * factors[:-1]).tolist())
-        draft, old = float(factors[-1]), self.calibrated
-        rows = tuple(row * draft for row in old.rows)
-        return Costs(verify, old.draft * draft, rows, old.read * draft, old.experts, old.threads)
+        verify = tuple(np.maximum.accumulate(calibrated * np.exp(speed + self._state[1:])).tolist())
+        return replace(self._draft_errors.corrected(self._plausible, speed), verify=verify)

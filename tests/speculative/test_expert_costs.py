@@ -68,7 +68,7 @@ def test_texts_that_share_a_pass_choose_independently() -> None:
     live = LiveCosts(costs())
     for _ in range(30):
         read = distinct(4 + 0.25 * 4)
-        live.observe_pass(8, FIXED + EACH * read, 0.0, 0.0, read, requests=4)
+        live.observe_pass(8, FIXED + EACH * read, (0.0, 0.0), 0.0, read, requests=4)
     assert live.costs_from(8).verifying(8) == pytest.approx(FIXED + EACH * distinct(8), rel=0.05)
     assert live.costs_from(4).verifying(12) == pytest.approx(FIXED + EACH * distinct(4 + 0.25 * 8), rel=0.06)
 

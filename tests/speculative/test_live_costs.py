@@ -59,6 +59,25 @@ def test_a_draft_slower_than_measured() -> None:
     assert live.costs.reading(100) == pytest.approx(3 * FLAT.reading(100), rel=0.05)
 
 
+@pytest.mark.parametrize("factor", [4, 10, 40])
+def test_reading_that_was_calibrated_beside_others(factor: float) -> None:
+    """One draft after eight tokens tells what reading takes, and leaves the steps and the target's passes alone."""
+    rows = tuple(0.02 + factor * (row - 0.02) for row in FLAT.rows)
+    live = LiveCosts(Costs(FLAT.verify, FLAT.draft, rows, factor * FLAT.read))
+    live.observe(outcome(1, 0.1, 0.02 + FLAT.reading(8)), 8)
+    assert live.reading_known
+    assert live.costs.reading(100) <= 2.5 * FLAT.reading(100)
+    assert live.costs.draft == pytest.approx(0.02, rel=0.2)
+    assert live.costs.verifying(1) == pytest.approx(0.1)
+
+
+def test_a_draft_in_no_time_says_little() -> None:
+    """Tokens that a grammar forces are drafted without a pass: the steps of others are not free for that."""
+    live = LiveCosts(FLAT)
+    live.observe(outcome(6, 0.1, 1e-5), 1)
+    assert live.costs.draft > 0.4 * FLAT.draft
+
+
 def test_passes_never_become_cheaper_with_rows() -> None:
     """Whatever single passes were measured, and for numbers of rows beyond those calibrated."""
     live = LiveCosts(Costs((0.1, 0.11, 0.12, 0.13)))

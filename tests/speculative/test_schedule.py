@@ -57,10 +57,14 @@ def simulate(
     prompt: int = 20,
     seed: int = 0,
     limit: int | None = None,
+    part: Draft | None = None,
 ) -> Run:
-    """Decode `tokens` tokens behind a prompt; `true` are the costs of this world, `limit` what the text might get."""
+    """Decode `tokens` tokens behind a prompt; `true` are the costs of this world, `limit` what the text might get.
+
+    part: how it drafts from a part of the context, if not the same.
+    """
     generator = random.Random(seed)
-    run, length, read = Run(0.0, 0, 0), prompt, 0
+    run, length, read, skipped = Run(0.0, 0, 0), prompt, 0, False
     while run.tokens < tokens:
         remaining = (limit or tokens) - run.tokens
         now = RoundState(length, remaining, length - read)
@@ -71,14 +75,18 @@ def simulate(
             plan = schedule.plan(now)
             assert plan.k >= 0
             k, right = min(plan.k, remaining - 1), True
+            unread = now.unread if plan.context is None else min(now.unread, plan.context)
+            if k and plan.context is None and skipped:
+                unread, skipped = length, False
+            elif k and unread < now.unread:
+                skipped = True
             while drafted < k and (not confidence or confidence[-1] >= plan.min_confidence):
-                hit, sure = draft(generator)
+                hit, sure = part(generator) if part and skipped else draft(generator)
                 confidence.append(sure)
                 drafted += 1
                 right = right and hit
                 accepted += right
             if drafted:
-                unread = now.unread if plan.context is None else min(now.unread, plan.context)
                 draft_s = true.reading(unread) + drafted * true.draft
                 read = length + min(accepted, drafted - 1)
         target_s = true.verifying(drafted + 1)

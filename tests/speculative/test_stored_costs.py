@@ -6,6 +6,7 @@ is one; its texts go through Drafting as a model's texts do.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_drafts_that_looked_too_cheap_are_corrected() -> None:
         world.text(drafting, steady(0.5), tokens=128, seed=number)
         world.now += 10
     assert world.calibrations == 1
-    assert found == sorted(found)
+    assert all(after > 0.98 * before for before, after in itertools.pairwise(found))
     assert found[1] > 1.5 * cheap.draft
     assert found[-1] > 0.5 * true.draft
     assert world.process().costs.verifying(1) == pytest.approx(true.verifying(1), rel=0.25)
@@ -123,7 +124,8 @@ def test_relations_of_a_busy_hour_do_not_stay() -> None:
     for number in range(10):
         world.text(world.process(), steady(0.9), tokens=128, seed=number)
         world.now += 10
-    assert world.process().costs.draft > 0.6 * world.process().costs.verifying(1)
+    known = world.process().costs
+    assert known.draft + known.reading(8) > 0.6 * known.verifying(1)
     world.true = QUIET
     for number in range(30):
         run = world.text(world.process(), steady(0.9), tokens=128, seed=number)

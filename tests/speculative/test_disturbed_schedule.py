@@ -1,0 +1,156 @@
+"""A calibration beside other work, or a bad first round, must not end drafting for the whole text.
+
+Bounds are of the gain that the same text has after a quiet calibration, and of the 3 % that drafting may cost where it
+never helps. Here a draft from a part of the context is always wrong, unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from test_schedule import Draft, costs, simulate, steady
+
+from ipex_assist.speculative.acceptance import Acceptance
+from ipex_assist.speculative.adaptive_schedule import AdaptiveSchedule
+from ipex_assist.speculative.costs import Costs
+from ipex_assist.speculative.schedule import RoundResult, RoundState
+
+pytestmark = pytest.mark.one_stack
+
+TOKENS, SEEDS = 128, 6
+# (a draft step, each token that is read as a share of it, tokens of the prompt): reading all takes 0.4 to 1.0 passes.
+PAIRS = [(0.2, 0.1, 20), (0.1, 0.1, 60), (0.27, 0.1, 36)]
+WRONG: Draft = lambda _: (False, 0.99)  # noqa: E731
+
+
+def measured(true: Costs, reading: float = 1.0, passes: float = 1.0, draft: float = 1.0) -> Costs:
+    """Return the costs as a disturbed calibration sees them: each kind by a factor."""
+    rows = tuple(draft * (true.rows[0] + reading * (row - true.rows[0])) for row in true.rows)
+    verify = tuple(passes * seconds for seconds in true.verify)
+    return replace(true, verify=verify, draft=true.draft * draft, rows=rows, read=true.read * reading * draft)
+
+
+def passes(calibrated: Costs, true: Costs, prompt: int, draft: Draft, part: Draft | None = WRONG) -> float:
+    """Return the mean time of a text, in passes of one row."""
+    runs = (
+        simulate(AdaptiveSchedule(calibrated, TOKENS), draft, true, prompt=prompt, seed=seed, part=part)
+        for seed in range(SEEDS)
+    )
+    return sum(run.seconds * TOKENS / run.tokens for run in runs) / SEEDS
+
+
+@pytest.mark.parametrize(("draft", "reading", "prompt"), PAIRS)
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"reading": 4},
+        {"reading": 10},
+        {"reading": 16},
+        {"reading": 40},
+        {"reading": 100},
+        {"passes": 2},
+        {"passes": 0.5},
+        {"reading": 10, "passes": 3, "draft": 3},
+    ],
+    ids=str,
+)
+def test_a_disturbed_calibration_keeps_most_of_the_gain(
+    draft: float, reading: float, prompt: int, factors: dict[str, float]
+) -> None:
+    """Reading looks expensive, so the first draft reads a part and is wrong; its time tells what reading takes."""
+    true = costs(draft, reading=reading)
+    quiet = passes(true, true, prompt, steady(0.9))
+    disturbed = passes(measured(true, **factors), true, prompt, steady(0.9))
+    assert TOKENS - disturbed >= 0.75 * (TOKENS - quiet)
+
+
+@pytest.mark.parametrize(("draft", "reading", "prompt"), [*PAIRS, (0.2, 0.1, 80), (0.2, 0.1, 2000), (0.1, 0.02, 400)])
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        *(("reading", factor) for factor in (1, 2, 4, 10, 40)),
+        *(("all but passes", factor) for factor in (0.5, 2, 4, 10)),
+        *(("passes", factor) for factor in (0.5, 2)),
+    ],
+)
+def test_always_wrong_costs_three_percent_after_any_calibration(
+    draft: float, reading: float, prompt: int, kind: str, factor: float
+) -> None:
+    """Trying again is paid from the same budget."""
+    true = costs(draft, reading=reading)
+    factors = {"reading": factor, "draft": factor} if kind == "all but passes" else {kind: factor}
+    assert passes(measured(true, **factors), true, prompt, WRONG) <= 1.03 * TOKENS
+
+
+@pytest.mark.parametrize("factor", [1, 10])
+@pytest.mark.parametrize(
+    ("draft", "reading", "prompt", "wrong"), [*((*pair, 3) for pair in PAIRS), *((*pair, 6) for pair in PAIRS[:2])]
+)
+def test_a_bad_beginning(draft: float, reading: float, prompt: int, wrong: int, factor: float) -> None:
+    """The first tokens that it drafts are wrong, then 90 % are right: within 128 tokens it must find that out.
+
+    Six drafts of the third pair cost more than the budget.
+    """
+    true = costs(draft, reading=reading)
+
+    def late() -> Draft:
+        drafted = 0
+
+        def draw(generator: random.Random) -> tuple[bool, float]:
+            nonlocal drafted
+            drafted += 1
+            return drafted > wrong and generator.random() < 0.9, 0.99
+
+        return draw
+
+    runs = []
+    for seed in range(SEEDS):
+        schedule, draft_of = AdaptiveSchedule(measured(true, reading=factor), TOKENS), late()
+        runs.append(simulate(schedule, draft_of, true, prompt=prompt, seed=seed, part=draft_of))
+    assert sum(run.seconds * TOKENS / run.tokens for run in runs) / SEEDS <= 0.75 * TOKENS
+
+
+def test_a_part_that_is_wrong_says_nothing_about_the_whole() -> None:
+    """The next request starts with what is known of the pair, not with rejections of drafts from a few last tokens."""
+    true, known = costs(0.2), Acceptance()
+    schedule = AdaptiveSchedule(true, TOKENS, model_acceptance=known)
+    for i in range(20):
+        plan = schedule.plan(RoundState(2000 + i, 100, 2000 if i == 0 else 1))
+        schedule.observe(RoundResult(plan.k, 0, [0.9] * plan.k, plan.k * 0.2, 1.03))
+    assert schedule.drafts > 2
+    assert schedule.model_acceptance.seen == 0
+
+
+def test_a_copy_does_not_read_the_context_for_the_model() -> None:
+    """Prompt lookup drafts after a part: the model still has to read all of the context."""
+    schedule = AdaptiveSchedule(costs(0.2), TOKENS)
+    for unread, accepted in ((2000, 1), (0, 1), (0, 1)):
+        plan = schedule.plan(RoundState(2000, 100, unread))
+        schedule.observe(RoundResult(plan.k, accepted, [0.9] * plan.k, 0.4 if unread else 0.0, 1.03))
+    assert schedule.skipped > 0
+
+
+def test_a_part_that_is_right_speaks_for_the_pair() -> None:
+    """Otherwise a pair whose prompts are all long would never be trusted."""
+    true, known = costs(0.2), Acceptance()
+    simulate(AdaptiveSchedule(true, TOKENS, model_acceptance=known), steady(0.9), true, prompt=2000)
+    assert known.seen > 16
+    assert AdaptiveSchedule(true, TOKENS, model_acceptance=known.for_next_text()).budget.trusted
+
+
+def test_a_source_that_fell_behind_catches_up() -> None:
+    """After twenty plain tokens a trial reads these, and does not start again from the last eight of the context."""
+    true = costs(0.2, reading=0.02)
+    schedule = AdaptiveSchedule(true, TOKENS)
+    plan, length, unread = schedule.plan(RoundState(20, 128, 20)), 20, 20
+    trials: list[int | None] = []
+    for _ in range(100):
+        seconds = true.reading(unread) + plan.k * true.draft if plan.k else 0.0
+        schedule.observe(RoundResult(plan.k, 0, [0.99] * plan.k, seconds, true.verifying(plan.k + 1)))
+        length, unread = length + 1, 1 if plan.k else unread + 1
+        plan = schedule.plan(RoundState(length, 148 - length, unread))
+        if plan.k and unread > 8:
+            trials.append(plan.context)
+    assert trials[0] is None
