@@ -116,7 +116,7 @@ def kernel(function: str, level: str) -> Kernel | None:
 
 
 def streams(function: str) -> bool:
-    """Whether a tile prefetches each line, as Streamed of native/kernels/prefetch.h does; others take turns."""
+    """Whether a tile prefetches each line, as Streaming of native/kernels/prefetch.h does; others take turns."""
     found = re.search(r"_tile<(?:[^,]*:[^,]*, )?(\d+)(?:, \d+)?, .*Prefetch\)(\d)>", function)
     return found is None or int(found[2]) == (int(found[1]) >= FAR_ROWS)
 

@@ -85,8 +85,8 @@ void float_few(const Linear& w, const typename D::Row* rows, int64_t count, int6
         }
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             const int64_t part = count - r < TILE_ROWS ? count - r : TILE_ROWS;
-            float_rows<D, Streamed>(part, rows + r * w.depth, w.depth, w.weights + b * bytes, w.depth / D::STEP,
-                                    w.bias ? w.bias + b * LANES : nullptr, 0, to + r * stride, stride);
+            float_rows<D, Streaming>(part, rows + r * w.depth, w.depth, w.weights + b * bytes, w.depth / D::STEP,
+                                     w.bias ? w.bias + b * LANES : nullptr, 0, to + r * stride, stride);
         }
     }
 }

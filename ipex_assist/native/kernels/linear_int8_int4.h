@@ -210,7 +210,7 @@ inline void integer_linear(const Linear& w, const LinearRows& in, int64_t count,
         }
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             const int64_t part = count - r < TILE_ROWS ? count - r : TILE_ROWS;
-            integer_rows<Streamed>(part, w, in, {r, b, 0, spans, out + r * stride, stride});
+            integer_rows<Streaming>(part, w, in, {r, b, 0, spans, out + r * stride, stride});
         }
     }
 }

@@ -114,7 +114,7 @@ inline void mxfp4_linear(const Linear& w, const LinearRows& in, int64_t count, i
     for (int64_t b = first; b < last; b++) {
         for (int64_t r = 0; r < count; r += TILE_ROWS) {
             float* to = out + r * stride + (b - first) * LANES;
-#define CALL(M) mxfp4_tile<M, Streamed::of(M)>(w, in, r, w.weights + b * bytes, b * LANES, to, stride)
+#define CALL(M) mxfp4_tile<M, Streaming::of(M)>(w, in, r, w.weights + b * bytes, b * LANES, to, stride)
             IPEX_ASSIST_BY_ROWS(count - r < TILE_ROWS ? count - r : TILE_ROWS, CALL)
 #undef CALL
         }

@@ -33,14 +33,14 @@ constexpr bool IN_TURNS = false;
 #endif
 
 // What a tile of so many rows does: one that streams the weights, the first and the second of two, and all others.
-struct Streamed {
+struct Streaming {
     static constexpr Prefetch of(int rows) { return rows >= IPEX_ASSIST_FAR_ROWS ? Prefetch::FAR : Prefetch::NEAR; }
 };
 struct FarEven {
-    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_EVEN : Streamed::of(rows); }
+    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_EVEN : Streaming::of(rows); }
 };
 struct FarOdd {
-    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_ODD : Streamed::of(rows); }
+    static constexpr Prefetch of(int rows) { return IN_TURNS ? Prefetch::FAR_ODD : Streaming::of(rows); }
 };
 struct Near {
     static constexpr Prefetch of(int) { return Prefetch::NEAR; }
