@@ -96,7 +96,7 @@ def test_the_decode_task(pair: list[str], capsys: pytest.CaptureFixture[str]) ->
     content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1")
     assert [row["label"] for row in content["rows"]] == ["plain", "assisted, adaptive k"] * 10
     assert [row["equals_plain"] for row in content["rows"]] == [None, True] * 10
-    assert content["conclusion"].endswith("as fast as plain, same tokens.")
+    assert "as fast as plain, same tokens." in content["conclusion"]  # and perhaps that nothing was drafted
     drawn = ["--do-sample", "--temperature", "0.1", "--top-p", "0.95", "--num-assistant-tokens", "6"]
     content = bench(capsys, *pair, *HERE, "--task", "decode", "--repeats", "1", *drawn)
     assert [row["label"] for row in content["rows"]] == ["plain", "assisted, k = 6"] * 10

@@ -255,7 +255,7 @@ def test_flags_without_a_meaning_there_are_said(tmp_path: Path, caplog: pytest.L
     assert "--cache-packed: no effect" in caplog.text
     if HAS_NATIVE:
         ipex_assist.load(str(tmp_path), None, precision="fp32", executor="native")
-        assert f"{tmp_path} runs through transformers, not our own decoder: activation 'quick_gelu'" in caplog.text
+        assert f"{tmp_path.name} runs through transformers, not our own decoder: activation 'quick_gelu'" in caplog.text
     caplog.clear()
     load(tmp_path, tmp_path)
     assert "no effect" not in caplog.text
