@@ -85,7 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             [*tool, str(programs[kind]), *arguments],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             env={key: value for key, value in os.environ.items() if key != "LD_PRELOAD"},
             # ThreadSanitizer's fixed addresses may be taken otherwise.
             preexec_fn=lambda: libc.personality(ADDR_NO_RANDOMIZE) if kind == "thread" else None,
