@@ -39,7 +39,7 @@ class LoadPhase:
         return self.seconds - self.inner_s
 
     def becomes(self, name: str, share: float | None) -> None:
-        """Take another name, from when it counts anew, and a share."""
+        """Take a share, and a name; with another name its seconds start from 0."""
         if name != self.name:
             self.name, self.started, self.inner_s = name, time.monotonic(), 0.0
         self.share = share

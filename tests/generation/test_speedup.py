@@ -131,12 +131,19 @@ def test_a_draft_that_does_not_pay(pair: tuple[Clock, Timed, Timed]) -> None:
     assert statistics(clock, target, draft, ConstantSchedule(3)).speedup is None
 
 
-def test_nothing_drafted_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches plain rounds that are compared with a price kept from another day, and are "1.18x plain"."""
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Statistics]:
+    """The clock, and statistics of a text whose prompt was read."""
     clock = Clock()
     monkeypatch.setattr(stats_module, "time", clock)
     counts = Statistics(3, _started=clock.now)
     counts.count(Round([7], target_s=0.1, prompt=True), 1)
+    return clock, counts
+
+
+def test_nothing_drafted_has_no_factor(counted: tuple[Clock, Statistics]) -> None:
+    """Catches plain rounds that are compared with a price kept from another day, and are "1.18x plain"."""
+    clock, counts = counted
     for _ in range(5):
         clock.now += 0.1
         counts.count(Round([1], target_s=0.1, plain_s=0.118), 1)
@@ -147,12 +154,9 @@ def test_nothing_drafted_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts.speedup is not None
 
 
-def test_wrong_drafts_never_make_it_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_drafts_never_make_it_faster(counted: tuple[Clock, Statistics]) -> None:
     """Catches "2.26x plain, acceptance rate 0%": a price of the time when the machine was busy, after that time."""
-    clock = Clock()
-    monkeypatch.setattr(stats_module, "time", clock)
-    counts = Statistics(3, _started=clock.now)
-    counts.count(Round([7], target_s=0.1, prompt=True), 1)
+    clock, counts = counted
     for _ in range(10):
         clock.now += 0.12
         counts.count(Round([1], 1, 0, 0.01, 0.1, plain_s=0.3), 1)
